@@ -281,17 +281,14 @@ async def delta_step(
 ) -> Deltas:
     """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
 
-    `deltas` are what the plan looks at of its imports' changes (`views.source_uses`); without any
-    nothing is looked up or run. `name` is (incarnation, number). An import of which more than
-    `lookup_rows_max` rows are touched is given whole, as files that Spark scans:
-    ``whole_state(import)``. `quiet`: changes like these changed nothing of late, so the first
-    stratum runs by itself first: where it makes nothing, the others that read no other changes need
-    no run. Raises what the engine, the
+    `deltas` are what the plan looks at of its imports' changes (`views.source_uses`). `name` is
+    (incarnation, number). An import of which more than `lookup_rows_max` rows are touched is given
+    whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes like these changed
+    nothing of late, so the first stratum runs by itself first: where it makes nothing, the others
+    that read no other changes need no run. Raises what the engine, the
     arrangements and the stores raise, and `DefiniteError` for more times than fit.
     """
     lo, hi = interval
-    if not plan.temporal and not any(rows.num_rows for rows in deltas):
-        return empty_deltas(plan)
     due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
     due_bytes = sum(rows.nbytes for rows in due.values())
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max

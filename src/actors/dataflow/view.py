@@ -173,6 +173,8 @@ class View:
             return Outcome(deltas, changes, recomputed=True)
         used = await self._used(step)
         rows = sum(table.num_rows for table in used)
+        if not rows and not self._export.plan.temporal:
+            return Outcome(empty_deltas(self._export.plan))
         choice = self._chooser.choose(rows, self._state_rows, len(step.times))
         # What changes with the clock changes at many times: it is never cheaper computed whole.
         if choice.full and not self._export.plan.temporal:
