@@ -498,7 +498,7 @@ SLOT_BYTES: Final = SettingThreshold(
     "the step is planned anew",
 )
 WIDER_USES: Final = KernelLimit(
-    "prepared_wider_uses", 50,
+    "prepared_wider_uses", 20,
     "a step without a plan of its own uses one that does more",
     "such steps have done so often: a plan is made for them",
 )  # fmt: skip
