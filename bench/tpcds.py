@@ -68,7 +68,7 @@ async def run(report: Report) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         tables = make_tables("tpcds", scale, 0, folder)
-        steps = (StepSize("100", 100, 3 if report.quick else 12, 3 if report.quick else 7, 1 / 10),)
+        steps = (StepSize("100", 100, 3 if report.quick else 25, 3 if report.quick else 7, 1 / 10),)
         await run_corpus(
             report, CorpusRun("tpcds", Updates(tables), steps, 2, 3, 1.2), tables, folder
         )

@@ -118,7 +118,9 @@ class StepLog:
                 seen.rows_read,
                 seen.rows_out,
                 seen.step_ms,
+                seen.wait_ms,
                 seen.spark_ms,
+                seen.step_ms - seen.wait_ms - seen.spark_ms,
                 seen.prepared,
                 seen.recomputed,
             )

@@ -24,6 +24,7 @@ class Measures(msgspec.Struct):
     prepared: bool = False
     recomputed: bool = False
     rejected: str = ""
+    wait_ms: float = 0.0
 
     def take(self, outcome: Outcome) -> None:
         """Notes how a view's step was computed."""
@@ -33,6 +34,7 @@ class Measures(msgspec.Struct):
         self.rows_read = outcome.rows_read
         self.recomputed = outcome.recomputed
         self.rejected = outcome.rejected
+        self.wait_ms = outcome.deltas.wait_ms
 
     def tell(self, dataflow: ObjectId) -> None:
         """Gives the measures of a step that was made to whoever measures."""
@@ -63,6 +65,7 @@ class Measures(msgspec.Struct):
             prepared=self.prepared,
             recomputed=self.recomputed,
             rejected=self.rejected,
+            wait_ms=self.wait_ms,
             parts_read=far.parts_read,
             parts_total=far.parts_total,
             bytes_read=far.bytes_read,

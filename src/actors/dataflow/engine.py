@@ -62,6 +62,8 @@ class Made(msgspec.Struct, frozen=True):
     rows: pa.Table
     spark_ms: float
     prepared: bool = False
+    wait_ms: float = 0.0
+    """For a place in the engine, and in it for others' jobs."""
 
 
 class MadeFiles(msgspec.Struct, frozen=True):
@@ -197,6 +199,7 @@ class Engine:
             if opened is not None:
                 job = msgspec.structs.replace(job, traceparent=opened.traceparent)
             known = self._announced is None
+            asked = self.clock.monotonic_ms()
             answer = await (self._ask(job) if known else self._ask_beside(job))
             if not isinstance(answer, RowsDone):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
@@ -204,16 +207,17 @@ class Engine:
                 _take_over(opened, answer)
             if answer.frequent is not None:
                 self.frequent = answer.frequent
+        wait_ms = max(0.0, self.clock.monotonic_ms() - asked - answer.spark_ms)
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None:
             return MadeFiles(answer.files)
         if ENGINE_ANSWER.crossed(path is not None):
             assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
-            return Made(mapped, answer.spark_ms, answer.prepared)
+            return Made(mapped, answer.spark_ms, answer.prepared, wait_ms)
         if inline is None:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
-        return Made(from_ipc(inline), answer.spark_ms, answer.prepared)
+        return Made(from_ipc(inline), answer.spark_ms, answer.prepared, wait_ms)
 
     async def _ask(self, job: Prepare | Rehearse | StepJob | Difference | Select) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:

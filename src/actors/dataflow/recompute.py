@@ -77,8 +77,8 @@ def followed_by(before: Deltas, after: Deltas, time: Time) -> Deltas:
 
     pairs = zip(before.hidden, after.hidden, strict=True)
     hidden = tuple(joined(*pair) for pair in pairs)
-    spark_ms = before.spark_ms + after.spark_ms
-    return Deltas(joined(before.output, after.output), hidden, spark_ms, after.prepared)
+    spark_ms, wait_ms = before.spark_ms + after.spark_ms, before.wait_ms + after.wait_ms
+    return Deltas(joined(before.output, after.output), hidden, spark_ms, after.prepared, wait_ms)
 
 
 async def opened(
@@ -135,7 +135,7 @@ async def _difference(
     output = await engine.clock.run_blocking(
         lambda: consolidate(concat([made.rows], plan.output.arrow_updates()))
     )
-    return Deltas(output, (), made.spark_ms)
+    return Deltas(output, (), made.spark_ms, wait_ms=made.wait_ms)
 
 
 async def _less_old(

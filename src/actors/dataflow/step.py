@@ -56,6 +56,8 @@ class Deltas(msgspec.Struct, frozen=True):
     spark_ms: float = 0.0
     prepared: bool = False
     """Whether all of its runs executed a plan that was there already."""
+    wait_ms: float = 0.0
+    """For the engine, and in it for others' jobs; `spark_ms` is without."""
 
 
 def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
@@ -309,9 +311,10 @@ async def delta_step(
     wide = made.rows
     if wide is None:
         empty = empty_deltas(plan)
-        return msgspec.structs.replace(empty, spark_ms=made.spark_ms, prepared=made.prepared)
+        cost = {"spark_ms": made.spark_ms, "prepared": made.prepared, "wait_ms": made.wait_ms}
+        return msgspec.structs.replace(empty, **cost)
     output, hidden = await engine.work(wide.num_rows, lambda: cut(plan, wide))
-    return Deltas(output, hidden, made.spark_ms, made.prepared)
+    return Deltas(output, hidden, made.spark_ms, made.prepared, made.wait_ms)
 
 
 class StepChanges(NamedTuple):
@@ -330,6 +333,7 @@ class _Wide(msgspec.Struct):
     rows: pa.Table | None = None
     spark_ms: float = 0.0
     prepared: bool = True
+    wait_ms: float = 0.0
 
 
 def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
@@ -369,6 +373,7 @@ async def _step_once(
             return None
         whole.spark_ms += made.spark_ms
         whole.prepared &= made.prepared
+        whole.wait_ms += made.wait_ms
         return made.rows
 
     first = 0
@@ -423,4 +428,4 @@ async def whole_step(
     """Compute the view from scratch, cut into output and hidden states."""
     made = await engine.run(whole_job(engine, plan, sources, as_of, name))
     output, hidden = await engine.clock.run_blocking(lambda: cut(plan, made.rows))
-    return Deltas(output, hidden, made.spark_ms)
+    return Deltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

@@ -195,7 +195,8 @@ class View:
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
         if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
-            self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
+            elapsed = self._engine.clock.monotonic_ms() - started
+            self._chooser.stepped(rows, max(0.0, elapsed - outcome.deltas.wait_ms))
         rejected = msgspec.structs.replace(choice, full=False).text()
         return msgspec.structs.replace(outcome, rejected=rejected)
 
@@ -217,8 +218,8 @@ class View:
             self._suspension.begin(str(error), self._engine.clock.monotonic_ms())
             raise
         self._suspension.end()
-        elapsed = self._engine.clock.monotonic_ms() - started
-        self._chooser.recomputed(self._state_rows, elapsed)
+        elapsed = self._engine.clock.monotonic_ms() - started - deltas.wait_ms
+        self._chooser.recomputed(self._state_rows, max(0.0, elapsed))
         return deltas
 
     async def _whole_at_each(self, step: Step) -> Deltas:

@@ -294,6 +294,8 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     prepared: bool = False
     """Whether a step's plan was there already and was only executed again."""
     files: tuple[FileDone, ...] | None = None
+    wait_ms: float = 0.0
+    """In the engine, for others' jobs; `spark_ms` is without."""
     frequent: LikelyRun | None = None
     """A step's own runs, where they are so many that a rehearsal of them pays."""
     trace: JobTrace | None = None

@@ -250,6 +250,8 @@ class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
+    wait_ms: float = 0.0
+    """Of the last step, for the engine and in it for others' jobs; `spark_ms` is without."""
 
 
 class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):

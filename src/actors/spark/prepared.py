@@ -41,6 +41,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +127,8 @@ class Request(msgspec.Struct, frozen=True):
     """This thread's session for plans over slots."""
     check: Callable[[], None]
     """Raises `Canceled`."""
+    waited: Callable[[float], None] = lambda _: None
+    """Told the milliseconds that the step has waited for others."""
 
     @property
     def changed(self) -> frozenset[str]:
@@ -227,8 +230,10 @@ class PreparedSteps:
         with self._lock:
             going = [done for other, done in self._rehearsed.items() if _is_wider(other, key)]
         if going and self._find(key) is None and self._wider(key, request) is None:
+            began = time.monotonic()
             for rehearsal in going:
                 rehearsal.wait()  # sooner than building a second one
+            request.waited((time.monotonic() - began) * 1000)
         return self._run(key, request)
 
     def is_frequent(self, request: Request) -> bool:
@@ -283,6 +288,7 @@ class PreparedSteps:
                     variant.bridge,
                     sum(table.num_rows for table in tables.values()),
                     request.check,
+                    request.waited,
                 )
         except RoundFailed as error:
             self._drop(key)

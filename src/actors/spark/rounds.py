@@ -126,7 +126,7 @@ class Runnable:
 class _Member:
     """A step that waits."""
 
-    __slots__ = ("group", "result", "runnable", "turn", "wanted")
+    __slots__ = ("began", "group", "result", "runnable", "turn", "wanted")
 
     def __init__(self, runnable: Runnable, wanted: pa.Schema, group: str) -> None:
         self.runnable = runnable
@@ -135,6 +135,8 @@ class _Member:
         self.turn: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Filled when the wait is over: with a result, or for it to run alone."""
         self.result: pa.Table | RoundFailed | None = None
+        self.began = 0.0
+        """When its round went out, on the monotonic clock."""
 
 
 class Rounds:
@@ -166,6 +168,7 @@ class Rounds:
         bridge: ClassicBridge,
         rows: int,
         check: Callable[[], None],
+        waited: Callable[[float], None] = lambda _: None,
     ) -> pa.Table:
         """Run a step and return its rows.
 
@@ -176,12 +179,14 @@ class Rounds:
             bridge: Its settings are those of every plan that is sociable.
             rows: Of its inputs.
             check: Called now and then while it waits; ends the wait by raising `Canceled`.
+            waited: Told the milliseconds that it has waited for others.
 
         Raises:
             RoundFailed: The job of a round failed.
             Canceled: From `check`.
             Exception: Spark's own error.
         """
+        asked = time.monotonic()
         expected = runnable.expected_ms(rows)
         if expected is None or not runnable.sociable:
             return self._alone(runnable, wanted, group, rows)
@@ -189,6 +194,7 @@ class Rounds:
         if heavy and self._places.acquire(blocking=False):
             try:
                 if self._heavy_turn(expected, check):
+                    waited((time.monotonic() - asked) * 1000)
                     try:
                         return self._alone(runnable, wanted, group, rows)
                     finally:
@@ -207,6 +213,7 @@ class Rounds:
                 self._waiting.append(member)
         if not first:
             first = self._turn_of(member)
+        waited(((member.began or time.monotonic()) - asked) * 1000)
         if member.result is None:
             try:
                 return self._alone(runnable, wanted, group, rows)
@@ -263,8 +270,11 @@ class Rounds:
 
     def began(self, members: Sequence[_Member], group: str) -> None:
         """A round's job goes out under this name."""
+        now = time.monotonic()
         with self._lock:
             self._groups |= {member.group: group for member in members}
+        for member in members:
+            member.began = now
 
     def ended(self, members: Sequence[_Member], lane: _Lane) -> None:
         """It is back, with the members' results."""

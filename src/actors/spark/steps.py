@@ -106,6 +106,12 @@ class Slot(msgspec.Struct):
     pool: str = ""
     frequent: bool = False
     """Whether a plan of its own would pay for the step at hand."""
+    waited_ms: float = 0.0
+    """How long the step at hand has waited for others."""
+
+    def waited(self, ms: float) -> None:
+        """Note that the step at hand has waited for others."""
+        self.waited_ms += ms
 
     def check(self) -> None:
         """Raises `Canceled` when the job was canceled: called before each longer stretch."""
@@ -167,7 +173,7 @@ def _run_strata(
     slot: Slot, prepared: PreparedPlan, job: Step, loaded: dict[str, Loaded]
 ) -> RowsDone:
     started = time.perf_counter()
-    slot.frequent = False
+    slot.frequent, slot.waited_ms = False, 0.0
     plan = prepared.plan
     small = is_small(loaded.values())
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
@@ -199,7 +205,9 @@ def _run_strata(
     if peeled:
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
+    elapsed -= slot.waited_ms
     answer = done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    answer = msgspec.structs.replace(answer, wait_ms=slot.waited_ms)
     if slot.frequent and not earlier:
         changed = tuple(
             name
@@ -415,6 +423,7 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         group=slot.group,
         open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
         check=slot.check,
+        waited=slot.waited,
     )
 
 

@@ -133,6 +133,7 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
     """Return the windows that one run computes, the lowest first: each is over the rows of the one
     before it, or a projection of them, and over partitions that are parts of its partitions.
 
+    >>> from actors.plan.relational import Scan
     >>> rows = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
     >>> first = WindowFunctions(rows, ("i0_k",), (), (), (("i0_k", "int"), ("i0_x", "int")))
     >>> made = Project(first, (Named("i0_k", "i0_k"), Named("c1", "i0_x % 7")))
