@@ -122,11 +122,6 @@ class PartFilter:
         """Names the filter: two of one schema with equal names let the same rows pass."""
         return tuple(tuple(each) for each in self._stored)
 
-    @property
-    def columns(self) -> frozenset[str]:
-        """The columns that it looks at."""
-        return frozenset(each.column for one in self.conjunctions for each in one)
-
     def passing(self, rows: pa.Table) -> pa.Table:
         """Return the rows that pass. Reads every value."""
         passed: Any = pa.scalar(False)

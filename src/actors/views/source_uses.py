@@ -76,8 +76,6 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
     # Neighbours are those among the rows that a window is over, which both are told by.
     if near and (changes is None or state is None or changes.name != state.name):
         changes = state = None
-    for each in (changes, state):
-        read.update(() if each is None else each.columns)
     kept = tuple(column for column in schema.columns if column.name in read)
     key = schema.key if read.issuperset(schema.key) else ()
     return SourceUse(Schema(kept, key) if kept else schema, changes, state)
