@@ -54,6 +54,17 @@ def _whole(plan: DeltaPlan) -> DeltaPlan:
     return msgspec.structs.replace(plan, strata=strata)
 
 
+async def test_a_view_that_is_said_to_grow_must(tmp_path: Path) -> None:
+    script = tmp_path / "steady.view"
+    script.write_text(
+        "--! growing v\ncreate table t (k int, x int);\n"
+        "create materialized view v as select k, sum(x) as s from t group by k;\n"
+        "@ 10\n+ t (1, 1)\n@ 20\n+ t (1, 2)\n@ 30\n+ t (2, 2)\n"
+    )
+    report = await on_small_and_large([script], tmp_path)
+    assert [view.verdict for view in report.views] == ["WRONG"]
+
+
 async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> None:
     text = (
         "create table t (k int, x int);\ncreate table u (k int, y int);\n"

@@ -67,10 +67,10 @@ class Sieve:
                 log.warning("part %s was left out and not audited: %s", part.key, error)
                 continue
             self._audited += 1
-            passing = await clock.run_blocking(partial(self._wanted.passing, rows))
-            if passing:
+            passed = await clock.run_blocking(partial(self._wanted.passing, rows))
+            if passed.num_rows:
                 raise UnsoundFilter(
-                    f"part {part.key} holds {passing} rows that pass"
+                    f"part {part.key} holds {passed.num_rows} rows that pass"
                     f" {self._wanted}, although its statistics {part.statistics!r} say that"
                     " none can; report this, and set filter_parts = false meanwhile",
                     determinate=True,

@@ -96,6 +96,8 @@ class Script(msgspec.Struct):
     random: RandomChanges | None = None
     determined: bool = False
     """``--! determined``: no text leaves anything to Spark's choice, whatever it looks like."""
+    growing: set[str] = set()
+    """``--! growing``: views of which changes touch the more rows the more there are."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -168,6 +170,8 @@ def _directive(script: Script, words: list[str], line: int) -> None:
             script.conf = (*script.conf, (rest[0], " ".join(rest[1:])))
         elif name == "determined" and not rest:
             script.determined = True
+        elif name == "growing" and len(rest) == 1:
+            script.growing.add(rest[0])
         elif name == "random" and len(rest) == 3:
             script.random = RandomChanges(*(int(word) for word in rest))
         else:
