@@ -12,17 +12,22 @@ peer is plain Spark, which runs the five queries over the same tables (Parquet, 
 another, again and again: the median, or the percentile, of the ages of its answers.
 ``…_postgres``: the same of PostgreSQL itself. Targets are of ours alone.
 
+``freshness_beside_heavy_p95``: the four lighter views at 100 transactions a second beside a view of
+sums of doubles by branch, whose groups of 100,000 rows are computed afresh; the peer is the same
+without it.
+
 The environment's SECONDS gives another length of each load than 30, RATES (``20,100``) other rates,
 VIEWS (``balances,moved``) fewer views.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +60,8 @@ VIEWS = {
     "watched": "SELECT a.aid, a.abalance, b.bbalance FROM accounts a "
     "JOIN branches b ON a.bid = b.bid WHERE a.aid <= 500",
 }
+HEAVY = "SELECT bid, sum(CAST(abalance AS double) * 1.5) AS total FROM accounts GROUP BY bid"
+HEAVY_TARGET = 1.5
 TARGETS = {20: (300, 700), 100: (300, 700), 400: (450, 1_200)}
 """Milliseconds of the median and of the 95th percentile, by transactions a second."""
 FIRST_TARGET, CAUGHT_UP_TARGET = 1_500, 1_000
@@ -73,6 +80,13 @@ class Ages:
         """The time up to which each view is known, as `time.time` has it."""
         objects = (await self._client.status()).objects
         return {each.name: each.upper / 1000 for each in objects if each.name in self._views}
+
+    async def wait_there(self) -> None:
+        """Wait until all views are there, up to now."""
+        begun = time.time()
+        while min((await self.uppers()).values(), default=0.0) < begun:
+            await anyio.sleep(SAMPLE_SECONDS)
+        print(f"  views are there after {time.time() - begun:.1f} s", flush=True)
 
     async def sample(self) -> None:
         """Sample for ever."""
@@ -95,6 +109,11 @@ class Ages:
             print(f"    {name}: {p50:.0f} ms, p95 {p95:.0f} ms, most {max(own):.0f} ms", flush=True)
 
 
+def seconds_of(report: Report) -> float:
+    """How long each load is."""
+    return float(os.environ.get("SECONDS", "12" if report.quick else "30"))
+
+
 async def load(server: PostgresServer, rate: int, seconds: float) -> None:
     """Run pgbench's own transactions at a rate."""
     await anyio.run_process(
@@ -107,9 +126,45 @@ async def load(server: PostgresServer, rate: int, seconds: float) -> None:
 
 async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -> dict[str, float]:
     """Keep the views under all loads; returns ours by the measures' names."""
-    seconds = float(os.environ.get("SECONDS", "12" if report.quick else "30"))
+    seconds = seconds_of(report)
     rates = [int(each) for each in os.environ.get("RATES", "20,100,400").split(",")]
     found: dict[str, float] = {}
+    async with bank(server) as client:
+        for name, sql in views.items():
+            await client.create_view(name, sql)
+        ages = Ages(client, list(views))
+        await ages.wait_there()
+        async with anyio.create_task_group() as group:
+            group.start_soon(ages.sample)
+            begun = time.time()
+            for rate in rates:
+                started = time.time()
+                # The first seconds are told apart: plans are built.
+                warm = FIRST_SECONDS if rate == rates[0] else 2.0
+                await load(server, rate, seconds + warm)
+                ended = time.time()
+                steady = ages.between(started + warm, ended)
+                found[f"freshness_{rate}_p50"] = median(steady)
+                found[f"freshness_{rate}_p95"] = percentile(steady, 0.95)
+                while min((await ages.uppers()).values()) < ended:
+                    if time.time() > ended + CATCH_UP_SECONDS_MAX:
+                        break
+                    await anyio.sleep(SAMPLE_SECONDS / 2)
+                late = f"freshness_{rate}_caught_up"
+                found[late] = 1000 * (time.time() - ended)
+                p50, p95 = (found[f"freshness_{rate}_{part}"] for part in ("p50", "p95"))
+                print(f"  {rate}/s: p50 {p50:.0f} ms, p95 {p95:.0f} ms, caught up", end="")
+                print(f" {found[late]:.0f} ms after it", flush=True)
+                ages.tell(started + warm, ended)
+            first = ages.between(begun, begun + FIRST_SECONDS)
+            found["freshness_first_p95"] = percentile(first, 0.95)
+            group.cancel_scope.cancel()
+    return found
+
+
+@contextlib.asynccontextmanager
+async def bank(server: PostgresServer) -> AsyncIterator[Client]:
+    """A service with a source of pgbench's tables."""
     with tempfile.TemporaryDirectory() as place:
         settings = Settings(state_dir=f"{place}/state", listen="127.0.0.1:0")
         async with Service(settings) as service, await Client.in_process(service) as client:
@@ -117,39 +172,29 @@ async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -
             config |= {"user": "bench", "dbname": "postgres"}
             tables = {f"public.pgbench_{name}": name for name in TABLES}
             await client.create_source("bank", config, tables)
-            for name, sql in views.items():
-                await client.create_view(name, sql)
-            ages = Ages(client, list(views))
-            made = time.time()
-            while min((await ages.uppers()).values()) < made:
-                await anyio.sleep(SAMPLE_SECONDS)
-            print(f"  views are there after {time.time() - made:.1f} s", flush=True)
+            yield client
+
+
+async def beside_heavy(server: PostgresServer, views: dict[str, str], seconds: float) -> Measure:
+    """The 95th percentile of light views' ages beside a heavy view, and without it."""
+    found = []
+    async with bank(server) as client:
+        for name, sql in views.items():
+            await client.create_view(name, sql)
+        ages = Ages(client, list(views))
+        await ages.wait_there()
+        for heavy in (False, True):
+            if heavy:
+                await client.create_view("heavy", HEAVY)
+                await Ages(client, ["heavy"]).wait_there()
             async with anyio.create_task_group() as group:
                 group.start_soon(ages.sample)
-                begun = time.time()
-                for rate in rates:
-                    started = time.time()
-                    # The first seconds are told apart: plans are built.
-                    warm = FIRST_SECONDS if rate == rates[0] else 2.0
-                    await load(server, rate, seconds + warm)
-                    ended = time.time()
-                    steady = ages.between(started + warm, ended)
-                    found[f"freshness_{rate}_p50"] = median(steady)
-                    found[f"freshness_{rate}_p95"] = percentile(steady, 0.95)
-                    while min((await ages.uppers()).values()) < ended:
-                        if time.time() > ended + CATCH_UP_SECONDS_MAX:
-                            break
-                        await anyio.sleep(SAMPLE_SECONDS / 2)
-                    late = f"freshness_{rate}_caught_up"
-                    found[late] = 1000 * (time.time() - ended)
-                    p50, p95 = (found[f"freshness_{rate}_{part}"] for part in ("p50", "p95"))
-                    print(f"  {rate}/s: p50 {p50:.0f} ms, p95 {p95:.0f} ms, caught up", end="")
-                    print(f" {found[late]:.0f} ms after it", flush=True)
-                    ages.tell(started + warm, ended)
-                first = ages.between(begun, begun + FIRST_SECONDS)
-                found["freshness_first_p95"] = percentile(first, 0.95)
+                started = time.time()
+                await load(server, 100, seconds + 2 * FIRST_SECONDS)
+                steady = ages.between(started + 2 * FIRST_SECONDS, time.time())
+                found.append(percentile(steady, 0.95))
                 group.cancel_scope.cancel()
-    return found
+    return Measure("freshness_beside_heavy_p95", found[1], found[0], target=HEAVY_TARGET)
 
 
 def answer_ages(run: Sequence[Callable[[], object]]) -> list[float]:
@@ -223,8 +268,11 @@ async def run(report: Report) -> None:
             # It has no key; without this PostgreSQL would refuse to publish its changes.
             admin.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
         found = await serve(report, server, views)
+        light = {name: sql for name, sql in views.items() if name != "by_branch"}
+        heavy = await beside_heavy(server, light, seconds_of(report))
         spark = await anyio.to_thread.run_sync(spark_ages, server, views)
         postgres = await anyio.to_thread.run_sync(postgres_ages, server, views)
+    report.add(heavy)
     for name, ours in found.items():
         part = name.rpartition("_")[2]
         share = 0.95 if part == "p95" else 0.5
