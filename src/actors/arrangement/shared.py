@@ -228,12 +228,12 @@ class _Entry:
         """(upper, bytes inserted when it was reached), ascending and a little apart."""
 
     def serves(self, schema: Schema, rows: PartFilter | None) -> bool:
-        """Whether it holds these columns, and the rows that pass."""
+        """Return whether it holds these columns, and the rows that pass."""
         same = self.rows is None or (rows is not None and rows.name == self.rows.name)
         return same and self.columns.issuperset(schema.columns)
 
     def own(self, updates: pa.Table) -> pa.Table:
-        """What it holds of updates that have all columns."""
+        """Return what it holds of updates that have all columns."""
         if self.rows is not None:
             updates = self.rows.passing(updates)
         shape = self.schema.arrow_updates()
@@ -307,7 +307,7 @@ class Handle:
         self.lo = lo
         """What the user reads lies before it."""
         self._rows = None if entry.rows is not None else rows
-        """What of the arrangement's rows passes; None: all."""
+        """Says which of the arrangement's rows pass; None: all."""
         self._registry = registry
         self._entry = entry
         self._refused: str | None = None
@@ -325,12 +325,12 @@ class Handle:
 
     @property
     def schema(self) -> Schema:
-        """Columns of what is read, which may be more than were asked for."""
+        """Tell the columns of what is read, which may be more than were asked for."""
         return self._entry.schema
 
     @property
     def rows(self) -> PartFilter | None:
-        """Which rows the arrangement holds; None: all."""
+        """Tell which rows the arrangement holds; None: all."""
         return self._entry.rows
 
     @property

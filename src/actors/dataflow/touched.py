@@ -47,12 +47,12 @@ class Imports:
         """Takes them at `lo`, at once; that they are filled is another's business (`filling`).
         `shards`: of the plan's sources, in order."""
         self.lo = lo
-        uses = source_uses(plan)
+        self.uses = source_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], Handle] = {}
         """By (``s{n}``, key); the empty key where any arrangement will do."""
         for target, key in _wanted(plan, "s"):
             source = int(target[1:])
-            shard, use = shards[source], uses[source]
+            shard, use = shards[source], self.uses[source]
             try:
                 handle = arrangements.open(shard, key, use.schema, lo, use.state)
             except InvalidUsage:
@@ -87,7 +87,7 @@ class Touched:
         """`hidden`: the shards of the hidden states, in order."""
         self.imports = Imports(plan, shards, arrangements, lo)
         self._arrangements = arrangements
-        self._schemas = {f"s{i}": use.schema for i, use in enumerate(source_uses(plan))}
+        self._schemas = {f"s{i}": use.schema for i, use in enumerate(self.imports.uses)}
         self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
         self.covered = plan.covered
         self._due = {f"h{k}": state for k, state in enumerate(plan.hidden) if state.due}

@@ -144,7 +144,7 @@ class View:
 
     @property
     def rehearsal_due(self) -> bool:
-        """Whether `rehearse` would find something to do."""
+        """Tell whether `rehearse` would find something to do."""
         return self._engine.frequent is not None
 
     async def rehearse(self, incarnation: int) -> None:
@@ -280,7 +280,7 @@ class View:
         return found
 
     async def _used(self, step: Step) -> list[pa.Table]:
-        """Per source, what the view looks at of the step's plain updates."""
+        """Return, per source, what the view looks at of the step's plain updates."""
         known, found = self._used_of
         if known is step:
             return found

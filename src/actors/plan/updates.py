@@ -221,7 +221,7 @@ def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _found_by_value(kind: pa.DataType) -> bool:
-    """Whether equal values of this type are those with equal bits, and Arrow finds them."""
+    """Return whether equal values of this type are those with equal bits, and Arrow finds them."""
     tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
     return any(test(kind) for test in tests)
 

@@ -251,7 +251,7 @@ class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     bytes_read: int = 0
     bytes_total: int = 0
     wait_ms: float = 0.0
-    """Of the last step, for the engine and in it for others' jobs; `spark_ms` is without."""
+    """Tells how long the last step waited for the engine, and in it for others' jobs."""
 
 
 class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -144,7 +144,7 @@ _BY_WORKERS: Final = (
         ("rows_read", "bigint", "rows of state that were looked up"),
         ("rows_out", "bigint", "changes made"),
         ("ms", "double", "ms in all"),
-        ("wait_ms", "double", "ms of them in which it waited for others' jobs in the engine"),
+        ("wait_ms", "double", "ms of them on the way to the engine, and in it behind others' jobs"),
         ("spark_ms", "double", "ms of them in Spark"),
         ("own_ms", "double", "ms of them outside: lookups, deltas, the commit"),
         ("prepared", "boolean", "whether Spark's plans were there already"),

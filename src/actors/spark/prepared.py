@@ -152,7 +152,7 @@ class Variant(msgspec.Struct, frozen=True):
     runnable: Runnable
     slots: SlotSet
     schemas: Mapping[str, Schema]
-    """Of the slots."""
+    """Holds those of the slots, by name."""
 
 
 Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
@@ -237,8 +237,8 @@ class PreparedSteps:
         return self._run(key, request)
 
     def is_frequent(self, request: Request) -> bool:
-        """Whether steps like this one have used a wider plan so often that their own would pay;
-        once for so many steps."""
+        """Tell, once for so many steps, whether steps like this one have used a wider plan so often
+        that their own would pay."""
         key = _key(request)
         with self._lock:
             frequent = WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
@@ -417,7 +417,7 @@ class PreparedSteps:
 
 
 def _is_wider(other: VariantKey, key: VariantKey) -> bool:
-    """Whether a plan makes what another one would, where its further inputs are empty."""
+    """Return whether a plan makes what another one would, where its further inputs are empty."""
     return (
         other.owner == key.owner
         and other.strata[-1] == key.strata[-1]
@@ -428,7 +428,7 @@ def _is_wider(other: VariantKey, key: VariantKey) -> bool:
 
 
 def _has_room(variant: Variant, tables: Mapping[str, pa.Table]) -> bool:
-    """Whether a plan has a slot for each of these tables, whose columns are among theirs."""
+    """Return whether a plan has a slot for each of these tables, whose columns are among theirs."""
     return all(
         name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
         for name, table in tables.items()
