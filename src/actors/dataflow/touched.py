@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from actors.arrangement import Arrangement, Handle, SharedArrangements
 from actors.errors import InvalidUsage
+from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
@@ -167,11 +168,14 @@ class Touched:
 
     def scan(self, target: str) -> pa.Table:
         """All updates."""
+        return self._counted(self._scanned(target))
+
+    def _scanned(self, target: str) -> pa.Table:
         if target[0] == "h":
             arrangement = next(iter(self._hidden[target].values()))
-            return self._counted(arrangement.scan(arrangement.upper))
+            return arrangement.scan(arrangement.upper)
         handles = self.imports.handles.items()
-        return self._counted(next(handle for (name, _), handle in handles if name == target).scan())
+        return next(handle for (name, _), handle in handles if name == target).scan()
 
     def find(self, target: str, key: tuple[str, ...], keys: Sequence[pa.Table]) -> pa.Table:
         """At least the updates of `target` that match a row of any of `keys` (by position)."""
@@ -184,6 +188,13 @@ class Touched:
             return self._counted(arrangement.lookup_all(keys, arrangement.upper))
         handle = self.imports.handles[target, key]
         return self._counted(handle.lookup(keys) if handle.key else handle.scan())
+
+    def find_between(
+        self, target: str, changes: pa.Table | None, within: ComparedRange
+    ) -> pa.Table:
+        """At least the updates of `target` that changed bounds decide anew."""
+        rows = self._scanned(target)
+        return self._counted(rows if changes is None else rows_in_range(rows, changes, within))
 
     def due(self, lo: Time, hi: Frontier) -> dict[str, pa.Table]:
         """Return what the clock changes in ``[lo, hi)``: rows that come due, each at that time, by
@@ -262,6 +273,7 @@ class Lookups:
         With `whole_hidden` all of the hidden states is given, whatever is touched.
         """
         touched = self._touched
+        ranges = {each.lookup: each for stratum in strata for each in stratum.ranges}
         for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
             target = lookup.target
             earlier = self._rows.get(target)
@@ -272,7 +284,10 @@ class Lookups:
                 found, earlier = self._settled(target, touched.scan(target)), None
                 self._whole.add(target)
             else:
-                if lookup.key or self._is_wanted(lookup):
+                within = ranges.get(lookup.number)
+                if within is not None and self._is_wanted(lookup):
+                    found = touched.find_between(target, self._origin_rows(lookup, 0), within)
+                elif lookup.key or self._is_wanted(lookup):
                     found = touched.find(target, lookup.key, self._keys(lookup))
                 else:
                     found = touched.schema(target).arrow_updates().empty_table()

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.plan.compared_range import ComparedRange
 from actors.plan.covered import CoveredChanges
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named
@@ -460,6 +461,8 @@ class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
     seldom: bool = False
     """Says whether it seldom makes a row. A run may be optimistic: it counts as if it made none,
     and the step is void where the answer tells of one (`DeltaPlan`)."""
+    ranges: tuple[ComparedRange, ...] = ()
+    """Of lookups without a key: the rows that they need not go beyond."""
 
 
 def missed_later(

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import Address
+from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
 from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Lookup, missed_later
 from actors.plan.jobs import (
@@ -342,9 +343,11 @@ class Maintained:
         first = 0
         for upto in self._runs():
             for stratum in plan.strata[first : upto + 1]:
+                ranges = {each.lookup: each for each in stratum.ranges}
                 for lookup in stratum.lookups:
                     found |= self._covered(found)
-                    self._look_up(lookup, found, taken, by_lookup, lo)
+                    within = ranges.get(lookup.number)
+                    self._look_up(lookup, found, taken, by_lookup, lo, within)
             found |= self._nearby(found) | self._covered(found)
             names = dict.fromkeys(n for s in plan.strata[first : upto + 1] for n in s.inputs)
             inputs = {
@@ -432,6 +435,7 @@ class Maintained:
         taken: dict[str, set[tuple[Any, ...]]],
         by_lookup: dict[int, set[tuple[Any, ...]]],
         lo: int,
+        within: ComparedRange | None,
     ) -> None:
         """Adds what the lookup returns to its target; no row twice."""
         state = self._states[lookup.target]
@@ -456,6 +460,11 @@ class Maintained:
         wanted = lookup.key or not lookup.origins or self._have_rows(lookup, found)
         picked = state.find(lookup.key, keys) if keys is not None else state.all()
         picked = picked if wanted else set()
+        changes = found.get(lookup.origins[0][0]) if within is not None else None
+        if within is not None and changes is not None:
+            read = _relation(state.schema, state.weighted(picked, 0))
+            kept = rows_in_range(table_of(read), table_of(changes), within)
+            picked &= {row for row, _, _ in updates_of(kept, state.schema.names)}
         chosen |= picked
         by_lookup.setdefault(lookup.number, set()).update(picked)
         found[lookup.target] = _relation(state.schema, state.weighted(chosen, max(lo - 1, 0)))

@@ -52,11 +52,12 @@ from actors.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
-from actors.plan.relational_text import quote
+from actors.plan.relational_text import quote, words_of
 from actors.plan.relational_walk import inputs_of
 from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
+from actors.views.rule_compared import with_unread_dropped
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
@@ -102,7 +103,7 @@ class Derived(msgspec.Struct, frozen=True):
 def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     """The plan that maintains a view. Raises `Unsupported`."""
     context = Context(schemas)
-    node = _operator(context, view.root).delta()
+    node = _operator(context, with_unread_dropped(view.root)).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
         raise Unsupported(f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}")
     if context.hidden:
@@ -131,6 +132,8 @@ def _mode(
             continue
         of_groups = lookup.target[0] == "h"
         what = "all of the groups below" if of_groups else f"all of {sources[number]}"
+        if lookup.number in context.lookups.ranges:
+            what = f"a range of {sources[number]}"
         if origins and context.one_row.issuperset(origins):
             beside.append(f"{what} {BESIDE}")
             continue
@@ -158,7 +161,12 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case TemporalFilter():
             return TemporalOperator(context, plan, _operator(context, plan.input))
         case Project():
-            return ProjectOperator(context, plan.columns, _operator(context, plan.input))
+            below = plan.input
+            if isinstance(below, Join):
+                read = {word for each in plan.columns for word in words_of(each.expression)}
+                joined = inner_join(context, below, _sides(context, below), read)
+                return ProjectOperator(context, plan.columns, joined)
+            return ProjectOperator(context, plan.columns, _operator(context, below))
         case Join():
             return inner_join(context, plan, _sides(context, plan))
         case OuterJoin():

@@ -82,7 +82,9 @@ def explain(plan: DeltaPlan) -> str:
         lines.append("recomputed whole at each time and subtracted")
     for index, stratum in enumerate(plan.strata):
         lines.append(f"stratum {index}: reads {', '.join(stratum.inputs)}")
-        lines += [f"  lookup {_lookup(lookup, plan)}" for lookup in stratum.lookups]
+        ranges = {each.lookup: each.text() for each in stratum.ranges}
+        for lookup in stratum.lookups:
+            lines.append(f"  lookup {_lookup(lookup, plan, ranges.get(lookup.number, ''))}")
         lines += [f"  {line}" for line in _delta_lines(stratum.node)]
     return "\n".join(lines)
 
@@ -92,12 +94,12 @@ def explain_tree(plan: ViewPlan) -> str:
     return "\n".join(_lines(plan.root, plan))
 
 
-def _lookup(lookup: Lookup, plan: DeltaPlan) -> str:
+def _lookup(lookup: Lookup, plan: DeltaPlan, within: str) -> str:
     target = lookup.target
     if target.startswith("s"):
         target += f" of {plan.sources[int(target[1:])]}"
     if not lookup.key:
-        return f"{target}: whole state"
+        return f"{target}: {within or 'whole state'}"
     origins = " and ".join(f"{name}({', '.join(columns)})" for name, columns in lookup.origins)
     return f"{target} by ({', '.join(lookup.key)}) from {origins}"
 

@@ -29,6 +29,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from actors.plan.compared_range import ComparedRange
 from actors.plan.delta import Lookup
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
@@ -38,10 +39,16 @@ Wanted: TypeAlias = tuple[str, tuple[str, ...], int, frozenset[str]]
 the roots are the changes at which it all begins."""
 
 
+Within: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""(columns of the target, columns of the only origin that they are compared with)."""
+
+
 class _Need(msgspec.Struct):
     origins: dict[Origin, set[Wanted]]
     """Each with the lookups that fill it."""
     nulls: bool
+    within: set[Within | None] = msgspec.field(default_factory=set)
+    """What whoever asks compares; None: he wants all rows."""
 
     @property
     def after(self) -> set[Wanted]:
@@ -53,6 +60,8 @@ class Lookups:
 
     def __init__(self) -> None:
         self._needs: dict[Wanted, _Need] = {}
+        self.ranges: dict[int, ComparedRange] = {}
+        """Of lookups, by number, that need not read all; known after `by_stratum`."""
 
     def ask(
         self,
@@ -62,8 +71,10 @@ class Lookups:
         after: Iterable[Wanted] = (),
         *,
         nulls: bool,
+        within: Within | None = None,
     ) -> Wanted:
-        """Asks for rows of `target` by `key`; `after`: the lookups that fill the origins."""
+        """Asks for rows of `target` by `key`; `after`: the lookups that fill the origins; `within`:
+        of a lookup without a key only the rows that the origin's changes decide anew."""
         origins, fills = tuple(origins), set(after)
         before = self._all_before(fills)
         roots = frozenset(name for name, _ in origins if name[0] not in "sh")
@@ -74,6 +85,7 @@ class Lookups:
         wanted = (target, key, hop, roots)
         need = self._needs.setdefault(wanted, _Need({}, nulls))
         need.nulls |= nulls
+        need.within.add(within)
         for origin in origins:
             known = need.origins.setdefault(origin, set())
             if origin[0][0] in "shk":
@@ -120,7 +132,14 @@ class Lookups:
                 )
                 made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills_of)
                 strata[level].append(made)
+                self._note_range(made, need.within)
         return [tuple(lookups) for lookups in strata]
+
+    def _note_range(self, made: Lookup, within: set[Within | None]) -> None:
+        """Note what a lookup need not read, where all who ask for it say so alike."""
+        (first, *others) = within
+        if first is not None and not others and len(made.origins) == 1:
+            self.ranges[made.number] = ComparedRange(made.number, *first)
 
     def _filled(self, whole: set[str]) -> set[Wanted]:
         """The lookups that may find rows: from changes, from whole states, and from what these

@@ -41,7 +41,7 @@ from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
 from actors.views.key_types import found_by_key
-from actors.views.lookups import Lookups, Origin, Wanted
+from actors.views.lookups import Lookups, Origin, Wanted, Within
 
 Origins: TypeAlias = tuple[Origin, ...]
 Ids: TypeAlias = tuple[str, ...]
@@ -83,11 +83,12 @@ class Context:
         after: Iterable[Wanted],
         *,
         nulls: bool,
+        within: Within | None = None,
     ) -> frozenset[Wanted]:
         """Asks for state; whoever records hears of it.
 
         By the columns whose equal values a lookup finds; by none, for everything: where an origin
-        has a row, or always where there are no origins.
+        has a row, or always where there are no origins. `within` is as in `Lookups.ask`.
         """
         kept = [
             i
@@ -96,7 +97,7 @@ class Context:
         ]
         if len(kept) < len(key):
             key, origins = narrowed(key, origins, kept)
-        wanted = self.lookups.ask(target, key, origins, after, nulls=nulls)
+        wanted = self.lookups.ask(target, key, origins, after, nulls=nulls, within=within)
         for record in self._asked:
             record.add(wanted)
         return frozenset([wanted])
@@ -154,6 +155,7 @@ class Context:
         """The cuts, then the last node, each with its lookups."""
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
+        ranges = self.lookups.ranges
         return tuple(
             Stratum(
                 own,
@@ -161,6 +163,7 @@ class Context:
                 inputs_of(node),
                 inputs_of(node, without=self.seldom) if self.seldom else (),
                 f"r{index}" in self.seldom,
+                tuple(ranges[each.number] for each in own if each.number in ranges),
             )
             for index, (own, node) in enumerate(zip(lookups, nodes, strict=True))
         )

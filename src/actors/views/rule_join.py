@@ -19,11 +19,27 @@ What it does not do: order by cost; keep intermediate joins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from actors.plan.delta import Node, Pair, Union
 from actors.plan.relational import Equal
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+
+
+class ComparedSide(NamedTuple):
+    """The table that one row of a join is compared with, by some of its columns, and nothing else
+    is read of that row."""
+
+    place: int
+    """Of the side among the join's inputs."""
+    source: int
+    columns: Ids
+    """The table's own names."""
+    bounds: Ids
+    """Columns of the one row."""
 
 
 class JoinOperator(Operator):
@@ -35,11 +51,14 @@ class JoinOperator(Operator):
         inputs: tuple[Operator, ...],
         equal: tuple[Equal, ...],
         residual: tuple[str, ...],
+        compared: Mapping[int, ComparedSide] | None = None,
     ) -> None:
+        """`compared`: by the place of a single row what it is only compared with."""
         super().__init__(context, tuple(name for each in inputs for name in each.columns))
         self.inputs = inputs
         self.equal = equal
         self.residual = residual
+        self.compared = compared or {}
         self.owner = {name: i for i, each in enumerate(inputs) for name in each.columns}
         self._classes = _classes(inputs, equal, self.owner)
         self._old_origins: dict[tuple[Ids, int], Origins | None] = {}
@@ -273,7 +292,11 @@ class _Term:
         return found
 
     def _next(self) -> int:
-        """The input with the most equalities to what is joined; the first of them."""
+        """The input with the most equalities to what is joined; the first of them. From a single
+        row that which it is compared with."""
+        compared = self._join.compared.get(self._start)
+        if compared is not None and len(self._joined) == 1:
+            return compared.place
         count = len(self._join.inputs)
         rest = [leaf for leaf in range(count) if leaf not in self._joined]
         return max(rest, key=lambda leaf: (len(self._edges(leaf)), -leaf))
@@ -308,15 +331,18 @@ class _Term:
             if origins is not None:
                 best, best_rank = (known, key, origins, nulls), rank
         if best is None:
-            return self._ask_for_all(target, of_delta=of_delta)
+            return self._ask_for_all(leaf, of_delta=of_delta)
         known, key, origins, nulls = best
         after = self._joined[known]
         if of_delta:
             after |= self._join.inputs[known].delta_asked()
         return target.seek(key, origins, after, nulls=nulls)
 
-    def _ask_for_all(self, target: Operator, *, of_delta: bool) -> frozenset[Wanted]:
-        """Seeks all of a state, where what it is joined with has any row."""
+    def _ask_for_all(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
+        """Seeks all of a state, where what it is joined with has any row; of what a single row is
+        compared with the range that this decides anew."""
+        target = self._join.inputs[leaf]
+        compared = self._join.compared.get(self._start)
         start = self._join.inputs[self._start]
         origins = start.keys_of_delta(()) if of_delta else start.old_origins(())
         if not origins:
@@ -324,6 +350,10 @@ class _Term:
         after = self._joined[self._start]
         if of_delta:
             after |= start.delta_asked()
+            if compared is not None and compared.place == leaf:
+                within = compared.columns, compared.bounds
+                table = f"s{compared.source}"
+                return self._join.context.ask(table, (), origins, after, nulls=False, within=within)
         return target.seek((), origins, after, nulls=False)
 
     def _origins(self, known: int, columns: Ids, *, of_delta: bool) -> Origins | None:

@@ -10,11 +10,12 @@ row that has it. A plan so grows with their number and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.plan.relational import Aggregate, AggregateCall, Filter, Join, Named
 from actors.views.operators import Context, Operator
+from actors.views.rule_compared import compared_sides
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_kept import KeptOperator, not_kept
 from actors.views.rule_linear import FilterOperator, ProjectOperator, UnionOperator
@@ -24,13 +25,21 @@ PACKED_MIN: Final = 3
 """From so many rows on they are one input: a join of two has no more terms."""
 
 
-def inner_join(context: Context, plan: Join, sides: Sequence[Operator]) -> Operator:
-    """Return the join of `sides`, the inputs of `plan`, its single rows taken for one input."""
+def inner_join(
+    context: Context, plan: Join, sides: Sequence[Operator], read: Iterable[str] | None = None
+) -> Operator:
+    """Return the join of `sides`, the inputs of `plan`, its single rows taken for one input.
+
+    `read`: the columns that a projection above reads; None: all are read.
+    """
     types = dict(plan.types)
     rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
     columns = tuple(id_ for row in rows for id_ in row.columns)
     if len(rows) < PACKED_MIN or not_kept(types, columns, ()):
-        return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
+        if read is None:
+            return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
+        inputs, compared = compared_sides(context, plan, sides, read)
+        return JoinOperator(context, inputs, plan.equal, plan.residual, compared)
     packed = _packed(context, plan, rows, types)
     within = [each for each in plan.equal if {each.left, each.right} <= {*columns}]
     tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
