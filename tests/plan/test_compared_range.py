@@ -74,6 +74,13 @@ def test_rows_that_any_bound_decides_otherwise_are_among_them(
     assert not set(beyond) & set(found)
 
 
+def test_a_row_within_the_range_of_either_bound_is_read() -> None:
+    rows = pa.table({"x": pa.array([2, 9, 9, 2]), "y": pa.array([9, 1, 9, 1])})
+    wanted = ComparedRange(0, ("x", "y"), ("b0", "b1"))
+    kept = rows_in_range(rows, changed([(1, 1), (3, 1)]), wanted)
+    assert kept.to_pylist() == [{"x": 2, "y": 9}, {"x": 9, "y": 1}, {"x": 2, "y": 1}]
+
+
 def only(rows: pa.Table, changes: pa.Table) -> list[Any]:
     found = rows_in_range(rows, changes, ComparedRange(0, ("x",), ("b0",)))
     return list(found["x"].to_pylist())
@@ -104,6 +111,14 @@ def cast(values: Any, kind: pa.DataType) -> Any:
         (pa.int64(), pa.int32(), [1, 5, 9]),
         (pa.float64(), pa.int64(), [1, 5, 9]),
         (pa.decimal128(12, 2), pa.decimal128(16, 6), [5]),
+        (pa.decimal128(12, 2), pa.decimal128(12, 2), [5]),
+        (pa.decimal128(12, 2), pa.decimal128(16, 2), [5]),
+        (pa.decimal128(12, 2), pa.float64(), [1, 5, 9]),
+        (pa.int64(), pa.decimal128(21, 2), [1, 5, 9]),
+        (pa.int32(), pa.float32(), [1, 5, 9]),
+        (pa.int32(), pa.int64(), [5]),
+        (pa.int64(), pa.int64(), [5]),
+        (pa.int64(), pa.timestamp("us"), [1, 5, 9]),
         (pa.decimal128(12, 2), pa.decimal128(12, 1), [1, 5, 9]),
         (pa.decimal128(12, 2), pa.decimal128(12, 3), [1, 5, 9]),
         (pa.string(), pa.string(), ["1", "5", "9"]),
@@ -130,5 +145,22 @@ def test_days_and_times_have_an_order() -> None:
     moved = changed([(15,), (25,)])
     moved = moved.set_column(0, "b0", moved["b0"].cast(pa.timestamp("us", "Etc/UTC")))
     assert [each.microsecond for each in only(rows, moved)] == [20]
-    plain = moved.set_column(0, "b0", moved["b0"].cast(pa.timestamp("us")))
-    assert len(only(rows, plain)) == 3
+    for other in (pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.int64()):
+        unlike = moved.set_column(0, "b0", moved["b0"].cast(other, safe=False))
+        assert len(only(rows, unlike)) == 3, other
+    assert len(only(pa.table({"x": rows["x"].cast(pa.int64())}), moved)) == 3
+    same = moved.set_column(0, "b0", moved["b0"].cast(pa.timestamp("us", "UTC")))
+    assert [each.microsecond for each in only(rows, same)] == [20]
+    days = pa.table({"x": pa.array([10, 20, 30], pa.int32()).cast(pa.date32())})
+    moved = changed([(15,), (25,)])
+    moved = moved.set_column(0, "b0", moved["b0"].cast(pa.int32()).cast(pa.date32()))
+    assert [each.day for each in only(days, moved)] == [21]
+
+
+def test_one_bound_that_says_nothing_reads_all() -> None:
+    """Also where another column is out of its bounds' range."""
+    rows = pa.table({"x": pa.array([1, 5]), "y": pa.array(["a", "b"])})
+    wanted = ComparedRange(0, ("x", "y"), ("b0", "b1"))
+    moved = changed([(4, 4), (6, 6)])
+    moved = moved.set_column(1, "b1", moved["b1"].cast(pa.string()))
+    assert rows_in_range(rows, moved, wanted).num_rows == 2

@@ -69,7 +69,7 @@ TESTS: Final = {
     "plan/nearby": ("views/test_nearby_rows.py",),
     "plan/covered": ("plan/test_covered.py",),
     "plan/compared_range": ("plan/test_compared_range.py",),
-    "views/rule_compared": ("views/test_rules_of_rows.py", "test_doctests.py"),
+    "views/rule_compared": ("views/test_rule_compared.py",),
     "views/window_reach": ("views/test_window_reach.py",),
     "views/source_uses": ("views/test_source_uses.py",),
     "arrangement/shared": ("arrangement/test_shared.py",),

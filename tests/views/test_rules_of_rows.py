@@ -13,7 +13,6 @@ from actors.plan.relational import (
     Constants,
     Equal,
     Expansion,
-    Filter,
     Generation,
     Join,
     Key,
@@ -30,7 +29,7 @@ from actors.plan.relational import (
 )
 from actors.plan.schema import Column, Schema
 from actors.views.compile import compile_view
-from actors.views.delta import Derived, derive
+from actors.views.delta import derive
 from actors.views.explain import explain
 from actors.views.operators import Context
 from actors.views.rule_kept import KeptOperator
@@ -277,46 +276,3 @@ def test_a_null_of_any_type_is_sought_as_null(kind: str) -> None:
     rows.delta()
     assert rows.delta_origins(("k", "n")) == (("d0", ("k", "")),)
     assert rows.delta_origins(("c",)) is None
-
-
-def beside_bound(test: str, read: str) -> Derived:
-    """Rows beside the sum of all, of which `read` is read above."""
-    single = Aggregate(PAIRS, (), (AggregateCall("a0", "sum", "i0_x", "bigint", "int"),))
-    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
-    types = (("i0b_k", "int"), ("i0b_x", "int"), ("a0", "bigint"))
-    plan = Join((other, single), (), (test,), types)
-    above = Aggregate(
-        Filter(plan, "i0b_k > 0"),
-        (Key("k0", read, "int"),),
-        (AggregateCall("a1", "count", None, "bigint"),),
-    )
-    return derive(ViewPlan(("t",), Project(above, (Named("k", "k0"),)), KEYED), (KEYED,))
-
-
-@pytest.mark.parametrize(
-    ("test", "bounds"),
-    [
-        ("(CAST(i0b_x AS bigint) < a0)", 1),
-        ("(a0 >= CAST(i0b_x AS bigint))", 1),
-        ("i0b_x BETWEEN a0 AND CAST(a0 AS bigint)", 2),
-        ("(i0b_x < (a0 - INTERVAL '2' DAY))", 1),
-        ("(i0b_x = a0)", 0),
-        ("(i0b_x < a0) OR (i0b_k > a0)", 0),
-        ("NOT (i0b_x < a0)", 0),
-        ("((i0b_x + 1) < a0)", 0),
-        ("(i0b_x < (a0 * 2))", 0),
-        ("(i0b_k < i0b_x)", 0),
-    ],
-)
-def test_a_bound_reads_a_range_and_anything_else_reads_all(test: str, bounds: int) -> None:
-    made = beside_bound(test, "i0b_k")
-    ranges = [each for stratum in made.strata for each in stratum.ranges]
-    assert [each.columns for each in ranges] == ([("x",) * bounds] if bounds else [])
-    what = "a range" if bounds else "all"
-    assert made.reason == f"{what} of t is read when the one row beside it changes"
-
-
-def test_a_bound_that_is_read_above_reads_all() -> None:
-    made = beside_bound("(i0b_x < a0)", "a0")
-    assert not any(stratum.ranges for stratum in made.strata)
-    assert made.reason == "all of t is read when the one row beside it changes"

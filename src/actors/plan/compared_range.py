@@ -50,7 +50,7 @@ def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> p
         if found is None:
             return rows
         kept = found if kept is None else pc.or_kleene(kept, found)
-    return rows if kept is None else rows.filter(kept)
+    return rows.filter(kept)
 
 
 def _is_replaced(changes: pa.Table) -> bool:

@@ -112,7 +112,7 @@ def _column_and_bound(
         cast = _CAST.fullmatch(column)
         own = cast[1] if cast else column
         wanted = _bound(bound)
-        if wanted and owner.get(own, place) != place and owner.get(wanted[0]) == place:
+        if wanted and owner.get(own, place) != place:
             return own, wanted[1]
     return None
 
@@ -151,17 +151,15 @@ def _compared(test: str) -> list[tuple[str, str]]:
     except NotPlain:
         return []
     start = 0
-    if words and words[0].text == "(" and _closing(words) == len(words) - 1:
+    if len(words) > 2 and _closing(words) == len(words) - 1:
         start, words = words[0].end, words[1:-1]
-    depth, signs, parts = 0, list[str](), list[str]()
+    signs, parts = list[str](), list[str]()
     for word in words:
-        depth += {"(": 1, ")": -1}.get(word.text, 0)
-        sign = word.text.upper()
-        if depth == 0 and sign in _SIGNS:
+        if (sign := word.text.upper()) in _SIGNS:
             signs.append(sign)
             parts.append(test[start : word.end - len(word.text)].strip())
             start = word.end
-    parts.append(test[start : words[-1].end].strip() if words else "")
+    parts.append(test[start : words[-1].end].strip())
     if len(signs) == 1 and signs[0] in _COMPARISONS:
         return [(parts[0], parts[1])]
     return [(parts[0], parts[1]), (parts[0], parts[2])] if signs == ["BETWEEN", "AND"] else []
