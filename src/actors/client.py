@@ -199,17 +199,25 @@ class Client(ClientSources):
         retain_history_ms: int | None = None,
         conf: Mapping[str, str] | None = None,
         refresh_policy: str = "auto",
+        target_lag_ms: int = 0,
     ) -> None:
         """Makes a maintained view of a Spark SQL query over tables and views.
 
         Returns when the view is in the catalog; reads wait until it is computed. `conf` holds
         Spark SQL settings of the view. `refresh_policy`: ``auto`` (what is cheaper),
         ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
-        ``full`` (recomputed). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
-        `InvalidUsage`.
+        ``full`` (recomputed). `target_lag_ms` is how old it may be (0: as fresh as can be): so long
+        are changes gathered for one step, and a read takes what is there unless it is older.
+        Raises `QueryRejected`, `UnknownObject`, `ObjectExists`, `InvalidUsage`.
         """
         request = CreateView(
-            self._exchange.number(), name, sql, retain_history_ms, dict(conf or {}), refresh_policy
+            self._exchange.number(),
+            name,
+            sql,
+            retain_history_ms,
+            dict(conf or {}),
+            refresh_policy,
+            target_lag_ms,
         )
         await self._change(request)
 

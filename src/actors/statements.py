@@ -72,6 +72,9 @@ def create_view(
         list[str] | None,
         typer.Option("--conf", help="KEY=VALUE, a setting of Spark SQL; may be repeated."),
     ] = None,
+    target_lag_ms: Annotated[
+        int, typer.Option(help="How old it may be; 0: as fresh as can be.")
+    ] = 0,
     retain_history_ms: Retain = None,
 ) -> None:
     """Makes a view that is kept fresh from then on; `penstock explain` says how."""
@@ -81,7 +84,12 @@ def create_view(
     with_client(
         target,
         lambda client: client.create_view(
-            name, text, retain_history_ms=retain_history_ms, conf=given, refresh_policy=policy
+            name,
+            text,
+            retain_history_ms=retain_history_ms,
+            conf=given,
+            refresh_policy=policy,
+            target_lag_ms=target_lag_ms,
         ),
     )
     print(f"view {name} is made; it can be read when its first contents are there")

@@ -86,10 +86,15 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
         found["state"] or found["mode"],
         str(found["since"]),
         format_frontier(found["upper"]),
-        f"{found['lag_ms']} ms",
+        f"{found['lag_ms']}{_of_target(found)} ms",
         str(found["steps"]),
         f"{held(found)}{doing(found)}".rstrip(),
     )
+
+
+def _of_target(found: dict[str, Any]) -> str:
+    """How old it may be, where it says so."""
+    return f"/{found['target_lag_ms']}" if found["target_lag_ms"] else ""
 
 
 def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:

@@ -420,7 +420,7 @@ async def test_status_shows_all(tmp_path: Path) -> None:
         assert report.tables_upper == later + 1 <= report.time + 1
         table, view = report.objects
         assert (table.name, table.kind, table.upper, table.lag_ms) == ("t", "table", later + 1, 0)
-        assert (view.since, view.upper, view.lag_ms) == (time, time + 1, later - time)
+        assert (view.since, view.upper, view.lag_ms) == (time, time + 1, report.time - later)
         assert (view.state, view.steps, view.mode) == ("gathering", 3, "incremental")
         far: dict[str, Any] = {
             "parts_read": 3,

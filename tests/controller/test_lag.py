@@ -1,4 +1,4 @@
-"""How far an object is said to be behind: behind what it is made of, and nothing else."""
+"""How old an object is said to be: while what it is made of is further, and else not at all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from actors.controller.catalog import Catalog, CatalogObject
+from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.status import lag_ms
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY
+from actors.protocol.compute import Frontiers
 
 SCHEMA = Schema((Column("k", "bigint"),))
 UPPERS = {
@@ -59,17 +61,42 @@ CATALOG = Catalog(
         ("table", 0),
         ("source", 0),
         ("early", 0),
-        ("over_table", 10),
-        ("over_source", 30),
-        ("over_both", 120),
-        ("over_view", 130),
+        ("over_table", 210),
+        ("over_source", 80),
+        ("over_both", 220),
+        ("over_view", 230),
         ("over_done", 0),
-        ("new", 5),
+        ("new", 205),
         ("empty", 0),
-        ("sink", 135),
+        ("sink", 235),
     ],
 )
-def test_it_is_behind_the_furthest_table_that_it_is_made_of(id_: str, behind: int) -> None:
-    frontiers = SimpleNamespace(upper=lambda each: UPPERS[each.id])
-    desk: Any = SimpleNamespace(catalog=CATALOG, frontiers=frontiers)
+def test_it_ages_while_a_table_that_it_is_made_of_is_further(id_: str, behind: int) -> None:
+    frontiers = SimpleNamespace(
+        upper=lambda each: UPPERS[each.id], missing_since=lambda table, upper: upper
+    )
+    desk: Any = SimpleNamespace(catalog=CATALOG, frontiers=frontiers, oracle_now=lambda: 300)
     assert lag_ms(desk, CATALOG.by_id(id_)) == behind
+
+
+def test_a_write_after_a_long_rest_is_missing_since_it_came() -> None:
+    frontiers = ObjectFrontiers(50)
+    view, table, source = (CATALOG.by_id(id_) for id_ in ("over_table", "table", "late"))
+    frontiers.track(view, 0)
+    desk: Any = SimpleNamespace(
+        catalog=CATALOG, frontiers=frontiers, oracle_now=lambda: 1_000_020
+    )  # fmt: skip
+    for upper in (101, 1_000_001, 1_000_011):
+        assert frontiers.advance_tables(upper)
+        assert not frontiers.advance_tables(upper)
+    # Nothing is known of times before the first move.
+    assert [frontiers.missing_since(table, upper) for upper in (50, 60)] == [50, 60]
+    assert [frontiers.missing_since(table, upper) for upper in (101, 500)] == [1_000_000] * 2
+    assert frontiers.missing_since(source, 101) == 101
+    for upper, lag in ((101, 20), (1_000_001, 10), (1_000_011, 0)):
+        frontiers.report(Frontiers(view.id, write=upper))
+        assert lag_ms(desk, view) == lag
+    for upper in range(2_000_000, 2_030_000):
+        frontiers.advance_tables(upper)
+    assert frontiers.missing_since(table, 101) == 101
+    assert frontiers.missing_since(table, 2_029_000) == 2_029_000

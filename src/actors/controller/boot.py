@@ -79,7 +79,9 @@ def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> Da
     else:
         assert entry.plan is not None, entry.name
         assert entry.shard is not None, entry.name
-        export = ViewExport(entry.plan, entry.shard, entry.hidden_shards, entry.rebuilt_at)
+        export = ViewExport(
+            entry.plan, entry.shard, entry.hidden_shards, entry.rebuilt_at, entry.target_lag_ms
+        )
     return DataflowDescription(entry.id, entry.name, imports, export, as_of)
 
 

@@ -77,6 +77,8 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     """An index's key columns."""
     retain_history_ms: int | None = None
+    target_lag_ms: int = 0
+    """How old a view may be; 0: it is as fresh as can be."""
     as_of: Time = 0
     configuration: Configuration | None = None
     """Of a source or sink."""
@@ -193,6 +195,12 @@ class Catalog:
                 known = frozenset().union(*(self.below(below) for below in entry.depends))
             self._below[id_] = known
         return known
+
+    def allowed_lag_ms(self, id_: ObjectId) -> int:
+        """Return how old an object may be: the most that any view says which it is or stands on."""
+        entry = self._by_id[id_]
+        below = (self.allowed_lag_ms(each) for each in entry.depends if entry.kind in (VIEW, INDEX))
+        return max([entry.target_lag_ms, *below])
 
     def add(self, entry: CatalogObject) -> Catalog:
         """With one more object, whose id is `new_id`. Raises `ObjectExists`."""

@@ -150,6 +150,7 @@ class CatalogStore:
             conf=request.conf,
             spark_version=importlib.metadata.version("pyspark"),
             retain_history_ms=retain(request.retain_history_ms),
+            target_lag_ms=target_lag(request.target_lag_ms),
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, shards)
@@ -342,6 +343,15 @@ def table_schema(table: str, schema: Schema) -> Schema:
     fitted = Schema(columns, key)
     check_key_columns(f"table {table}", fitted)
     return fitted
+
+
+def target_lag(target_lag_ms: int) -> int:
+    """Return how old a view may be. Raises `InvalidUsage` for a negative age."""
+    if target_lag_ms < 0:
+        raise InvalidUsage(
+            f"target_lag_ms = {target_lag_ms}: must not be negative; 0 is as fresh as can be"
+        )
+    return target_lag_ms
 
 
 def retain(retain_history_ms: int | None) -> int | None:

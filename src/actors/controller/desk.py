@@ -18,7 +18,7 @@ from actors.controller.storage_ddl import Nothing, StorageStore
 from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
 from actors.kernel import Address, Context
 from actors.persist import PersistClient
-from actors.progress import ObjectId, ShardId, Time, is_empty
+from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
 from actors.protocol.api import Failed
 from actors.protocol.api_storage import Health
 from actors.protocol.compute import Command
@@ -120,7 +120,10 @@ class Desk:
     def latest(self, entry: CatalogObject) -> Time:
         """When an object is read unless a reader says otherwise: the time of the last write to
         any table (0 before the first) where it stands on one, and the last sealed time of every
-        source table below it; of one that has no contents yet, a time not yet sealed."""
+        source table below it; of one that has no contents yet, a time not yet sealed.
+
+        What may be some time old is read as it is, unless it is older.
+        """
         found = 0
         for id_ in self.catalog.below(entry.id):
             upper = self.frontiers.tables_upper if id_ is None else self.frontiers.sealed_below(id_)
@@ -128,6 +131,10 @@ class Desk:
                 upper = self.oracle_now() + 1
             if not is_empty(upper):
                 found = max(found, upper - 1)
+        allowed_ms = self.catalog.allowed_lag_ms(entry.id)
+        if allowed_ms:
+            there = min(self.frontiers.upper(entry), EMPTY) - 1
+            found = min(found, max(there, self.oracle_now() - allowed_ms, entry.as_of))
         return found
 
     def check_ahead(self, what: str, time: Time) -> None:

@@ -7,9 +7,15 @@ furthest is lost (`replicas`). Pure.
 
 from __future__ import annotations
 
+import bisect
+from typing import Final
+
 from actors.controller.catalog import TABLE, CatalogObject
 from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import Frontiers, Status
+
+_MOVES_MAX: Final = 4_096
+"""Of the tables' uppers so many are remembered at least."""
 
 
 class ObjectFrontiers:
@@ -17,6 +23,8 @@ class ObjectFrontiers:
 
     def __init__(self, tables_upper: Frontier) -> None:
         self.tables_upper: Frontier = tables_upper
+        self._moves: list[Frontier] = []
+        """The tables' uppers of late, ascending."""
         self._uppers: dict[ObjectId, Frontier] = {}
         self._readable_from: dict[ObjectId, Time] = {}
         self._statuses: dict[ObjectId, Status] = {}
@@ -37,8 +45,20 @@ class ObjectFrontiers:
     def advance_tables(self, upper: Frontier) -> bool:
         """Every table is sealed below `upper`; whether that is news."""
         news = upper > self.tables_upper
-        self.tables_upper = max(self.tables_upper, upper)
+        if news:
+            self.tables_upper = upper
+            self._moves.append(upper)
+            if len(self._moves) > 2 * _MOVES_MAX:
+                del self._moves[:_MOVES_MAX]
         return news
+
+    def missing_since(self, table: CatalogObject, upper: Frontier) -> Time:
+        """Return when what is sealed below `upper` began to lack something that a table has; of one
+        of a source, which moves on without changes, `upper`."""
+        place = bisect.bisect_right(self._moves, upper)
+        if table.kind != TABLE or place in (0, len(self._moves)):
+            return upper  # or it is not known any more
+        return self._moves[place] - 1
 
     def report(self, report: Frontiers) -> bool:
         """A replica's report; whether the object's upper moved."""

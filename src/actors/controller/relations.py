@@ -230,6 +230,7 @@ class Relations:
                 entry.schema.ddl(),
                 entry.sql or None,
                 entry.retain_history_ms,
+                entry.target_lag_ms or None,
             )
 
     def _operators(self) -> Iterator[Row]:

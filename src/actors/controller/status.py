@@ -77,13 +77,19 @@ def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
 
 
 def lag_ms(desk: Desk, entry: CatalogObject) -> int:
-    """How far an object is behind the furthest table that it is made of, of clients or sources."""
+    """Return how old an object is for who reads it, while any table that it is made of, of clients
+    or sources, is further; else 0."""
     upper = desk.frontiers.upper(entry)
     if is_empty(upper):
         return 0
     known = max(upper, entry.as_of)
-    uppers = [desk.frontiers.upper(table) for table in _tables(desk, entry)]
-    return max([0, *(each - known for each in uppers if not is_empty(each))])
+    further = [
+        table
+        for table in _tables(desk, entry)
+        if known < desk.frontiers.upper(table) and not is_empty(desk.frontiers.upper(table))
+    ]
+    since = min((desk.frontiers.missing_since(table, known) for table in further), default=None)
+    return 0 if since is None else max(0, desk.oracle_now() - since)
 
 
 def _tables(desk: Desk, entry: CatalogObject) -> list[CatalogObject]:
@@ -118,6 +124,7 @@ def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
         held_rows=held.rows,
         held_bytes_memory=held.bytes_memory,
         held_bytes_mapped=held.bytes_mapped,
+        target_lag_ms=entry.target_lag_ms,
     )
     if entry.kind in OUTSIDE:
         health = desk.health(entry)

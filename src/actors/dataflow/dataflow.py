@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
 import msgspec
 
@@ -79,8 +79,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("penstock.dataflow")
 
+_STEP_SHARE: Final = 1.5
+"""A step may take so much longer than the last ones before its view is older than it may be."""
+_FADING: Final = 0.9
+"""What is left of a long step's time in what the next is expected to take."""
 
-_Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | Progress
+_Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Progress
 
 
 class Dataflow(Actor[_Message]):
@@ -118,6 +122,7 @@ class Dataflow(Actor[_Message]):
             durable=isinstance(export, ViewExport),
             opaque=isinstance(export, ViewExport) and not export.plan.strata,
             temporal=isinstance(export, ViewExport) and export.plan.temporal,
+            paced=isinstance(export, ViewExport) and export.target_lag_ms > 0,
             as_of=description.as_of,
             until=description.until,
             budget_bytes=settings.inflight_bytes_per_dataflow_max,
@@ -129,6 +134,9 @@ class Dataflow(Actor[_Message]):
         self._tasks = Tasks(len(description.imports), len(workers))
         self._stage: Effect | None = None
         self._patience: Effect | None = None
+        self._pace: Effect | None = None
+        self._step_ms = 0.0
+        """What steps took of late, from the cut until they were durable."""
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
         self._opened: m.Restored | None = None  # when the contents of a subscribe are taken
@@ -207,7 +215,7 @@ class Dataflow(Actor[_Message]):
                 self._traces.described(message)
                 with carrying(None):
                     await self._feed(message)
-            case Fetched() | FetchFailed() | ListenFailed() | m.RetryDue():
+            case Fetched() | FetchFailed() | ListenFailed() | m.RetryDue() | m.StepDue():
                 await self._feed(message)
             case SourceStarted():
                 await self._source_started(message)
@@ -282,6 +290,7 @@ class Dataflow(Actor[_Message]):
             case m.Committed() if current:
                 started = self._measures.started_ms
                 self._measures.step_ms = self.ctx.monotonic_ms() - started
+                self._step_ms = max(self._measures.step_ms, _FADING * self._step_ms)
                 self._measures.tell(self._description.id)
         await self._feed(event)
 
@@ -344,6 +353,8 @@ class Dataflow(Actor[_Message]):
                 # With jitter, so that many do not come back at once.
                 delay = self._settings.retry_delay_ms(attempt)
                 self.ctx.after(delay * (0.5 + self.ctx.random.random() / 2), m.RetryDue(attempt))
+            case m.PaceStep(number=number, lo=lo):
+                self._pace_step(number, lo)
             case m.CancelWork():
                 self._cancel_work()
             case m.Finish(lo=lo):
@@ -464,6 +475,17 @@ class Dataflow(Actor[_Message]):
                 worker.reply(install)
         return False
 
+    def _pace_step(self, number: int, lo: Frontier) -> None:
+        """The next step is due when there is just time to make it before the output is too old."""
+        export = self._description.export
+        assert isinstance(export, ViewExport), "only a view is paced"
+        target_ms = export.target_lag_ms
+        age_ms = max(0, self.ctx.now_ms() - lo)
+        delay_ms = max(0.0, target_ms - age_ms - _STEP_SHARE * self._step_ms)
+        if self._pace is not None:
+            self._pace.cancel()
+        self._pace = self.ctx.after(delay_ms, m.StepDue(number))
+
     def _end_stage(self) -> None:
         for work in (self._stage, self._patience):
             if work is not None:
@@ -473,6 +495,8 @@ class Dataflow(Actor[_Message]):
     def _cancel_work(self) -> None:
         self._traces.end()
         self._end_stage()
+        if self._pace is not None:
+            self._pace.cancel()
         if self._upkeep is not None:
             self._upkeep.cancel()
         self._held_commit = None

@@ -134,6 +134,12 @@ class RetryDue(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
+class StepDue(msgspec.Struct, frozen=True, gc=False):
+    """The step after number `number` is to be made now: later the output would be too old."""
+
+    number: int
+
+
 class Drop(msgspec.Struct, frozen=True, gc=False):
     """Nobody needs the dataflow any more."""
 
@@ -155,6 +161,7 @@ Event: TypeAlias = (
     | Installed
     | Failed
     | RetryDue
+    | StepDue
     | Drop
 )
 
@@ -253,6 +260,14 @@ class RetryLater(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
+class PaceStep(msgspec.Struct, frozen=True, gc=False):
+    """Wait until the output, which has everything before `lo`, is about to be too old, then
+    `StepDue`."""
+
+    number: int
+    lo: Frontier
+
+
 class CancelWork(msgspec.Struct, frozen=True, gc=False):
     """Whatever runs for this dataflow is of no use any more."""
 
@@ -278,6 +293,7 @@ Effect: TypeAlias = (
     | Report
     | Show
     | RetryLater
+    | PaceStep
     | CancelWork
     | Finish
 )

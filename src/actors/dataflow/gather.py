@@ -213,6 +213,11 @@ class Source:
             return False
         return not any(piece.lower < frontier for piece in self.pending())
 
+    def has_rows_below(self, frontier: Frontier) -> bool:
+        """Whether any update below `frontier` is held, or may be in a part that is not here."""
+        held = any(each.first < frontier for each in self.held)
+        return held or any(piece.lower < frontier for piece in self.pending())
+
     def pending(self) -> Iterable[Piece]:
         """Pieces whose rows are not here yet."""
         yield from self.waiting

@@ -22,6 +22,7 @@ from actors.dataflow.events import (
     RetryDue,
     Schedule,
     SourcesReady,
+    StepDue,
     Unclaimed,
 )
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
@@ -71,5 +72,6 @@ TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
     Installed: ((State.INSTALLING,), "_installed"),
     Failed: (LIVE, "_failed"),
     RetryDue: ((*LIVE, State.FROZEN), "_retry_due"),
+    StepDue: (REST, "_step_due"),
     Drop: (tuple(state for state in State if state is not State.DROPPED), "_dropped"),
 }

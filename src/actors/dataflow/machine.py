@@ -21,6 +21,9 @@ Who lost a race *stands by* at each of its next steps: the other may go first fo
 followed; else this one computes the step, and if it is the first to commit it no longer stands
 by. So of several replicas one computes, and the others keep ready.
 
+A *paced* dataflow rests after a step until it is told that the next is due, and gathers meanwhile,
+unless what it has fills its budget, or changes nothing.
+
 A step without updates skips 3: only the frontier moves. Not so that of a *temporal* dataflow, whose
 output changes with the clock: it has its last time among its times, and may change at any. So it
 is halved by its interval, down to a single millisecond. A source that fails *freezes* the
@@ -76,6 +79,7 @@ from actors.dataflow.events import (
     Installed,
     Listen,
     Mismatched,
+    PaceStep,
     Report,
     Restore,
     Restored,
@@ -87,6 +91,7 @@ from actors.dataflow.events import (
     StandBy,
     StartTasks,
     Step,
+    StepDue,
     Unclaimed,
 )
 from actors.dataflow.gather import Piece, Reading, Source, ask_parts, total_reading
@@ -109,6 +114,7 @@ class Machine:
         durable: bool,
         opaque: bool = False,
         temporal: bool = False,
+        paced: bool = False,
         as_of: Time = 0,
         until: Frontier | None = None,
         budget_bytes: int,
@@ -117,6 +123,7 @@ class Machine:
         self.durable = durable
         self.opaque = opaque
         self.temporal = temporal
+        self.paced = paced
         self.as_of = as_of
         self.until = until
         self.budget_bytes = budget_bytes
@@ -144,6 +151,8 @@ class Machine:
         self._too_large = False
         self._stands_by = False
         self._following = False
+        self._due = True
+        """Of a paced dataflow: the next step need not wait any longer."""
         self._frozen: PenstockError | None = None
         self._whole: Frontier = EMPTY
         """Every time below is described and can be had: behind it a source has failed."""
@@ -176,6 +185,7 @@ class Machine:
         self.hi = None
         self._restored_from = None
         self._retrying = self._restart_due = self._too_large = self._following = False
+        self._due = True
         self._frozen, self._whole = None, EMPTY
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
@@ -240,6 +250,9 @@ class Machine:
         if self.lo >= end:
             self.state = State.DROPPED
             return [CancelWork(), Finish(self.lo)]
+        if not self._due and self._may_wait(end):
+            reach = pick_hi(self.lo, self.sources, self.budget_bytes, end)
+            return [] if reach is None else self._ask(reach)
         if self.hi is None or self.hi > self._whole:
             until = min(end, self._whole)
             self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, until)
@@ -257,6 +270,24 @@ class Machine:
         if all(source.sealed(self.hi) for source in self.sources):
             return self._cut(self.hi)
         return self._ask(self.hi)
+
+    def _may_wait(self, end: Frontier) -> bool:
+        """Whether a later step would take more at once, and none other waits for this one.
+
+        One that changes nothing is free, but where the clock itself changes the output.
+        """
+        if self._frozen is not None or self._following or self._snapshot_due:
+            return False
+        reach = min([end, *(source.progress for source in self.sources)])
+        if reach <= self.lo:
+            return True
+        if pick_hi(self.lo, self.sources, self.budget_bytes, end, forced=False) != reach:
+            return False
+        return self.temporal or any(source.has_rows_below(reach) for source in self.sources)
+
+    def _step_due(self, _: StepDue) -> list[Effect]:
+        self._due = True
+        return self._go_on()
 
     def _source_as_of(self) -> Time:
         """From where this incarnation's sources read."""
@@ -422,7 +453,10 @@ class Machine:
         self.steps += 1
         self.budget_bytes = min(self.budget_bytes_max, 2 * self.budget_bytes)
         self.state = self._resting()
-        return [*self._report(step), *self._go_on()]
+        if not self.paced:
+            return [*self._report(step), *self._go_on()]
+        self._due = False
+        return [*self._report(step), *self._go_on(), PaceStep(self.number, self.lo)]
 
     def _report(self, step: Step | None) -> list[Effect]:
         """Nothing below the as_of is reported, and nothing twice or backwards."""

@@ -70,6 +70,8 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     conf: dict[str, str] = {}
     refresh_policy: str = "auto"
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
+    target_lag_ms: int = 0
+    """How old the view may be; 0: it is as fresh as can be."""
     traceparent: str | None = None
 
 
@@ -310,6 +312,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     since: Time
     upper: Frontier
     lag_ms: int
+    """How old is what a reader sees, while changes are missing in it; else 0."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -337,6 +340,8 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
+    target_lag_ms: int = 0
+    """Of a view: how old it may be; 0: it is as fresh as can be."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

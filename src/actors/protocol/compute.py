@@ -64,6 +64,8 @@ class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     rebuilt_at: Time = 0
     """While the output's upper is this one, the hidden shards hold nothing of the plan: the view is
     computed whole. Above 0 the output has contents of an earlier plan."""
+    target_lag_ms: int = 0
+    """How old the view may be: so long are changes gathered for one step; 0: not at all."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):
