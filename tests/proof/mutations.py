@@ -69,6 +69,7 @@ TESTS: Final = {
     "plan/nearby": ("views/test_nearby_rows.py",),
     "plan/covered": ("plan/test_covered.py",),
     "plan/compared_range": ("plan/test_compared_range.py",),
+    "views/common_subplans": ("views/test_common_subplans.py", "test_doctests.py"),
     "views/rule_compared": ("views/test_rule_compared.py",),
     "views/window_reach": ("views/test_window_reach.py",),
     "views/source_uses": ("views/test_source_uses.py",),

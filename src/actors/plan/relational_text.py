@@ -42,9 +42,10 @@ _NOTHING: Final = "1 AS no_column"
 _ONE_ROW: Final = f"SELECT {_NOTHING}"
 
 
-_QUOTED: Final = re.compile(
+QUOTED: Final = re.compile(
     r"""\b[rR]'[^']*'|\b[rR]"[^"]*"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
+"""Literals and quoted names of an expression."""
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _TEXTS_MAX: Final = 8192
 """Expressions whose words are remembered: a plan's are asked for again and again."""
@@ -67,7 +68,7 @@ def words_of(text: str | None) -> frozenset[str]:
     >>> sorted(words_of("upper(i0_a) = 'i0_b'"))
     ['i0_a', 'upper']
     """
-    return frozenset(_WORD.findall(_QUOTED.sub(" ", text))) if text else frozenset()
+    return frozenset(_WORD.findall(QUOTED.sub(" ", text))) if text else frozenset()
 
 
 def render(plan: Plan, sources: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.RebalancePartitions;
 import org.apache.spark.sql.catalyst.plans.logical.RepartitionOperation;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.Subquery;
 import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
 import org.apache.spark.sql.catalyst.plans.logical.Tail;
 import org.apache.spark.sql.catalyst.rules.Rule;
@@ -145,7 +146,8 @@ public class PlanRewriter {
         && plan.constraints().contains(test);
   }
 
-  /** Rules do not go into the plans of subqueries by themselves: nested correlation would stay. */
+  /** Rules do not go into the plans of subqueries by themselves: nested correlation would stay. A
+   *  mark at the root tells them that its columns keep their ids, which conditions outside name. */
   private static LogicalPlan withSubqueries(
       LogicalPlan plan, final Rule[] once, final Rule[] repeated) {
     return (LogicalPlan) plan.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
@@ -155,7 +157,8 @@ public class PlanRewriter {
       public Object applyOrElse(Object node, scala.Function1 otherwise) {
         if (!(node instanceof SubqueryExpression)) return otherwise.apply(node);
         SubqueryExpression it = (SubqueryExpression) node;
-        return it.withNewPlan(rewritten((LogicalPlan) it.plan(), once, repeated));
+        Subquery marked = new Subquery((LogicalPlan) it.plan(), it.isCorrelated());
+        return it.withNewPlan(((Subquery) rewritten(marked, once, repeated)).child());
       }
     });
   }

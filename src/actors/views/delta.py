@@ -55,6 +55,7 @@ from actors.plan.relational import (
 from actors.plan.relational_text import quote, words_of
 from actors.plan.relational_walk import inputs_of
 from actors.plan.schema import Schema
+from actors.views.common_subplans import CommonSubplans, SharedOperator
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
 from actors.views.rule_compared import with_unread_dropped
@@ -102,8 +103,9 @@ class Derived(msgspec.Struct, frozen=True):
 
 def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     """The plan that maintains a view. Raises `Unsupported`."""
-    context = Context(schemas)
-    node = _operator(context, with_unread_dropped(view.root)).delta()
+    common = CommonSubplans(with_unread_dropped(view.root))
+    context = Context(schemas, common.shared)
+    node = _operator(context, common.root).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
         raise Unsupported(f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}")
     if context.hidden:
@@ -147,7 +149,16 @@ def _mode(
 
 
 def _operator(context: Context, plan: Plan) -> Operator:
-    """The operators of a plan, bottom up."""
+    """The operators of a plan, bottom up; one for a part that stands in it more than once."""
+    if id(plan) not in context.shared:
+        return _made(context, plan)
+    known = context.operators.get(id(plan))
+    if known is None:
+        known = context.operators[id(plan)] = SharedOperator(context, _made(context, plan))
+    return known
+
+
+def _made(context: Context, plan: Plan) -> Operator:
     match plan:
         case Scan():
             return ScanOperator(context, plan)
@@ -162,7 +173,7 @@ def _operator(context: Context, plan: Plan) -> Operator:
             return TemporalOperator(context, plan, _operator(context, plan.input))
         case Project():
             below = plan.input
-            if isinstance(below, Join):
+            if isinstance(below, Join) and id(below) not in context.shared:
                 read = {word for each in plan.columns for word in words_of(each.expression)}
                 joined = inner_join(context, below, _sides(context, below), read)
                 return ProjectOperator(context, plan.columns, joined)

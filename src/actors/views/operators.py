@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Final, TypeAlias
 
 from actors.plan.covered import CoveredChanges
@@ -54,8 +54,12 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 class Context:
     """One view's derivation: lookups, cuts and hidden states so far."""
 
-    def __init__(self, schemas: tuple[Schema, ...]) -> None:
+    def __init__(self, schemas: tuple[Schema, ...], shared: Set[int] = frozenset()) -> None:
+        """`shared`: the identities of plans that one operator is made for (`common_subplans`)."""
         self.schemas = schemas
+        self.shared = shared
+        self.operators: dict[int, Operator] = {}
+        """Of shared plans, by identity."""
         self.lookups = Lookups()
         self.cuts: list[Node] = []
         self.hidden: list[tuple[Hidden, Node | None]] = []

@@ -1,0 +1,178 @@
+"""Parts of a plan that say the same: which they are, and that one operator serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from actors.plan.relational import (
+    Aggregate,
+    AggregateCall,
+    Distinct,
+    Equal,
+    Filter,
+    Join,
+    Key,
+    Named,
+    Plan,
+    Project,
+    Scan,
+    UnionAll,
+    ViewPlan,
+    WindowCall,
+    WindowFunctions,
+    columns_of,
+)
+from actors.plan.schema import Column, Schema
+from actors.views.common_subplans import CommonSubplans, shape_of
+from actors.views.delta import Derived, derive
+
+PAIRS = Schema((Column("k", "int"), Column("x", "int"), Column("i0_y", "int")))
+
+
+def scan(number: int, *own: str, source: int = 0) -> Scan:
+    return Scan(source, tuple((f"i{number}_{name}", name) for name in own or ("k", "x")))
+
+
+def totals(n: int, **changes: str) -> Aggregate:
+    """Sums by key, with ids of their own."""
+    below: Plan = Filter(scan(n), changes.get("where", f"(i{n}_x > 1)").replace("N", str(n)))
+    key = Key(f"k{n}", changes.get("key", f"i{n}_k").replace("N", str(n)), "int")
+    argument = changes.get("argument", f"i{n}_x").replace("N", str(n))
+    call = AggregateCall(f"a{n}", changes.get("function", "sum"), argument, "bigint", "int")
+    return Aggregate(below, (key,), (call,))
+
+
+def beside(left: Aggregate, right: Aggregate) -> Project:
+    """Both by their keys."""
+    keys = left.keys[0].name, right.keys[0].name
+    types = tuple((id_, "bigint") for each in (left, right) for id_ in columns_of(each))
+    plan = Join((left, right), (Equal(*keys),), (), types)
+    return Project(plan, (Named("k", keys[0]), Named("x", right.calls[0].name)))
+
+
+def derived(root: Project) -> Derived:
+    output = Schema(tuple(Column(name, "bigint") for name in columns_of(root)))
+    return derive(ViewPlan(("t",), root, output), (PAIRS,))
+
+
+def test_what_is_said_twice_has_one_state() -> None:
+    assert [state.keys for state in derived(beside(totals(1), totals(2))).hidden] == [("k1",)]
+    common = CommonSubplans(beside(totals(1), totals(2)))
+    assert len(common.shared) == 1
+    join = common.root.input if isinstance(common.root, Project) else None
+    assert isinstance(join, Join)
+    first, again = join.inputs
+    assert isinstance(again, Project)
+    assert again.input is first
+    assert again.columns == (Named("k2", "k1"), Named("a2", "a1"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"where": "(iN_x > 2)"},
+        {"where": "(iN_k > 1)"},
+        {"key": "iN_x"},
+        {"argument": "iN_k"},
+        {"function": "count"},
+    ],
+)
+def test_what_differs_anywhere_is_kept_apart(changes: dict[str, str]) -> None:
+    root = beside(totals(1), totals(2, **changes))
+    assert not CommonSubplans(root).shared
+    assert len(derived(root).hidden) == 2
+
+
+def test_an_id_is_no_name_of_a_table() -> None:
+    """A table may have columns that are called as ids are."""
+    one = Distinct(Scan(0, (("i0_x", "i0_y"), ("i0_y", "x"))), ())
+    other = Distinct(Scan(0, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
+    third = Distinct(Scan(0, (("i1_x", "x"), ("i1_y", "i0_y"))), ())
+    assert shape_of(one) == shape_of(other) != shape_of(third)
+    source = Distinct(Scan(1, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
+    assert shape_of(one) != shape_of(source)
+
+
+def test_literals_and_fields_are_no_ids() -> None:
+    def filtered(number: int, text: str) -> Filter:
+        return Filter(scan(number), text.replace("N", str(number)))
+
+    for text in (
+        "(iN_k = 'i1_k')",
+        "(iN_k = `i1_k`)",
+        "(iN_k.i1_k > 1)",
+        "CAST(iN_k AS struct<i1_k: int>)",
+    ):
+        assert shape_of(filtered(1, text)) == shape_of(filtered(2, text))
+        renamed = text.replace("i1_k", "i2_k")
+        assert shape_of(filtered(1, text)) != shape_of(filtered(2, renamed))
+
+
+def test_a_unions_columns_go_by_their_ids() -> None:
+    def union(first: Scan, second: Scan) -> UnionAll:
+        return UnionAll((first, second))
+
+    straight = union(Scan(0, (("u0", "k"), ("u1", "x"))), Scan(1, (("u0", "k"), ("u1", "x"))))
+    crossed = union(Scan(0, (("u2", "k"), ("u3", "x"))), Scan(1, (("u3", "k"), ("u2", "x"))))
+    like = union(Scan(0, (("u2", "k"), ("u3", "x"))), Scan(1, (("u2", "k"), ("u3", "x"))))
+    assert shape_of(straight) == shape_of(like) != shape_of(crossed)
+
+
+def windows(number: int, frame: str = "") -> WindowFunctions:
+    call = WindowCall(f"w{number}", "row_number()", frame, "int", True)
+    types = ((f"i{number}_k", "int"), (f"i{number}_x", "int"))
+    return WindowFunctions(scan(number), (f"i{number}_k",), (f"i{number}_x ASC",), (call,), types)
+
+
+def above(window: WindowFunctions) -> WindowFunctions:
+    """A second window over a projection of a first one."""
+    key, value, made = columns_of(window)
+    below = Project(window, (Named(key, key), Named(made, made), Named(f"c{made}", f"{value} + 1")))
+    call = WindowCall(f"v{made}", f"sum(c{made})", "", "bigint", False)
+    types = tuple((each.name, "int") for each in below.columns)
+    return WindowFunctions(below, (key,), (), (call,), types)
+
+
+@pytest.mark.parametrize(
+    ("plans", "shared"),
+    [
+        ((windows(1), windows(2)), True),
+        # A rule sees a filter and its window, or windows one on another, as one.
+        ((Filter(windows(1), "(w1 = 1)"), Filter(windows(2), "(w2 = 2)")), False),
+        ((Filter(windows(1), "(w1 = 1)"), Filter(windows(2), "(w2 = 1)")), True),
+        ((above(windows(1)), windows(2)), False),
+        ((above(windows(1)), above(windows(2))), True),
+    ],
+)
+def test_windows_are_shared_with_what_is_looked_at_with_them(
+    plans: tuple[Plan, Plan], shared: bool
+) -> None:
+    left, right = plans
+    keys = columns_of(left)[0], columns_of(right)[0]
+    root = Project(Join(plans, (Equal(*keys),)), (Named("k", keys[0]),))
+    assert bool(CommonSubplans(root).shared) == shared
+
+
+def test_rows_as_they_are_need_no_sharing() -> None:
+    plan = Join((scan(1), scan(2)), (Equal("i1_k", "i2_k"),))
+    root = Project(plan, (Named("k", "i1_k"),))
+    common = CommonSubplans(root)
+    assert common.root == root
+    assert not common.shared
+
+
+@pytest.mark.parametrize("make", [lambda: totals(1), lambda: Distinct(totals(1), ())])
+def test_parts_of_a_common_part_are_not_looked_at_again(make: Callable[[], Plan]) -> None:
+    """The largest common part counts, and stands in the plan as it is."""
+    inner = make()
+    union = UnionAll((inner, make(), make()))
+    common = CommonSubplans(union)
+    assert isinstance(common.root, UnionAll)
+    first, second, third = common.root.inputs
+    assert len(common.shared) == 1
+    assert first == inner
+    for other in (second, third):
+        assert isinstance(other, Project)
+        assert other.input is first
