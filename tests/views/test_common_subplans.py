@@ -176,3 +176,33 @@ def test_parts_of_a_common_part_are_not_looked_at_again(make: Callable[[], Plan]
     for other in (second, third):
         assert isinstance(other, Project)
         assert other.input is first
+
+
+def test_a_filter_keeps_nothing_from_being_shared_but_over_a_window() -> None:
+    left, right = Filter(totals(1), "(a1 > 1)"), Filter(totals(2), "(a2 > 2)")
+    root = Project(Join((left, right), (Equal("k1", "k2"),)), (Named("k", "k1"),))
+    common = CommonSubplans(root)
+    assert len(common.shared) == 1
+
+
+def over(number: int, below: Plan) -> WindowFunctions:
+    key = columns_of(below)[0]
+    call = WindowCall(f"w{number}", "row_number()", "", "int", True)
+    return WindowFunctions(below, (key,), (), (call,), tuple((c, "int") for c in columns_of(below)))
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_what_a_window_is_over_is_shared(filtered: bool) -> None:
+    window: Plan = over(1, totals(1))
+    window = Filter(window, "(w1 = 1)") if filtered else over(3, window)
+    plan = Join((window, totals(2)), (Equal("k1", "k2"),))
+    common = CommonSubplans(Project(plan, (Named("k", "k1"),)))
+    assert len(common.shared) == 1
+    projected = Project(over(1, totals(1)), (Named("k1", "k1"), Named("w1", "w1")))
+    chain = Join((over(3, projected), totals(2)), (Equal("k1", "k2"),))
+    assert len(CommonSubplans(Project(chain, (Named("k", "k1"),))).shared) == 1
+    grouped = Project(totals(1), (Named("k1", "k1"), Named("w1", "a1")))
+    single = Join(
+        (over(3, grouped), Project(totals(2), (Named("k2", "k2"),))), (Equal("k1", "k2"),)
+    )
+    assert len(CommonSubplans(Project(single, (Named("k", "k1"),))).shared) == 1

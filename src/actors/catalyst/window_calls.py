@@ -3,7 +3,8 @@
 A function may depend on which of two rows that its order leaves equal comes first. Then an order
 of all columns decides (`by_row`), but only where that changes nothing else: a frame of rows. A
 RANGE frame has all equal rows or none, so that a longer order would make another frame. There only
-functions of the bag of its rows are kept: not sums of floats, and no ``first``.
+functions of the bag of its rows are kept: not sums of floats, and no ``last``. The ``first`` of a
+frame that begins with the partition is that of the partition, whatever its end.
 """
 
 from __future__ import annotations
@@ -63,9 +64,26 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
         return WindowParts(function, specification, by_row=True)
     inner = function.children[0] if function.name == "AggregateExpression" else function
     floats = any("float" in kind or "double" in kind for kind in map(type_of, inner.children))
+    if inner.name == "First" and not inner.fields.get("ignoreNulls") and _is_from_start(frame):
+        return WindowParts(function, specification, by_row=True)
     if inner.name not in _OF_BAGS or floats:
         raise NotRendered(f"the window function {inner.name} over a RANGE of an order with ties")
     return WindowParts(function, specification, by_row=False)
+
+
+def _is_from_start(frame: TreeNode | None) -> bool:
+    """Return whether a frame has all rows up to its own at least."""
+    if frame is None:
+        return False
+    ends = _bound(frame, "upper")
+    from_start = "UnboundedPreceding" in _bound(frame, "lower")
+    return from_start and ("CurrentRow" in ends or "UnboundedFollowing" in ends)
+
+
+def _bound(frame: TreeNode, side: str) -> tuple[object, ...]:
+    """Return what names one end of a frame: a word, or the kind of its expression."""
+    bound = frame.kid(side)
+    return frame.fields.get(side), None if bound is None else bound.name
 
 
 # -- how far a change reaches ---------------------------------------------------------------------
@@ -92,7 +110,7 @@ def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
     calendar = False
     for side in ("lower", "upper"):
         bound = frame.kid(side)
-        if "CurrentRow" in (frame.fields.get(side), None if bound is None else bound.name):
+        if "CurrentRow" in _bound(frame, side):
             continue
         size = _number(bound)
         if size is None or bound is None:
