@@ -49,7 +49,8 @@ class SparkWriter(QueryWriter):
 
     def _read_twice(self) -> Query:
         """A table expression that the query, and all of its subqueries, may read."""
-        inner, columns = self._select(self._pick.choice((0, 1)))
+        kept = self._pick.random() < 0.4
+        inner, columns = self._names_kept() if kept else self._select(self._pick.choice((0, 1)))
         outside = self.tables
         expression = Table("cte", columns)
         self.tables = [*outside, *[expression] * len(outside)]
@@ -61,6 +62,20 @@ class SparkWriter(QueryWriter):
         outer, made = self._select(1, first=expression)
         self.tables = outside
         return f"{head} {outer}", made
+
+    def _names_kept(self) -> Query:
+        """Columns of a table under their own names, or its groups by them."""
+        pick = self._pick
+        table = pick.choice(self.tables)
+        columns = [Col(column.name, column.type) for column in table.columns]
+        where = f" where {self._test(plain, 1)}" if (plain := _comparable(columns)) else ""
+        if not plain or pick.random() < 0.5:
+            names = ", ".join(column.name for column in columns)
+            return f"select {names} from {table.name}{where}", tuple(columns)
+        keys = pick.sample(plain, pick.randint(1, min(2, len(plain))))
+        names = ", ".join(column.name for column in keys)
+        text = f"select {names}, count(*) as x9 from {table.name}{where} group by {names}"
+        return text, (*keys, Col("x9", "bigint"))
 
     def _select(self, depth: int, first: Table | None = None) -> Query:
         if self._pick.random() >= SHAPE or not self._may():
