@@ -173,9 +173,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     hydrations_max: int = 4
     """Dataflows that read their first contents at a time; further ones wait suspended."""
-    rehearsal_delay_ms: int = 1_000
-    """First contents that take longer have the plans of the first steps built beside them; others
-    come sooner without, and the plans after them."""
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024

@@ -22,8 +22,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
-import anyio
 import msgspec
+from anyio import create_task_group
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds
@@ -143,32 +143,24 @@ async def _rehearsing(
     engine: Engine, plan: DeltaPlan, incarnation: int, hydrate: Callable[[], Awaitable[None]]
 ) -> None:
     """Hydrate, and have the plans of the first steps made meanwhile: the view is fresh from then
-    on. How large its hidden states will be is not known: they count as small.
-
-    First contents that are there at once need all cores: their plans are made after them.
-    """
-    begun = False
+    on. How large its hidden states will be is not known: they count as small."""
     failed: list[Exception] = []
     runs = likely_runs(plan, hidden_whole=True)
 
     async def rehearse() -> None:
-        nonlocal begun
-        await anyio.sleep(engine.settings.rehearsal_delay_ms / 1000)
-        begun = True
         try:
             await engine.prepared()
             await engine.rehearse(runs, incarnation, "first")
         except PenstockError as error:
             log.info("%s: not rehearsed: %s", engine.dataflow, error)
 
-    async with anyio.create_task_group() as beside:
+    async with create_task_group() as beside:
         if runs:
             beside.start_soon(rehearse)
         try:
             await hydrate()
         except Exception as error:  # noqa: BLE001 - raised below, as itself
             failed.append(error)
-        if failed or not begun:
             beside.cancel_scope.cancel()
     if failed:
         raise failed[0]
