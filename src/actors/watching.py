@@ -93,7 +93,7 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _of_target(found: dict[str, Any]) -> str:
-    """How old it may be, where it says so."""
+    """Return how old it may be, where it says so."""
     return f"/{found['target_lag_ms']}" if found["target_lag_ms"] else ""
 
 

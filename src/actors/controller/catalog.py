@@ -78,7 +78,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     """An index's key columns."""
     retain_history_ms: int | None = None
     target_lag_ms: int = 0
-    """How old a view may be; 0: it is as fresh as can be."""
+    """Says how old a view may be; 0: it is as fresh as can be."""
     as_of: Time = 0
     configuration: Configuration | None = None
     """Of a source or sink."""
@@ -112,11 +112,12 @@ class _Document(msgspec.Struct, frozen=True):
 class Catalog:
     """All objects at one moment."""
 
-    __slots__ = ("_below", "_by_id", "_by_name", "_indexes", "next_id")
+    __slots__ = ("_allowed_lags", "_below", "_by_id", "_by_name", "_indexes", "next_id")
 
     def __init__(self, objects: tuple[CatalogObject, ...] = (), next_id: int = 1) -> None:
         self.next_id = next_id
         self._below: dict[ObjectId, frozenset[ObjectId | None]] = {}
+        self._allowed_lags: dict[ObjectId, int] = {}
         self._by_id = {entry.id: entry for entry in objects}
         self._by_name = {_key(entry.kind, entry.name): entry for entry in objects}
         self._indexes: dict[ObjectId, list[CatalogObject]] = {}
@@ -198,9 +199,13 @@ class Catalog:
 
     def allowed_lag_ms(self, id_: ObjectId) -> int:
         """Return how old an object may be: the most that any view says which it is or stands on."""
-        entry = self._by_id[id_]
-        below = (self.allowed_lag_ms(each) for each in entry.depends if entry.kind in (VIEW, INDEX))
-        return max([entry.target_lag_ms, *below])
+        known = self._allowed_lags.get(id_)
+        if known is None:
+            entry = self._by_id[id_]
+            # Each read asks, and views that meet again below would be walked over and over.
+            known = max([entry.target_lag_ms, *map(self.allowed_lag_ms, entry.depends)])
+            self._allowed_lags[id_] = known
+        return known
 
     def add(self, entry: CatalogObject) -> Catalog:
         """With one more object, whose id is `new_id`. Raises `ObjectExists`."""

@@ -15,7 +15,7 @@ from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import Frontiers, Status
 
 _MOVES_MAX: Final = 4_096
-"""Of the tables' uppers so many are remembered at least."""
+"""Limits how many of the tables' uppers are remembered: so many at least, twice as many at most."""
 
 
 class ObjectFrontiers:
@@ -24,7 +24,7 @@ class ObjectFrontiers:
     def __init__(self, tables_upper: Frontier) -> None:
         self.tables_upper: Frontier = tables_upper
         self._moves: list[Frontier] = []
-        """The tables' uppers of late, ascending."""
+        """Remembers the tables' uppers of late, ascending."""
         self._uppers: dict[ObjectId, Frontier] = {}
         self._readable_from: dict[ObjectId, Time] = {}
         self._statuses: dict[ObjectId, Status] = {}

@@ -80,9 +80,9 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.dataflow")
 
 _STEP_SHARE: Final = 1.5
-"""A step may take so much longer than the last ones before its view is older than it may be."""
+"""Allows a step to take so much longer than the last ones until its view is too old."""
 _FADING: Final = 0.9
-"""What is left of a long step's time in what the next is expected to take."""
+"""Weighs a long step's time in what the next is expected to take."""
 
 _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Progress
 
@@ -136,7 +136,7 @@ class Dataflow(Actor[_Message]):
         self._patience: Effect | None = None
         self._pace: Effect | None = None
         self._step_ms = 0.0
-        """What steps took of late, from the cut until they were durable."""
+        """Tells what steps took of late, from the cut until they were durable."""
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
         self._opened: m.Restored | None = None  # when the contents of a subscribe are taken
@@ -476,7 +476,7 @@ class Dataflow(Actor[_Message]):
         return False
 
     def _pace_step(self, number: int, lo: Frontier) -> None:
-        """The next step is due when there is just time to make it before the output is too old."""
+        """Set the timer of the next step: just in time to make it before the output is too old."""
         export = self._description.export
         assert isinstance(export, ViewExport), "only a view is paced"
         target_ms = export.target_lag_ms

@@ -135,7 +135,7 @@ class RetryDue(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepDue(msgspec.Struct, frozen=True, gc=False):
-    """The step after number `number` is to be made now: later the output would be too old."""
+    """Tells that the step after number `number` is due: later the output would be too old."""
 
     number: int
 

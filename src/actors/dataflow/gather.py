@@ -214,7 +214,7 @@ class Source:
         return not any(piece.lower < frontier for piece in self.pending())
 
     def has_rows_below(self, frontier: Frontier) -> bool:
-        """Whether any update below `frontier` is held, or may be in a part that is not here."""
+        """Return whether an update below `frontier` is held, or may be in a part not yet here."""
         held = any(each.first < frontier for each in self.held)
         return held or any(piece.lower < frontier for piece in self.pending())
 

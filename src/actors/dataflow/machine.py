@@ -152,7 +152,7 @@ class Machine:
         self._stands_by = False
         self._following = False
         self._due = True
-        """Of a paced dataflow: the next step need not wait any longer."""
+        """Says of a paced dataflow that the next step need not wait any longer."""
         self._frozen: PenstockError | None = None
         self._whole: Frontier = EMPTY
         """Every time below is described and can be had: behind it a source has failed."""
@@ -250,9 +250,9 @@ class Machine:
         if self.lo >= end:
             self.state = State.DROPPED
             return [CancelWork(), Finish(self.lo)]
-        if not self._due and self._may_wait(end):
-            reach = pick_hi(self.lo, self.sources, self.budget_bytes, end)
-            return [] if reach is None else self._ask(reach)
+        waiting = None if self._due else self._waiting_for_more(end)
+        if waiting is not None:
+            return waiting
         if self.hi is None or self.hi > self._whole:
             until = min(end, self._whole)
             self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, until)
@@ -271,19 +271,21 @@ class Machine:
             return self._cut(self.hi)
         return self._ask(self.hi)
 
-    def _may_wait(self, end: Frontier) -> bool:
-        """Whether a later step would take more at once, and none other waits for this one.
+    def _waiting_for_more(self, end: Frontier) -> list[Effect] | None:
+        """Ask for what a later step takes at once; None where the step is not to wait.
 
         One that changes nothing is free, but where the clock itself changes the output.
         """
         if self._frozen is not None or self._following or self._snapshot_due:
-            return False
+            return None
         reach = min([end, *(source.progress for source in self.sources)])
         if reach <= self.lo:
-            return True
+            return []
         if pick_hi(self.lo, self.sources, self.budget_bytes, end, forced=False) != reach:
-            return False
-        return self.temporal or any(source.has_rows_below(reach) for source in self.sources)
+            return None
+        if not self.temporal and not any(each.has_rows_below(reach) for each in self.sources):
+            return None
+        return self._ask(reach)
 
     def _step_due(self, _: StepDue) -> list[Effect]:
         self._due = True

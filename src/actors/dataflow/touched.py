@@ -192,7 +192,7 @@ class Touched:
     def find_between(
         self, target: str, changes: pa.Table | None, within: ComparedRange
     ) -> pa.Table:
-        """At least the updates of `target` that changed bounds decide anew."""
+        """Return at least the updates of `target` that changed bounds decide anew."""
         rows = self._scanned(target)
         return self._counted(rows if changes is None else rows_in_range(rows, changes, within))
 

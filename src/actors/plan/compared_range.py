@@ -16,7 +16,7 @@ from actors.plan.schema import DIFF, TIME
 
 
 class ComparedRange(msgspec.Struct, frozen=True):
-    """Of the rows that a lookup without a key reads, those that a changed bound decides anew.
+    """Says which rows a changed bound decides anew: a lookup without a key reads no others.
 
     `lookup` is its number. Each of `columns`, of its target, is compared with the column of
     `bounds` beside it, of its only origin.

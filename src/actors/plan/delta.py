@@ -462,7 +462,7 @@ class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
     """Says whether it seldom makes a row. A run may be optimistic: it counts as if it made none,
     and the step is void where the answer tells of one (`DeltaPlan`)."""
     ranges: tuple[ComparedRange, ...] = ()
-    """Of lookups without a key: the rows that they need not go beyond."""
+    """Limits what lookups without a key read."""
 
 
 def missed_later(

@@ -71,7 +71,7 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     refresh_policy: str = "auto"
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
     target_lag_ms: int = 0
-    """How old the view may be; 0: it is as fresh as can be."""
+    """Says how old the view may be; 0: it is as fresh as can be."""
     traceparent: str | None = None
 
 
@@ -312,7 +312,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     since: Time
     upper: Frontier
     lag_ms: int
-    """How old is what a reader sees, while changes are missing in it; else 0."""
+    """Tells how old is what a reader sees, while changes are missing in it; else 0."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -341,7 +341,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     bytes_read: int = 0
     bytes_total: int = 0
     target_lag_ms: int = 0
-    """Of a view: how old it may be; 0: it is as fresh as can be."""
+    """Says how old a view may be; 0: it is as fresh as can be."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

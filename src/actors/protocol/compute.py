@@ -65,7 +65,7 @@ class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """While the output's upper is this one, the hidden shards hold nothing of the plan: the view is
     computed whole. Above 0 the output has contents of an earlier plan."""
     target_lag_ms: int = 0
-    """How old the view may be: so long are changes gathered for one step; 0: not at all."""
+    """Says how old the view may be: so long are changes gathered for one step; 0: not at all."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -55,7 +55,7 @@ class CommonSubplans:
         self._first: dict[str, Plan] = {}
         self._shapes: dict[int, str] = {}
         self.shared: set[int] = set()
-        """The identities of the parts of `root` that stand in it more than once."""
+        """Holds the identities of the parts of `root` that stand in it more than once."""
         self.root = self._merged(plan)
 
     def _merged(self, plan: Plan) -> Plan:
@@ -183,13 +183,13 @@ class SharedOperator(PassingOperator):
         super().__init__(context, below)
 
     def make_delta(self) -> Node:
-        """The operator's, in a run of its own where it is large."""
+        """Return the operator's, in a run of its own where it is large."""
         return self._below.delta(shared=True)
 
     def old(self) -> Node:
-        """The operator's."""
+        """Return the operator's."""
         return self._below.old()
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """The operator's."""
+        """Return the operator's."""
         return self._below.table_columns(ids, some=some)

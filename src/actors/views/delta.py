@@ -149,7 +149,7 @@ def _mode(
 
 
 def _operator(context: Context, plan: Plan) -> Operator:
-    """The operators of a plan, bottom up; one for a part that stands in it more than once."""
+    """Return the operator of a plan, one for a part that stands in it more than once."""
     if id(plan) not in context.shared:
         return _made(context, plan)
     known = context.operators.get(id(plan))

@@ -48,7 +48,7 @@ class _Need(msgspec.Struct):
     """Each with the lookups that fill it."""
     nulls: bool
     within: set[Within | None] = msgspec.field(default_factory=set)
-    """What whoever asks compares; None: he wants all rows."""
+    """Holds what each who asks compares; None: he wants all rows."""
 
     @property
     def after(self) -> set[Wanted]:
@@ -61,7 +61,7 @@ class Lookups:
     def __init__(self) -> None:
         self._needs: dict[Wanted, _Need] = {}
         self.ranges: dict[int, ComparedRange] = {}
-        """Of lookups, by number, that need not read all; known after `by_stratum`."""
+        """Says which rows lookups read, by number, if not all; known after `by_stratum`."""
 
     def ask(
         self,

@@ -59,7 +59,7 @@ class Context:
         self.schemas = schemas
         self.shared = shared
         self.operators: dict[int, Operator] = {}
-        """Of shared plans, by identity."""
+        """Holds those of shared plans, by identity."""
         self.lookups = Lookups()
         self.cuts: list[Node] = []
         self.hidden: list[tuple[Hidden, Node | None]] = []

@@ -30,14 +30,14 @@ from actors.views.operators import Context, Ids, Operator, Origins, narrowed
 
 
 class ComparedSide(NamedTuple):
-    """The table that one row of a join is compared with, by some of its columns, and nothing else
+    """Names the table that one row of a join is compared with, by some of its columns; nothing else
     is read of that row."""
 
     place: int
-    """Of the side among the join's inputs."""
+    """Tells which of the join's inputs it is."""
     source: int
     columns: Ids
-    """The table's own names."""
+    """Holds the table's own names."""
     bounds: Ids
     """Columns of the one row."""
 
@@ -292,8 +292,8 @@ class _Term:
         return found
 
     def _next(self) -> int:
-        """The input with the most equalities to what is joined; the first of them. From a single
-        row that which it is compared with."""
+        """Return the input with the most equalities to what is joined, the first of them; from a
+        single row that which it is compared with."""
         compared = self._join.compared.get(self._start)
         if compared is not None and len(self._joined) == 1:
             return compared.place
