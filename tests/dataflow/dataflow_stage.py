@@ -180,6 +180,8 @@ class Flow:
         self.jobs: list[Job] = []
         self.failures: list[PenstockError] = []
         self.kept: list[Run] = []
+        self.rehearsals: list[str] | None = None
+        """Where it is a list, rehearsals come into it and do not end."""
         self.keep = False
         self.executor = stage.probe(f"{name}-executor")
         self.executor.plays(Run, self._run)
@@ -237,7 +239,9 @@ class Flow:
 
     def _run(self, run: Run) -> None:
         job = run.job
-        if isinstance(job, Prepare | Rehearse):
+        if isinstance(job, Rehearse) and self.rehearsals is not None:
+            self.rehearsals.append(job.job_id)  # and never answered
+        elif isinstance(job, Prepare | Rehearse):
             run.reply.set(Prepared(job.job_id))
         elif isinstance(job, StepJob | Difference):
             self.jobs.append(job)

@@ -379,6 +379,18 @@ async def test_a_rehearsal_is_nobodys_progress(stage: Isolation, tmp_path: Path)
         assert [s.text for s in house.told(DataflowStatus) if "tasks done" in s.text] == []
 
 
+async def test_steps_do_not_wait_for_rehearsals(stage: Isolation, tmp_path: Path) -> None:
+    """Of a wide view they take a minute, and what is written meanwhile is wanted sooner."""
+    async with surroundings(stage) as shards:
+        house = await numbers_flow(stage, shards, tmp_path)
+        house.rehearsals = []
+        await house.start()
+        await house.reported(5)
+        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+        await house.reported(8)
+        assert [job.rpartition("/")[2] for job in house.rehearsals] == ["rehearse-first"]
+
+
 async def test_another_replica_was_first(stage: Isolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist

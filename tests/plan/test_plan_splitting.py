@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from actors.errors import PenstockError
-from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where
+from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where, columns_of
 from actors.plan.plan_splitting import children, divided, nodes, pieces
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
@@ -61,6 +61,29 @@ def test_a_plan_that_doubles_with_each_stratum_is_cut() -> None:
     assert found[-1][-1] == 7
     assert len(found) > 1
     assert sorted(index for piece in found for index in piece) == list(range(8))
+
+
+def test_what_several_pieces_would_compute_is_one() -> None:
+    """Strata 2 and 3 are kept, for the last one is too large: each would compute stratum 0."""
+    base = Input("r0", ("k",))
+    strata = (
+        wide(D0, 30),
+        *(Select(wide(base, 30), (Named("k", f"k + {number}"),)) for number in range(3)),
+        Union(tuple(wide(Input(f"r{number}", ("k",)), 9) for number in (1, 2, 3))),
+    )
+    assert pieces(strata, 0, 4, {"d0"}, 90) == [(0,), (2,), (3,), (1, 4)]
+    # What is a small part of a statement is computed again.
+    little = (wide(D0, 3), *strata[1:])
+    assert pieces(little, 0, 4, {"d0"}, 90) == [(0, 2), (0, 3), (0, 1, 4)]
+
+
+def test_a_node_of_many_columns_counts_as_several() -> None:
+    narrow, broad = (
+        Select(D0, tuple(Named(f"c{number}", "k") for number in range(count))) for count in (31, 64)
+    )
+    assert (nodes(narrow, {"d0": 1}), nodes(broad, {"d0": 1})) == (2, 5)
+    strata = (broad, Where(Input("r0", columns_of(broad)), "c0 > 1"))
+    assert pieces(strata, 0, 1, {"d0"}, 5) == [(0,), (1,)]
 
 
 def rows(schema: Schema, pick: random.Random, times: Sequence[int], *, state: bool) -> Relation:

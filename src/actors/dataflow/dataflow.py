@@ -400,7 +400,13 @@ class Dataflow(Actor[_Message]):
                 in_error = bool(found.output_errors)
                 return StageDone(m.Restored(incarnation, found.lo, as_of, none, in_error=in_error))
 
-            restore = restoring(incarnation, lambda: view.restore(incarnation, writable=writable))
+            def hydrating() -> None:
+                if self._upkeep is not None:
+                    self._upkeep.rehearse_first(incarnation)
+
+            restore = restoring(
+                incarnation, lambda: view.restore(incarnation, hydrating, writable=writable)
+            )
             self._run_stage(0, restore, resumed)
         elif passing is not None:
 

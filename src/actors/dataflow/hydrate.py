@@ -17,13 +17,12 @@ are filled later (`filling`): a view is read before it can be stepped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from anyio import create_task_group
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds
@@ -33,12 +32,11 @@ from actors.dataflow.first import first_parts
 from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.rivals import Turns
-from actors.dataflow.step import empty_deltas, likely_runs
+from actors.dataflow.step import empty_deltas
 from actors.dataflow.suspension import held_text
 from actors.dataflow.touched import Imports, Touched
-from actors.errors import DefiniteError, JobTooLarge, PenstockError
+from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan
 from actors.plan.schema import Schema
 from actors.progress import Frontier, ShardId, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
@@ -69,10 +67,14 @@ async def restore(
     arrangements: SharedArrangements,
     chooser: Chooser,
     turns: Turns,
+    hydrating: Callable[[], None],
     *,
     writable: bool,
 ) -> Resumed:
-    """Hydrates when needed, then reads what is durable. Raises what stores and engine raise.
+    """Hydrate when needed, then read what is durable. Raise what stores and engine raise.
+
+    `hydrating` is called before contents are computed: what it begins may go on beside, and
+    behind them.
 
     Without `writable` (read-only) a view that would have to write waits for its shard to be
     written by another.
@@ -92,10 +94,8 @@ async def restore(
                     upper, as_of = await _start_of(persist, description, export)
                     if as_of is not None:
                         started = engine.clock.monotonic_ms()
-                        hydrating = partial(
-                            _hydrate, engine, persist, description, export, as_of, upper, name
-                        )
-                        await _rehearsing(engine, export.plan, incarnation, hydrating)
+                        hydrating()
+                        await _hydrate(engine, persist, description, export, as_of, upper, name)
                         rows = await _rows(persist, description, as_of + 1)
                         chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
@@ -137,33 +137,6 @@ async def _start_of(
     if upper == export.rebuilt_at:
         return upper, max(since, upper or description.as_of)
     return upper, since if since > upper - 1 else None
-
-
-async def _rehearsing(
-    engine: Engine, plan: DeltaPlan, incarnation: int, hydrate: Callable[[], Awaitable[None]]
-) -> None:
-    """Hydrate, and have the plans of the first steps made meanwhile: the view is fresh from then
-    on. How large its hidden states will be is not known: they count as small."""
-    failed: list[Exception] = []
-    runs = likely_runs(plan, hidden_whole=True)
-
-    async def rehearse() -> None:
-        try:
-            await engine.prepared()
-            await engine.rehearse(runs, incarnation, "first")
-        except PenstockError as error:
-            log.info("%s: not rehearsed: %s", engine.dataflow, error)
-
-    async with create_task_group() as beside:
-        if runs:
-            beside.start_soon(rehearse)
-        try:
-            await hydrate()
-        except Exception as error:  # noqa: BLE001 - raised below, as itself
-            failed.append(error)
-            beside.cancel_scope.cancel()
-    if failed:
-        raise failed[0]
 
 
 async def _hydrate(

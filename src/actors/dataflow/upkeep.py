@@ -5,6 +5,7 @@ arrangements, moving the holds on its inputs."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -22,25 +23,35 @@ class Upkeep:
         self._ctx = ctx
         self._view = view
         self._holds_interval_ms = holds_interval_ms
-        self._warming: Effect | None = None
+        self._warming: list[Effect] = []
         self._merging = self._rehearsing = False
         self._moving_holds = False
         self._holds_moved_ms = float("-inf")
 
+    def rehearse_first(self, incarnation: int) -> None:
+        """Have plans built beside the first contents, and behind them where that takes longer: a
+        step waits for the one that it needs, at most."""
+        self._warm(lambda: self._view.rehearse_first(incarnation))
+
     def warm(self, incarnation: int) -> None:
         """Readies state beside the machine. A step that needs it looks for itself, and meets
         what made this fail."""
-        self._warming = self._ctx.effect(
-            lambda: self._view.warm(incarnation),
-            done=lambda _: None,
-            failed=lambda error: log.info("%s: not warmed: %s", self._ctx.path, error),
+        self._warm(lambda: self._view.warm(incarnation))
+
+    def _warm(self, make: Callable[[], Awaitable[None]]) -> None:
+        self._warming.append(
+            self._ctx.effect(
+                make,
+                done=lambda _: None,
+                failed=lambda error: log.info("%s: not warmed: %s", self._ctx.path, error),
+            )
         )
 
     def cancel(self) -> None:
         """No state is wanted ready any more."""
-        if self._warming is not None:
-            self._warming.cancel()
-        self._warming = None
+        for each in self._warming:
+            each.cancel()
+        self._warming = []
 
     def rehearse(self, incarnation: int) -> None:
         """Has the engine make a plan, where it said that this pays."""

@@ -12,7 +12,7 @@ of each step, and when that succeeds the difference is appended and the error re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -92,10 +92,13 @@ class View:
         self._uses = source_uses(export.plan)
         self._used_of: tuple[Step | None, list[pa.Table]] = (None, [])
         self._suspension = Suspension(engine.settings)
+        self._rehearsal = anyio.Lock()
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
 
-    async def restore(self, incarnation: int, *, writable: bool) -> Resumed:
+    async def restore(
+        self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
+    ) -> Resumed:
         """The durable state. What an earlier incarnation had is given up last, so that an
         arrangement that both want stays."""
         before, self._touched = self._touched, None
@@ -114,6 +117,7 @@ class View:
                 self._arrangements,
                 self._chooser,
                 self._turns,
+                hydrating,
                 writable=writable,
             )
         finally:
@@ -138,9 +142,19 @@ class View:
             await self._make_ready(incarnation)
             await self._engine.clock.run_blocking(touched.merge)
             whole = touched.hidden_whole(self._engine.settings.hidden_rows_whole_max)
-            runs = likely_runs(self._export.plan, hidden_whole=whole)
-            if runs:
-                await self._engine.rehearse(runs, incarnation)
+            await self._rehearse_likely(incarnation, "again", hidden_whole=whole)
+
+    async def rehearse_first(self, incarnation: int) -> None:
+        """Let the engine build plans of steps while the first contents are computed. How large the
+        hidden states will be is not known: they count as small."""
+        await self._engine.prepared()
+        await self._rehearse_likely(incarnation, "first", hidden_whole=True)
+
+    async def _rehearse_likely(self, incarnation: int, what: str, *, hidden_whole: bool) -> None:
+        runs = likely_runs(self._export.plan, hidden_whole=hidden_whole)
+        if runs:
+            async with self._rehearsal:  # the second one finds what the first has built
+                await self._engine.rehearse(runs, incarnation, what)
 
     @property
     def rehearsal_due(self) -> bool:

@@ -8,9 +8,9 @@ once. Strata that run together are one statement with a WITH, and each is analys
 After that Spark puts every stratum where it is named, and a plan of strata above strata grows by
 a multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
 `pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
-plan has more than `nodes_max` nodes. Most steps are one piece. No stratum has more than
-`STRATUM_NODES_MAX` nodes of its own, so that this can always be done; a plan that is too much
-even in pieces is known by its `statement_sizes` before any of it is sent.
+plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece. No
+stratum has more than `STRATUM_NODES_MAX` nodes of its own, so that this can always be done; a plan
+that is too much even in pieces is known by its `statement_sizes` before any of it is sent.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ SHARED_NODES_MIN: Final = 4
 """Smaller subtrees are written again: a name for them would cost as much."""
 STRATUM_NODES_MAX: Final = 50
 """What is larger becomes several strata, whether it occurs once or more."""
+COLUMNS_OF_A_NODE: Final = 16
+"""A node counts once for each so many columns that it computes: each of Spark's rules looks at each
+expression of a plan."""
+
+COMPUTED_TWICE_PART: Final = 4
+"""What two statements would compute is run by itself where it is more than such a part of what one
+may have."""
 
 
 class PlanLimits(NamedTuple):
@@ -165,7 +172,7 @@ class _Divider:
         if isinstance(node, Union) and not any(map(_padding, node.inputs)):
             below = self._gathered(below)
         new = with_children(node, [child for child, _ in below])
-        return new, 1 + sum(count for _, count in below)
+        return new, weight(node) + sum(count for _, count in below)
 
     def _gathered(self, below: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
         """A union's inputs, in unions of their own as long as they are too many."""
@@ -220,11 +227,22 @@ def pieces(
         sizes = _sizes(strata, first, last, filled, kept, without)
         large = [index for index in (*kept, last) if sizes[f"r{index}"] > nodes_max]
         found = next((k for t in large if (k := _best(strata, first, t, sizes, kept)) >= 0), -1)
+        left = {*kept, *without}
+        made = [_statement(strata, first, target, left) for target in (*sorted(kept), last)]
         if found < 0:
-            break
+            found = _computed_twice(made, sizes, nodes_max)
+        if found < 0:
+            return made
         kept.add(found)
-    left = {*kept, *without}
-    return [_statement(strata, first, target, left) for target in (*sorted(kept), last)]
+
+
+def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: int) -> int:
+    """The largest stratum that several statements would compute; -1: none that is worth one of its
+    own."""
+    times = Counter(index for statement in made for index in statement[:-1])
+    again = [(sizes[f"r{index}"], index) for index, count in times.items() if count > 1]
+    size, found = max(again, default=(0, -1))
+    return found if size * COMPUTED_TWICE_PART > nodes_max else -1
 
 
 def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
@@ -319,6 +337,30 @@ def makes_rows_of_none(node: Node) -> bool:
             return makes_rows_of_none(children(node)[0])
 
 
+def weight(node: Node) -> int:
+    """Return as how many nodes one counts, by the columns that it computes itself.
+
+    >>> from actors.plan.delta import Named
+    >>> rows = Input("d0", ("x",))
+    >>> weight(Where(rows, "x > 1"))
+    1
+    >>> weight(Select(rows, tuple(Named(f"c{n}", "x + 1") for n in range(60))))
+    3
+    """
+    match node:
+        case Select():
+            computed = len(node.columns)
+        case Reduce():
+            computed = len(node.measures)
+        case Accumulate():
+            computed = 2 * len(node.measures)  # before and after
+        case Recompute() | RecomputeRows():
+            computed = len(node.calls)
+        case _:
+            computed = 0
+    return max(1, computed // COLUMNS_OF_A_NODE)
+
+
 def nodes(node: Node, sizes: Mapping[str, int]) -> int:
     """About how many nodes are planned for a node, with inputs of these `sizes`; those left out
     are empty, and what hangs on them is nothing."""
@@ -332,10 +374,10 @@ def nodes(node: Node, sizes: Mapping[str, int]) -> int:
             return 0
         case Recompute() if not node.keys:
             # The one group may have a row of no rows.
-            return sum(counts) + 1
+            return sum(counts) + weight(node)
         case Recompute() | RecomputeRows() if not counts[1]:
             return 0
         case Match() if node.kind == "full" and any(counts):
-            return sum(counts) + 1
+            return sum(counts) + weight(node)
         case _:
-            return sum(counts) + 1 if counts[0] else 0
+            return sum(counts) + weight(node) if counts[0] else 0
