@@ -84,6 +84,34 @@ async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> Non
     assert "of 10 times the state" in found[True].detail
 
 
+async def test_a_view_that_reads_what_it_does_not_name_is_found(tmp_path: Path) -> None:
+    """An update of that column would be looked at for nothing."""
+    text = (
+        "create table t (k int, x int, y int, z int);\n"
+        "create materialized view v as\n"
+        "select k, sum(y * y) as s, count(*) as n from t group by k;\n"
+        "@ 1\n+ t (1, 1, 1, 1)\n@ 2\n+ t (1, 2, 2, 2)\n@ 3\n+ t (2, 1, 1, 1)\n"
+    )
+    found = []
+    for check in (Checked, _Wide):
+        async with System(seed=1) as system:
+            executor = system.spawn(InMemoryExecutor, "engine")
+            place = Place(system, executor, Settings(), tmp_path)
+            (result,) = await measured(check(parse_script(text), place, Options(), check.__name__))
+            found.append((result.verdict, result.detail))
+    assert found[0][0] == "exact"
+    assert found[1] == ("WRONG", "reads t.x, which it does not name")
+
+
+class _Wide(Checked):
+    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+        await super().compile(updates)
+        for name, plan in self.plans.items():
+            needless = Lookup("s0", ("x",), (("d0", ("x",)),))
+            first = msgspec.structs.replace(plan.strata[0], lookups=(needless,))
+            self.plans[name] = msgspec.structs.replace(plan, strata=(first, *plan.strata[1:]))
+
+
 class _Greedy(Checked):
     async def compile(self, updates: Sequence[Update] | None = None) -> None:
         await super().compile(updates)

@@ -22,7 +22,7 @@ time in the interval: join pairs take the greater time, aggregates run over (gro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final, TypeAlias
 
 import msgspec
@@ -570,7 +570,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
 
 
 def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
-    """The columns of the input `name` that the strata read; all when it is only counted."""
+    """Return the columns of the input `name` that the strata read."""
     read = {
         column
         for stratum in strata
@@ -578,8 +578,19 @@ def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
         if found.name == name
         for column in found.columns
     }
-    kept = tuple(column for column in schema.columns if column.name in read)
-    return Schema(kept) if kept else schema
+    return Schema(columns_kept(schema, read))
+
+
+def columns_kept(schema: Schema, read: Set[str]) -> tuple[Column, ...]:
+    """Return a schema's columns that are read; of rows that are only counted, the first.
+
+    >>> schema = Schema((Column("id", "int"), Column("at", "date"), Column("x", "int")))
+    >>> [each.name for each in columns_kept(schema, {"x", "at"})]
+    ['at', 'x']
+    >>> [each.name for each in columns_kept(schema, set())]
+    ['id']
+    """
+    return tuple(each for each in schema.columns if each.name in read) or schema.columns[:1]
 
 
 def summed_first(plan: DeltaPlan) -> DeltaPlan:

@@ -7,6 +7,9 @@ not touch. Rows that lookups return are counted. A view that is labelled increme
 and reads more than `GROWTH_MAX` times as many on the larger state is WRONG: its cost follows
 the state, not the change.
 
+The plan is looked at, too: where it reads a column of a table that the view's text does not name,
+updates of that column would start lookups and jobs for nothing, which is WRONG as well.
+
 Rules: the first half of the script's changes is the state, each later time is one step, strata
 one by one. A NULL becomes a value in the copies, or they would share the group of NULL keys;
 booleans stay as they are. A view in error is not measured. A key that maps many values to few
@@ -17,20 +20,27 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 from actors.errors import PenstockError
+from actors.plan.delta import columns_kept
+from actors.plan.schema import Schema
 from actors.testing.checking import Checked, ViewResult
 from actors.testing.expressions import INTEGERS, WIDE, decimal_digits
 from actors.testing.maintain import Maintained
 from actors.testing.nodes import Update as Row
-from actors.testing.view_scripts import random_value
+from actors.testing.view_scripts import inlined, random_value
 from actors.views.delta import BESIDE
+from actors.views.source_uses import source_uses
 
 COPIES: Final = 9
+_COUNTED: Final = re.compile(r"\bcount\s*\(\s*\*\s*\)")
+_ALL_COLUMNS: Final = re.compile(r"(?:\bselect|\bdistinct|\ball|,|\.)\s*\*|\bnatural\b")
+"""Of texts that name columns without their names."""
 GROWTH_MAX: Final = 1.2
 _STEP: Final = 1000
 _DAYS: Final = 4000
@@ -64,8 +74,29 @@ async def measured(check: Checked) -> list[ViewResult]:
         result.detail = f"{few} rows read, {many} of {COPIES + 1} times the state"
         if (many > GROWTH_MAX * few) != (result.view in check.script.growing):
             result.verdict = "WRONG"
+        unnamed = _unnamed_read(check, result.view)
+        if unnamed:
+            result.verdict, result.detail = "WRONG", f"reads {unnamed}, which it does not name"
     await check.forget()
     return results
+
+
+def _unnamed_read(check: Checked, name: str) -> str:
+    """Return a column of a table that a view's plan reads and its text does not name; empty: none,
+    or the text names columns in another way. Keys are read to tell rows apart."""
+    (view,) = (each for each in check.script.views if each.name == name)
+    text = _COUNTED.sub("", inlined(check.script, view).lower())
+    if _ALL_COLUMNS.search(text):
+        return ""
+    plan = check.plans[name]
+    for source, use in zip(plan.sources, source_uses(plan), strict=True):
+        schema = check.script.tables.get(source, Schema(()))
+        counted = columns_kept(schema, set())  # stands for rows of which nothing is read
+        for column in use.schema.columns:
+            named = column.name.lower() in text or column.name in schema.key
+            if column in schema.columns and not named and use.schema.columns != counted:
+                return f"{source}.{column.name}"
+    return ""
 
 
 async def _reads(check: Checked, times: list[int], copies: int) -> Reads:

@@ -27,7 +27,15 @@ import pyarrow as pa
 
 from actors.persist.filtering import Condition, PartFilter
 from actors.persist.statistics import has_bounds
-from actors.plan.delta import DeltaPlan, Input, Node, Select, Where, inputs_below
+from actors.plan.delta import (
+    DeltaPlan,
+    Input,
+    Node,
+    Select,
+    Where,
+    columns_kept,
+    inputs_below,
+)
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 from actors.plan.updates import condensed
 from actors.views.operators import children_of, is_name
@@ -76,9 +84,9 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
     # Neighbours are those among the rows that a window is over, which both are told by.
     if near and (changes is None or state is None or changes.name != state.name):
         changes = state = None
-    kept = tuple(column for column in schema.columns if column.name in read)
-    key = schema.key if read.issuperset(schema.key) else ()
-    return SourceUse(Schema(kept, key) if kept else schema, changes, state)
+    kept = columns_kept(schema, read)
+    key = schema.key if {each.name for each in kept}.issuperset(schema.key) else ()
+    return SourceUse(Schema(kept, key), changes, state)
 
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
