@@ -51,7 +51,7 @@ FOUND = {
     "past_a_failed_fetch": 7032,
     "peeks_not_forgotten": 7186,
     "stash_forgotten": 7074,
-    "winner_not_read": 30579,
+    "winner_not_read": 30122,
 }
 """A seed that finds each planted bug."""
 

@@ -22,6 +22,7 @@ import os
 import queue
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -47,7 +48,7 @@ from actors.spark.jobs import Engine, Ticket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, without_secrets
 from actors.spark.session import open_session, spark_conf
-from actors.spark.start import ChildMessage, Start
+from actors.spark.start import CHILD_FOLDER, ChildMessage, Start
 from actors.spark.steps import Slot
 from actors.spark.traces import is_traced, traced
 from actors.threshold_probes import use_kernel_limits
@@ -305,6 +306,10 @@ def main(arguments: list[str]) -> None:
     settings, scratch = first.settings, Path(first.scratch)
     use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
+    # PySpark has a folder for its JVM's port, which stays where this process is killed meanwhile.
+    temporary = scratch / CHILD_FOLDER / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(temporary)
     try:
         engine = open_engine(settings, scratch, first.class_archive, first.no_java)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
