@@ -67,6 +67,7 @@ TESTS: Final = {
     "wal/offload": ("wal/test_wal_offload.py",),
     "wal/archive": ("wal/test_wal_offload.py",),
     "plan/nearby": ("views/test_nearby_rows.py",),
+    "plan/plan_splitting": ("plan/test_plan_splitting.py", "views/test_plan_growth.py"),
     "plan/covered": ("plan/test_covered.py",),
     "plan/compared_range": ("plan/test_compared_range.py",),
     "views/common_subplans": ("views/test_common_subplans.py", "test_doctests.py"),
