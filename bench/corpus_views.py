@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
-from actors.errors import PenstockError
+from actors.errors import DefiniteError, PenstockError
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
 from measure import Measure, Report, median
 from view_step import Bench
@@ -98,7 +98,8 @@ async def _one(
 ) -> dict[str, float]:
     """Create the view, step it and recompute it.
 
-    Return ours / peer by the steps' label; nothing where the query itself fails."""
+    Return ours / peer by the steps' label; nothing where the query's answer is an error.
+    """
     created = time.perf_counter()
     await client.create_view(query.name, query.sql)
     paths = {name: files / f"{name}.parquet" for name in CORPORA[run.corpus].tables}
@@ -121,7 +122,7 @@ async def _one(
     for _ in range(run.peer_warm + run.peer_counted):
         try:
             again.append(await bench.query(query.sql, paths))
-        except PenstockError as error:  # its answer over these tables is an error: the view's, too
+        except DefiniteError as error:  # its answer over these tables is an error: the view's, too
             print(f"{query.name} is not counted, plain Spark fails: {error}", flush=True)
             return {}
     peer = median(again[run.peer_warm :])
@@ -162,6 +163,8 @@ async def run_corpus(
                     await client.drop(query.name)
     for step in run.steps:
         found = [each[step.label] for each in ratios if each]
+        if not found:
+            continue
         name = f"{run.corpus}_{step.label}"
         report.add(Measure(f"{name}_median", 100 * median(found), 100, "%", step.target_median))
         report.add(Measure(f"{name}_slowest", 100 * max(found), 100, "%", run.target_slowest))

@@ -55,8 +55,8 @@ COLUMNS_OF_A_NODE: Final = 16
 expression of a plan."""
 
 COMPUTED_TWICE_PART: Final = 4
-"""What two statements would compute is run by itself where it is more than such a part of what one
-may have."""
+"""Says from which part of a statement's nodes on (one in so many) what two statements would compute
+is run by itself."""
 
 
 class PlanLimits(NamedTuple):

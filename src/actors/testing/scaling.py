@@ -40,7 +40,7 @@ from actors.views.source_uses import source_uses
 COPIES: Final = 9
 _COUNTED: Final = re.compile(r"\bcount\s*\(\s*\*\s*\)")
 _ALL_COLUMNS: Final = re.compile(r"(?:\bselect|\bdistinct|\ball|,|\.)\s*\*|\bnatural\b")
-"""Of texts that name columns without their names."""
+"""Matches a text that reads columns without their names."""
 GROWTH_MAX: Final = 1.2
 _STEP: Final = 1000
 _DAYS: Final = 4000
@@ -93,7 +93,8 @@ def _unnamed_read(check: Checked, name: str) -> str:
         schema = check.script.tables.get(source, Schema(()))
         counted = columns_kept(schema, set())  # stands for rows of which nothing is read
         for column in use.schema.columns:
-            named = column.name.lower() in text or column.name in schema.key
+            word = rf"(?<!\w){re.escape(column.name.lower())}(?!\w)"
+            named = column.name in schema.key or re.search(word, text)
             if column in schema.columns and not named and use.schema.columns != counted:
                 return f"{source}.{column.name}"
     return ""
