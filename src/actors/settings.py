@@ -164,11 +164,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chunks of this size, each noted when it is done."""
     lookup_rows_max: int = 200_000
     """A step that touches more rows of one arrangement scans its shard in Spark instead."""
+    step_pairs_max: int = 20_000_000
+    """A step of several times whose changes would make more pairs with the rows that they meet is
+    halved; of one time there is no smaller one."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024
     """Of a shared arrangement: what one dataflow that lags behind may keep from being compacted.
     Beyond this it goes on alone, with an arrangement of its own."""
     arrangement_slack_ms: int = 1_000
     """How far a shared arrangement's since stays behind its users, so that new ones join."""
+    eager_aggregation_rows_min: int = 1_000
+    """A view's sums of a table are kept below its join to another if the table has so many rows for
+    each of the other's when the view is made; each change of it then keeps one state more."""
     hidden_rows_whole_max: int = 2_000
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     hydrations_max: int = 4

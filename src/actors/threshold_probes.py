@@ -306,6 +306,11 @@ TOUCHED_ROWS: Final = SettingThreshold(
     "rows that a step touches are looked up",
     "the shard is scanned in Spark",
 )
+STEP_PAIRS: Final = SettingThreshold(
+    "step_pairs_max",
+    "the changes of a step's times meet few rows",
+    "they make too many pairs: the step is halved",
+)
 DUE_BYTES: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
     "what comes due in a step fits into it",
@@ -317,6 +322,11 @@ DUE_BUCKETS: Final = KernelLimit(
     "what comes due in a step is looked up second by second",
     "all that is to come is read",
 )  # fmt: skip
+EAGER_ROWS: Final = SettingThreshold(
+    "eager_aggregation_rows_min",
+    "the rows of a side of a join are joined, then summed",
+    "they are summed first, by the key of the join",
+)
 HIDDEN_ROWS: Final = SettingThreshold(
     "hidden_rows_whole_max",
     "hidden aggregate state goes into a step whole",

@@ -108,6 +108,7 @@ SMALL = {
     "hidden by key": {"hidden_rows_whole_max": 1},
     "state scanned": {"lookup_rows_max": 1},
     "rows in files": {"engine_inline_bytes_max": 1, "lookup_rows_max": 1},
+    "halved by pairs": {"step_pairs_max": 1},
 }
 """Limits so small that a step takes its other path."""
 

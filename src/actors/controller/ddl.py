@@ -15,6 +15,7 @@ import importlib.metadata
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -53,6 +54,7 @@ from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
 from actors.views.compile import compile_view
+from actors.views.eager_choice import EagerChoice
 from actors.views.fingerprint import rules_digest
 from actors.views.policy import with_policy
 
@@ -119,7 +121,10 @@ class CatalogStore:
         limits = PlanLimits(
             self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
         )
-        plan = await compile_view(request.sql, catalog.readable(), self._analyze, conf, limits)
+        choose = partial(self._eager_choice, catalog)
+        plan = await compile_view(
+            request.sql, catalog.readable(), self._analyze, conf, limits, choose
+        )
         plan = with_policy(plan, request.refresh_policy)
         sources = [catalog.find(source) for source in plan.sources]
         id_ = catalog.new_id
@@ -154,6 +159,13 @@ class CatalogStore:
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, shards)
+
+    async def _eager_choice(self, catalog: Catalog, sources: Sequence[str]) -> EagerChoice:
+        """Return the choice of what is summed below joins, by how much is stored of the sources."""
+        found = (catalog.find(name).shard for name in sources)
+        states = [await self._persist.state(shard) for shard in found if shard is not None]
+        rows = tuple(sum(batch.rows for batch in state.batches) for state in states)
+        return EagerChoice(rows, self._settings.eager_aggregation_rows_min)
 
     async def create_index(
         self, catalog: Catalog, seqno: int | None, request: CreateIndex

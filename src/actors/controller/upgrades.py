@@ -28,6 +28,7 @@ from actors.plan.plan_splitting import PlanLimits
 from actors.progress import ShardId
 from actors.settings import Settings
 from actors.views.compile import compile_view
+from actors.views.eager_choice import EagerChoice
 from actors.views.fingerprint import rules_digest
 from actors.views.policy import with_policy
 from actors.views.query_analysis import AnalyzeQuery
@@ -88,7 +89,14 @@ async def _again(
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
     conf = tuple(sorted(entry.conf.items()))
     try:
-        plan = await compile_view(entry.sql, found.catalog.readable(), analyze, conf, limits)
+        made = EagerChoice(made=() if entry.plan is None else entry.plan.eager)
+
+        async def chosen(_: Sequence[str]) -> EagerChoice:
+            return made
+
+        plan = await compile_view(
+            entry.sql, found.catalog.readable(), analyze, conf, limits, chosen
+        )
         policy = AUTO if entry.plan is None else entry.plan.policy
         plan = with_policy(plan, policy)
     except InvalidUsage as error:  # of the text; an engine that is not there says nothing of it

@@ -205,8 +205,7 @@ async def _resume(
 async def _rows(persist: PersistClient, description: DataflowDescription, before: Time) -> int:
     """About how many rows the imports have before a time: updates that are stored."""
     states = [await persist.state(source.shard) for source in description.imports]
-    early = [batch for state in states for batch in state.batches if batch.lower < before]
-    return sum(part.rows for batch in early for part in batch.parts)
+    return sum(b.rows for state in states for b in state.batches if b.lower < before)
 
 
 async def errors_of(

@@ -39,7 +39,7 @@ from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate, to_ipc
 from actors.progress import Frontier, Time
-from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, TOUCHED_ROWS
+from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
 OUTPUT_PREFIX: Final = "o_"
@@ -280,6 +280,7 @@ async def delta_step(
     whole_state: WholeState,
     *,
     quiet: bool = False,
+    divisible: bool = False,
 ) -> Deltas:
     """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
 
@@ -287,8 +288,9 @@ async def delta_step(
     (incarnation, number). An import of which more than `lookup_rows_max` rows are touched is given
     whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes like these changed
     nothing of late, so the first stratum runs by itself first: where it makes nothing, the others
-    that read no other changes need no run. Raises what the engine, the
-    arrangements and the stores raise, and `DefiniteError` for more times than fit.
+    that read no other changes need no run. `divisible`: the step may be made with fewer times.
+    Raises what the engine, the arrangements and the stores raise, and `DefiniteError` for more
+    times than fit.
     """
     lo, hi = interval
     due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
@@ -296,7 +298,7 @@ async def delta_step(
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
-    changes = StepChanges(deltas, due, interval, name, quiet)
+    changes = StepChanges(deltas, due, interval, name, quiet, divisible)
     optimistic = plan.optimistic
     try:
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
@@ -325,6 +327,7 @@ class StepChanges(NamedTuple):
     interval: tuple[Time, Frontier]
     name: tuple[int, int]
     quiet: bool
+    divisible: bool
 
 
 class _Wide(msgspec.Struct):
@@ -354,8 +357,9 @@ async def _step_once(
     optimistic: bool,
 ) -> _Wide:
     """Run all strata. `optimistic`: those that seldom make a row count as if they made none."""
-    deltas, due, (lo, hi), name, quiet = changes
-    lookups = Lookups(touched, deltas, lo, due)
+    deltas, due, (lo, hi), name, quiet, divisible = changes
+    pairs_max = engine.settings.step_pairs_max
+    lookups = Lookups(touched, deltas, lo, due, pairs_max)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     count = sum(rows.num_rows for rows in (*deltas, *due.values()))
     whole = _Wide()
@@ -365,6 +369,8 @@ async def _step_once(
         unknown = last > fused(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
+        if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
+            raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
         made = await _made(
             engine, plan, lookups, (first, last), (lo, hi), name, whole_state,
             optimistic=optimistic,

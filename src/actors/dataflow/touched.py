@@ -28,6 +28,7 @@ from actors.errors import InvalidUsage
 from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
+from actors.plan.met_pairs import met_pairs
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
@@ -238,8 +239,10 @@ class Lookups:
         deltas: Sequence[pa.Table],
         lo: Time,
         due: Mapping[str, pa.Table],
+        pairs_max: int,
     ) -> None:
-        """`due`: what the clock changes, by its input's name."""
+        """`due`: what the clock changes, by its input's name. `pairs_max`: fewer pairs than that
+        are not counted."""
         self._touched = touched
         self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
         self._rows |= due
@@ -248,6 +251,9 @@ class Lookups:
         """Hidden states of which all is given."""
         self._found: dict[int, list[pa.Table]] = {}
         """What each lookup returned, by its number."""
+        self._pairs_max = pairs_max
+        self.pairs = 0
+        """How many pairs rows make with what they looked up, as far as they may be too many."""
 
     def rows(self, name: str) -> pa.Table | None:
         """An input by its name, as far as it is known. Of changes up to edges that are not looked
@@ -287,13 +293,23 @@ class Lookups:
                 within = ranges.get(lookup.number)
                 if within is not None and self._is_wanted(lookup):
                     found = touched.find_between(target, self._origin_rows(lookup, 0), within)
-                elif lookup.key or self._is_wanted(lookup):
-                    found = touched.find(target, lookup.key, self._keys(lookup))
+                elif lookup.key:
+                    keys = self._keys(lookup)
+                    found = touched.find(target, lookup.key, keys)
+                    self._count_pairs(keys, found.select(lookup.key))
+                elif self._is_wanted(lookup):
+                    found = touched.find(target, (), ())
                 else:
                     found = touched.schema(target).arrow_updates().empty_table()
                 found = self._settled(target, found)
                 self._found.setdefault(lookup.number, []).append(found)
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
+
+    def _count_pairs(self, keys: Sequence[pa.Table], rows: pa.Table) -> None:
+        """Notes how many pairs keys make with the rows that they found."""
+        for each in keys:
+            if each.num_rows * rows.num_rows > self._pairs_max:
+                self.pairs += met_pairs(each, rows)
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
         """The rows that there are, at the time of the state."""

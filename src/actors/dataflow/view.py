@@ -259,6 +259,7 @@ class View:
             name,
             partial(self._whole_state, step),
             quiet=QUIET_STEPS.exceeded_by(self._unchanged),
+            divisible=len(step.times) > 1,
         )
         changed = any(made.num_rows for made in (deltas.output, *deltas.hidden))
         self._unchanged = 0 if changed else self._unchanged + 1

@@ -277,7 +277,7 @@ def filled(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
 
 def input_rows(inputs: Sequence[Batch]) -> int:
     """Rows in all parts."""
-    return sum(part.rows for batch in inputs for part in batch.parts)
+    return sum(batch.rows for batch in inputs)
 
 
 def summed(updates: pa.Table) -> pa.Table:

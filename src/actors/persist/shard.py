@@ -119,6 +119,11 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(part.bytes for part in self.parts)
 
     @property
+    def rows(self) -> int:
+        """Of all parts: updates."""
+        return sum(part.rows for part in self.parts)
+
+    @property
     def inline_bytes(self) -> int:
         """Of the parts that live in the state document."""
         if self.listed is not None:

@@ -492,6 +492,17 @@ class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
     bucket: str = ""
 
 
+class EagerSums(msgspec.Struct, frozen=True):
+    """Sums of an import that are taken below a join, by its key (`views.rule_eager`)."""
+
+    source: int
+    columns: tuple[str, ...]
+    """Holds the key: the table's own names."""
+    rows_for_each: int
+    """About how many rows of it there were for each row that they are joined to, when the view was
+    made; 0: not known."""
+
+
 class DeltaPlan(msgspec.Struct, frozen=True):
     """Everything a dataflow needs to maintain one view.
 
@@ -528,6 +539,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """Says of each input ``n{k}`` which rows it has."""
     covered: tuple[CoveredChanges, ...] = ()
     """Says of each input ``k{n}`` which changes it has."""
+    eager: tuple[EagerSums, ...] = ()
+    """Says what is summed below a join; a view that is compiled again goes on with that."""
 
     @property
     def temporal(self) -> bool:

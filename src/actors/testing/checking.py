@@ -51,12 +51,15 @@ from actors.testing.view_scripts import (
     times_of,
 )
 from actors.views.compile import compile_view
+from actors.views.eager_choice import EagerChoice
 from actors.views.policy import with_policy
 
 if TYPE_CHECKING:
     from actors.testing.stage import Stage
 
 WAYS_AT_ONCE: Final = 4
+EAGER_SHARE: Final = 0.5
+"""Of scripts whose views sum below joins wherever that is sound."""
 LIVE: Final = 1 << 30
 """Ways are numbered; the dataflows are the last."""
 LIVE_SETTINGS: Final[dict[str, int]] = {
@@ -216,7 +219,17 @@ class Checked:
 
     async def _plan(self, view: ViewText, tables: Mapping[str, Schema]) -> DeltaPlan:
         sql = inlined(self.script, view)
-        plan = await compile_view(sql, tables, self._engine.analyze(), self.script.conf)
+        forced = view.name in self.script.eager
+        drawn = random.Random(f"{self._options.seed} {self._name} eager").random() < EAGER_SHARE
+
+        async def choose(_: Sequence[str]) -> EagerChoice:
+            return EagerChoice(rows_min=0 if forced or drawn else None)
+
+        plan = await compile_view(
+            sql, tables, self._engine.analyze(), self.script.conf, choose=choose
+        )
+        if forced and not plan.eager:
+            self._results[view.name].failed = "nothing is summed below a join"
         return with_policy(plan, self.script.policies.get(view.name, AUTO))
 
     def _note(self, updates: Sequence[Update]) -> None:

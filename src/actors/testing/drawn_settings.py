@@ -42,6 +42,8 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "engine_inline_bytes_max": (1, 2_000),
     "lookup_rows_max": (1, 5, 50),
     "hidden_rows_whole_max": (1, 5),
+    "step_pairs_max": (1, 20),
+    "eager_aggregation_rows_min": (1,),
     "inflight_bytes_per_dataflow_max": (1, 1_500, 20_000),
     "described_in_flight_max": (1, 2),
     "fetches_in_flight_max": (1, 2),

@@ -46,6 +46,8 @@ OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
 NARROW_EVERY: Final = 16
 WIDE_EVERY: Final = 24
 WIDE_COLUMNS_MAX: Final = 200
+KEYED_EVERY: Final = 3
+"""Of so many tables one has a PRIMARY KEY."""
 MANY_EVERY: Final = 12
 """Of so many scripts one has many changes a time."""
 DEEP: Final = (3, 4, 5, 6)
@@ -70,6 +72,8 @@ class Table(msgspec.Struct, frozen=True):
 
     name: str
     columns: tuple[Col, ...]
+    keyed: bool = False
+    """Whether its first column is its PRIMARY KEY."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -96,8 +100,9 @@ class Case(msgspec.Struct, frozen=True):
         lines.append("--! determined")
         lines += [f"--! conf {conf}" for conf in self.conf]
         for table in self.tables:
-            columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
-            lines.append(f"create table {table.name} ({columns});")
+            items = [f"{column.name} {column.type}" for column in table.columns]
+            items += [f"primary key ({table.columns[0].name})"] if table.keyed else []
+            lines.append(f"create table {table.name} ({', '.join(items)});")
         for name, sql in self.views:
             lines.append(f"create materialized view {name} as\n  {sql};")
         for time in self.times:
@@ -116,7 +121,13 @@ def made_up(
     """Script number `number` of a seed in a grammar; always the same."""
     pick = random.Random(f"{seed}/{number}")
     made_of = grammar or QueryWriter
-    tables = tuple(_table(pick, index, made_of.types) for index in range(pick.choice((2, 2, 3))))
+    keys = random.Random(f"{seed}/{number} keys")
+    tables = tuple(
+        msgspec.structs.replace(
+            _table(pick, index, made_of.types), keyed=keys.randrange(KEYED_EVERY) == 0
+        )
+        for index in range(pick.choice((2, 2, 3)))
+    )
     writer = made_of(pick, list(tables))
     texts: list[tuple[str, str]] = []
     for index in range(views):
@@ -168,7 +179,16 @@ def _changes(pick: random.Random, tables: Sequence[Table], times: Sequence[int])
             if rows and pick.random() < 0.2:
                 row = pick.choice(rows)
             else:
-                row = ", ".join(_value(pick, column.type) for column in table.columns)
+                values = [_value(pick, column.type) for column in table.columns]
+                if table.keyed and values[0] == "null":
+                    values[0] = DOMAINS[table.columns[0].type][0]
+                row = ", ".join(values)
+            if table.keyed:
+                copies = 1
+                key = row.partition(", ")[0]
+                for old in [each for each in rows if each.partition(", ")[0] == key]:
+                    rows.remove(old)
+                    made.append(Change(time, table.name, old, -1))
             rows += [row] * copies
             made.append(Change(time, table.name, row, copies))
     return made

@@ -47,7 +47,7 @@ def with_odd_names(case: Case, pick: random.Random) -> Case:
         return _OWN.sub(lambda found: found[0] if found[0][0] == "'" else odd(found[0]), text)
 
     tables = tuple(
-        Table(odd(table.name), tuple(Col(odd(c.ref), c.type) for c in table.columns))
+        Table(odd(table.name), tuple(Col(odd(c.ref), c.type) for c in table.columns), table.keyed)
         for table in case.tables
     )
     views = tuple((odd(name), renamed(sql)) for name, sql in case.views)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, localcontext
 from typing import Any, Final, TypeAlias
@@ -98,6 +98,8 @@ class Script(msgspec.Struct):
     """``--! determined``: no text leaves anything to Spark's choice, whatever it looks like."""
     growing: set[str] = set()
     """``--! growing``: views of which changes touch the more rows the more there are."""
+    eager: set[str] = set()
+    """``--! eager``: views that sum a table below a join, whatever the sizes are."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -172,6 +174,8 @@ def _directive(script: Script, words: list[str], line: int) -> None:
             script.determined = True
         elif name == "growing" and len(rest) == 1:
             script.growing.add(rest[0])
+        elif name == "eager" and len(rest) == 1:
+            script.eager.add(rest[0])
         elif name == "random" and len(rest) == 3:
             script.random = RandomChanges(*(int(word) for word in rest))
         else:
@@ -408,8 +412,19 @@ def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
                     continue
             duplicate = rows and generator.random() < 0.15
             row = generator.choice(rows) if duplicate else _random_row(script, table, generator)
+            for old in _of_its_key(script.tables[table], rows, row):
+                rows.remove(old)
+                yield Update(time, table, old, -1)
             rows.append(row)
             yield Update(time, table, row, 1)
+
+
+def _of_its_key(
+    schema: Schema, rows: Sequence[tuple[Any, ...]], row: tuple[Any, ...]
+) -> list[tuple[Any, ...]]:
+    """Return the rows that a row replaces: those of its PRIMARY KEY."""
+    places = [place for place, each in enumerate(schema.columns) if each.name in schema.key]
+    return [each for each in rows if places and all(each[p] == row[p] for p in places)]
 
 
 def _random_row(script: Script, table: str, generator: random.Random) -> tuple[Any, ...]:

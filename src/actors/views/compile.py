@@ -23,6 +23,7 @@ from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
 from actors.views.delta import Derived, derive
+from actors.views.eager_choice import NEVER_EAGER, ChooseEager, EagerChoice
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
 from actors.views.plain_sql import query_text
@@ -50,9 +51,17 @@ async def compile_view(
     analyze: AnalyzeQuery,
     conf: Conf = (),
     limits: PlanLimits = DEFAULT_LIMITS,
+    choose: ChooseEager | None = None,
 ) -> DeltaPlan:
-    """The plan that maintains a view. `tables`: what the query may name. A view whose changes
-    would take more than the `limits` is recomputed.
+    """Return the plan that maintains a view.
+
+    Args:
+        sql: The view's query.
+        tables: What it may name.
+        analyze: Asks the engine.
+        conf: The view's Spark settings.
+        limits: A view whose changes would take more is recomputed.
+        choose: Chooses, for the names of the sources, what is summed below joins (None: nothing).
 
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
@@ -70,7 +79,8 @@ async def compile_view(
             if key.lower().startswith(CHANGES_MEANING):
                 raise Unsupported(f"the setting {key}")
         view = _translated(analyzed.translation, sources, output)
-        derived = _derived(view, schemas, limits)
+        choice = NEVER_EAGER if choose is None else await choose(sources)
+        derived = _derived(view, schemas, limits, choice)
         plan = DeltaPlan(
             sources=sources,
             source_schemas=schemas,
@@ -82,6 +92,7 @@ async def compile_view(
             hidden=derived.hidden,
             nearby=derived.nearby,
             covered=derived.covered,
+            eager=derived.eager,
             conf=conf,
             tree=explain_tree(view),
         )
@@ -98,10 +109,12 @@ def _translated(found: Translation | None, sources: tuple[str, ...], output: Sch
     return ViewPlan(sources, found.root, output)
 
 
-def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) -> Derived:
+def _derived(
+    view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits, choice: EagerChoice
+) -> Derived:
     """The plan of the view's changes. Raises `Unsupported`, also when it is too large."""
     try:
-        derived = derive(view, schemas)
+        derived = derive(view, schemas, choice)
         nodes = [stratum.node for stratum in derived.strata]
         # Whatever they may read has rows; but for outputs of one another.
         inputs = {name for stratum in derived.strata for name in stratum.inputs if name[0] != "r"}

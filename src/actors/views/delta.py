@@ -13,6 +13,7 @@ of it is what the row is joined with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     Accumulate,
+    EagerSums,
     Hidden,
     Node,
     Select,
@@ -34,7 +36,6 @@ from actors.plan.relational import (
     AggregateCall,
     Constants,
     Distinct,
-    Equal,
     Expansion,
     Filter,
     Generation,
@@ -56,15 +57,17 @@ from actors.plan.relational_text import quote, words_of
 from actors.plan.relational_walk import inputs_of
 from actors.plan.schema import Schema
 from actors.views.common_subplans import CommonSubplans, SharedOperator
+from actors.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
 from actors.views.rule_compared import with_unread_dropped
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
+from actors.views.rule_eager import joined_rows, summed_first
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
 from actors.views.rule_extreme import extremes, is_extreme
 from actors.views.rule_group import aggregate, distinct
-from actors.views.rule_join import JoinOperator
+from actors.views.rule_groups_joined import side_by_side
 from actors.views.rule_kept import KeptOperator, not_kept
 from actors.views.rule_linear import (
     FilterOperator,
@@ -97,14 +100,18 @@ class Derived(msgspec.Struct, frozen=True):
     hidden: tuple[Hidden, ...]
     nearby: tuple[NearbyRows, ...]
     covered: tuple[CoveredChanges, ...]
+    eager: tuple[EagerSums, ...]
     mode: str
     reason: str
 
 
-def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
-    """The plan that maintains a view. Raises `Unsupported`."""
+def derive(
+    view: ViewPlan, schemas: tuple[Schema, ...], choice: EagerChoice = NEVER_EAGER
+) -> Derived:
+    """Return the plan that maintains a view, with what `choice` says summed below joins. Raises
+    `Unsupported`."""
     common = CommonSubplans(with_unread_dropped(view.root))
-    context = Context(schemas, common.shared)
+    context = Context(schemas, common.shared, choice)
     node = _operator(context, common.root).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
         raise Unsupported(f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}")
@@ -114,7 +121,7 @@ def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     hidden = tuple(state for state, _ in context.hidden)
     mode, reason = _mode(context, strata, hidden, view.sources)
     nearby, covered = tuple(context.nearby), tuple(context.covered)
-    return Derived(strata, hidden, nearby, covered, mode, reason)
+    return Derived(strata, hidden, nearby, covered, tuple(context.eager), mode, reason)
 
 
 def _mode(
@@ -174,9 +181,7 @@ def _made(context: Context, plan: Plan) -> Operator:
         case Project():
             below = plan.input
             if isinstance(below, Join) and id(below) not in context.shared:
-                read = {word for each in plan.columns for word in words_of(each.expression)}
-                joined = inner_join(context, below, _sides(context, below), read)
-                return ProjectOperator(context, plan.columns, joined)
+                return _projected(context, plan.columns, below, _sides(context, below))
             return ProjectOperator(context, plan.columns, _operator(context, below))
         case Join():
             return inner_join(context, plan, _sides(context, plan))
@@ -185,7 +190,7 @@ def _made(context: Context, plan: Plan) -> Operator:
         case SemiJoin():
             return SemiOperator(context, plan, *_sides(context, plan))
         case Aggregate():
-            return _aggregate(context, plan, _operator(context, plan.input))
+            return _grouped(context, plan)
         case Distinct():
             return distinct(context, plan, _operator(context, plan.input))
         case UnionAll():
@@ -248,7 +253,30 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
     return tuple(made)
 
 
+def _projected(
+    context: Context, columns: tuple[Named, ...], plan: Join, sides: Sequence[Operator]
+) -> Operator:
+    """A projection of an inner join, whose inputs are `sides`."""
+    read = {word for each in columns for word in words_of(each.expression)}
+    return ProjectOperator(context, columns, inner_join(context, plan, sides, read))
+
+
 # -- groupings ------------------------------------------------------------------------------------
+
+
+def _grouped(context: Context, plan: Aggregate) -> Operator:
+    """A grouping; over a join of which one side is summed first where that is a gain."""
+    rows = joined_rows(plan, context.shared)
+    if rows is None:
+        return _aggregate(context, plan, _operator(context, plan.input))
+    join, between = rows
+    sides = _sides(context, join)
+    made = summed_first(context, plan, rows, sides)
+    if made is not None:
+        return made
+    if between is None:
+        return _aggregate(context, plan, inner_join(context, join, sides))
+    return _aggregate(context, plan, _projected(context, between, join, sides))
 
 
 def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
@@ -281,23 +309,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
         parts.append(RecomputeOperator(context, part, below))
     if firsts:
         parts.append(extremes(context, plan, firsts, below))
-    return parts[0] if len(parts) == 1 else _joined(context, plan, parts)
-
-
-def _joined(context: Context, plan: Aggregate, parts: list[Operator]) -> Operator:
-    """The parts of one grouping side by side: each has a row for the same groups."""
-    names = [key.name for key in plan.keys]
-    first, *others = parts
-    inputs, equal = [first], list[Equal]()
-    for part in others:
-        prefix = context.prefix()
-        columns = [Named(f"{prefix}{name}", name) for name in names]
-        columns += [Named(name, name) for name in part.columns if name not in names]
-        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
-        inputs.append(ProjectOperator(context, tuple(columns), part))
-    whole = JoinOperator(context, tuple(inputs), tuple(equal), ())
-    made = tuple(Named(name, name) for name in (*names, *(call.name for call in plan.calls)))
-    return ProjectOperator(context, made, whole)
+    return side_by_side(context, plan.keys, [call.name for call in plan.calls], parts)
 
 
 # -- the result -----------------------------------------------------------------------------------

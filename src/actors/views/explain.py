@@ -77,6 +77,10 @@ def explain(plan: DeltaPlan) -> str:
     for index, covered in enumerate(plan.covered):
         source = plan.sources[covered.source]
         lines.append(f"k{index}: of the changes of {source} those {covered.text()}")
+    for sums in plan.eager:
+        about = f": about {sums.rows_for_each} rows for each" if sums.rows_for_each else ""
+        key = ", ".join(sums.columns)
+        lines.append(f"summed before it is joined: {plan.sources[sums.source]} by ({key}){about}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
     if plan.mode == "opaque" and not plan.strata:
         lines.append("recomputed whole at each time and subtracted")

@@ -46,8 +46,10 @@ class Finished(msgspec.Struct, frozen=True):
 class _Measures:
     """Hidden columns, shared by the calls that need the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: str) -> None:
         self.found: dict[tuple[str, str], Measure] = {}
+        self.rows = rows
+        """The column that counts rows."""
 
     def take(self, kind: str, argument: str, type_: str) -> str:
         """The name of the measure, made when it is new."""
@@ -57,9 +59,10 @@ class _Measures:
         return self.found[key].name
 
 
-def finish(plan: Aggregate) -> Finished:
-    """The sums and results of a grouping whose calls are all additive."""
-    measures = _Measures()
+def finish(plan: Aggregate, rows: str = ROWS) -> Finished:
+    """Return the sums and results of a grouping whose calls are all additive; `rows`: the column
+    that counts its rows."""
+    measures = _Measures(rows)
     columns = tuple(Named(call.name, _result(call, measures)) for call in plan.calls)
     return Finished(tuple(measures.found.values()), columns)
 
@@ -98,10 +101,12 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
     """The call's result as an expression over the hidden columns."""
     argument = call.argument
     if argument is None:
-        return ROWS
+        return measures.rows
     if call.function == "count" and not call.argument_nullable:
-        return ROWS
-    count = measures.take("count", argument, "bigint") if call.argument_nullable else ROWS
+        return measures.rows
+    count = measures.rows
+    if call.argument_nullable:
+        count = measures.take("count", argument, "bigint")
     if call.function == "count":
         return count
     if call.function in ("bool_and", "bool_or"):

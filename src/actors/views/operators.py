@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     Consolidate,
+    EagerSums,
     Hidden,
     Input,
     Node,
@@ -40,6 +41,7 @@ from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
+from actors.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.views.key_types import found_by_key
 from actors.views.lookups import Lookups, Origin, Wanted, Within
 
@@ -54,10 +56,19 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 class Context:
     """One view's derivation: lookups, cuts and hidden states so far."""
 
-    def __init__(self, schemas: tuple[Schema, ...], shared: Set[int] = frozenset()) -> None:
-        """`shared`: the identities of plans that one operator is made for (`common_subplans`)."""
+    def __init__(
+        self,
+        schemas: tuple[Schema, ...],
+        shared: Set[int] = frozenset(),
+        choice: EagerChoice = NEVER_EAGER,
+    ) -> None:
+        """`shared`: the identities of plans that one operator is made for (`common_subplans`);
+        `choice`: of what is summed below joins."""
         self.schemas = schemas
         self.shared = shared
+        self.choice = choice
+        self.eager: list[EagerSums] = []
+        """Tells what is summed below a join."""
         self.operators: dict[int, Operator] = {}
         """Holds those of shared plans, by identity."""
         self.lookups = Lookups()

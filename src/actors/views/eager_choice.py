@@ -1,0 +1,56 @@
+"""The choice of what is summed below a join (`views.rule_eager`), by the sizes of the tables.
+
+Summing first costs one hidden state more at each change of the table, and saves as many rows as
+there are for each row of the other side at each change of that one. So it is chosen from so many
+rows for each on; and never where a table is empty yet, for then nothing is known of it.
+
+A view that is compiled again keeps what was chosen for it: its states are made for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from actors.plan.delta import EagerSums
+from actors.threshold_probes import EAGER_ROWS
+
+
+class EagerChoice(msgspec.Struct, frozen=True):
+    """Chooses by what is known when a view is made.
+
+    >>> choice = EagerChoice(rows=(100_000, 10), rows_min=1_000)
+    >>> choice.choose(0, ("bid",), 1)
+    EagerSums(source=0, columns=('bid',), rows_for_each=10000)
+    >>> choice.choose(1, ("bid",), 0) is None
+    True
+    """
+
+    rows: tuple[int, ...] = ()
+    """About how many rows each source has; none: not known."""
+    rows_min: int | None = None
+    """From how many rows for each row of the other side on; None: never."""
+    made: tuple[EagerSums, ...] | None = None
+    """What was chosen when the view was compiled before."""
+
+    def choose(self, source: int, columns: tuple[str, ...], other: int) -> EagerSums | None:
+        """Return what is told of a choice for the sums of a source by `columns`, which are joined
+        to the source `other`; None for one against."""
+        if self.made is not None:
+            same = (each for each in self.made if (each.source, each.columns) == (source, columns))
+            return next(same, None)
+        if self.rows_min is None:
+            return None
+        for_each = 0
+        if self.rows and self.rows[other]:
+            for_each = self.rows[source] // self.rows[other]
+        if not EAGER_ROWS.crossed(for_each >= self.rows_min):
+            return None
+        return EagerSums(source, columns, for_each)
+
+
+NEVER_EAGER: Final = EagerChoice()
+ChooseEager: TypeAlias = Callable[[Sequence[str]], Awaitable[EagerChoice]]
+"""Makes the choice for a view's sources, by name."""

@@ -1,0 +1,226 @@
+"""Eager aggregation: sums that are taken below a join.
+
+Theory of operation. Many rows of a table A belong to one row of B, and a grouping sums values of A
+by columns of B. A change of that row of B touches all its rows of A, though only their sums count.
+So these are summed first, by the key of the join, and kept as a hidden state, of which the change
+reads one row:
+
+    SELECT b.name, count(*), sum(a.x) FROM A a JOIN B b ON a.k = b.k GROUP BY b.name
+
+    =   SELECT b.name, sum(q.n), sum(q.x)
+        FROM (SELECT k, count(*) AS n, sum(x) AS x FROM A GROUP BY k) q JOIN B b ON q.k = b.k
+        GROUP BY b.name
+
+What is summed twice are the hidden sums of `views.measures`, which are wide and never NULL: so the
+totals above are the same bits. A group there has rows while any of A's groups below is in it.
+
+The least and the greatest value of a group are those of A's groups by the key just so.
+
+Sound where all calls are of plain columns of A (an expression could raise an error on rows that
+meet nothing), and A gives nothing else but its key of the join, whose equal values are the same.
+
+A gain where B's key is unique, so that the states have no more rows than B has, where columns of B
+are read that may change, and where A has very many rows for each of B's: each change of A keeps one
+state more. How many there are is looked up once, when the view is made; the plan tells what was
+chosen (`DeltaPlan.eager`).
+
+Source: W. P. Yan and P.-A. Larson, Eager Aggregation and Lazy Aggregation, VLDB 1995.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from typing import Final, NamedTuple
+
+import msgspec
+
+from actors.plan.delta import EagerSums, Measure
+from actors.plan.relational import Aggregate, AggregateCall, Join, Key, Named, Project
+from actors.plan.relational_text import words_of
+from actors.views.measures import ROWS, Finished, digits, finish, not_additive
+from actors.views.operators import Context, Ids, Operator, is_name
+from actors.views.rule_extreme import extremes, is_extreme
+from actors.views.rule_group import GroupOperator
+from actors.views.rule_groups_joined import side_by_side
+from actors.views.rule_join import JoinOperator
+from actors.views.rule_linear import ProjectOperator
+from actors.views.window_reach import PLAIN_TYPES
+
+DIGITS_MAX: Final = 26
+"""Of decimals: their sums have twelve more, and a state 38."""
+_ROWS_BELOW: Final = "n_below"
+
+
+class JoinedRows(NamedTuple):
+    """The inner join below a grouping, and what a projection between them makes of its columns."""
+
+    join: Join
+    between: tuple[Named, ...] | None
+
+
+def joined_rows(plan: Aggregate, shared: Set[int]) -> JoinedRows | None:
+    """Return the join that a grouping stands on whose aggregates may be taken below it; None where
+    there is none, or where others stand on it, too (`shared`: the identities of such parts)."""
+    between, below = None, plan.input
+    if isinstance(below, Project) and id(below) not in shared:
+        between, below = below.columns, below.input
+    if not isinstance(below, Join) or id(below) in shared:
+        return None
+    if not all(_is_sum(plan, call) or is_extreme(plan, call) for call in plan.calls):
+        return None
+    return JoinedRows(below, between)
+
+
+def _is_sum(plan: Aggregate, call: AggregateCall) -> bool:
+    """Return whether a call is a function of sums that rows which meet nothing cannot overflow."""
+    kind = call.argument_type.lower()
+    wide = kind.startswith("decimal") and digits(kind)[0] > DIGITS_MAX
+    return not wide and not not_additive(call, ansi=plan.ansi)
+
+
+class _Summed(NamedTuple):
+    """Which input is summed first: its place, the key of the join, and the calls' arguments."""
+
+    place: int
+    key: Ids
+    arguments: dict[str, str]
+    """The column of the join that an argument is."""
+    told: EagerSums
+
+
+def summed_first(
+    context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
+) -> Operator | None:
+    """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None where
+    this is not sound, or no gain."""
+    found = _summed(context, plan, rows, sides)
+    if found is None:
+        return None
+    context.eager.append(found.told)
+    prefix = context.prefix()
+    calls = [
+        msgspec.structs.replace(call, argument=found.arguments.get(call.argument or ""))
+        for call in plan.calls
+    ]
+    sums = tuple(call for call in calls if _is_sum(plan, call))
+    firsts = [call for call in calls if not _is_sum(plan, call)]
+    side, below, above = sides[found.place], list[Operator](), list[Operator]()
+    keys = tuple(Key(id_, id_, side.kind(id_) or "") for id_ in found.key)
+    made: list[str] = []
+    if sums:
+        measures = finish(msgspec.structs.replace(plan, calls=sums)).measures
+        totals = {f"{prefix}{name}": name for name in (ROWS, *(each.name for each in measures))}
+        columns = tuple(Named(*each) for each in totals.items())
+        below.append(GroupOperator(context, side, keys, Finished(measures, columns)))
+        made += totals
+    if firsts:
+        own = [msgspec.structs.replace(call, name=f"{prefix}{call.name}") for call in firsts]
+        over = Aggregate(rows.join, keys, tuple(own), plan.ansi)
+        below.append(extremes(context, over, own, side))
+        made += [call.name for call in own]
+    inputs = list(sides)
+    inputs[found.place] = side_by_side(context, keys, made, below)
+    joined = _joined(context, plan, rows, inputs, made)
+    if sums:
+        finished = finish(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
+        summed = [Measure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures]
+        summed.append(Measure(_ROWS_BELOW, "sum", f"{prefix}{ROWS}", "bigint"))
+        whole = Finished(tuple(summed), finished.columns)
+        above.append(GroupOperator(context, joined, plan.keys, whole))
+    if firsts:
+        calls = [_of_extremes(call, f"{prefix}{call.name}") for call in firsts]
+        over = msgspec.structs.replace(plan, calls=tuple(calls))
+        above.append(extremes(context, over, calls, joined))
+    return side_by_side(context, plan.keys, [call.name for call in plan.calls], above)
+
+
+def _of_extremes(call: AggregateCall, column: str) -> AggregateCall:
+    """Return the same function of what it made below."""
+    return msgspec.structs.replace(
+        call, argument=column, argument_type=call.type, argument_nullable=True
+    )
+
+
+def _joined(
+    context: Context,
+    plan: Aggregate,
+    rows: JoinedRows,
+    inputs: Sequence[Operator],
+    made: Sequence[str],
+) -> Operator:
+    """Return the join of groups with the columns that the grouping above reads."""
+    joined = JoinOperator(context, tuple(inputs), rows.join.equal, rows.join.residual)
+    grouped = _words(key.expression for key in plan.keys)
+    passed = [Named(name, name) for name in made]
+    if rows.between is None:
+        passed += [Named(id_, id_) for id_ in joined.columns if id_ in grouped]
+    else:
+        passed += [column for column in rows.between if column.name in grouped]
+    return ProjectOperator(context, tuple(passed), joined)
+
+
+def _summed(
+    context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
+) -> _Summed | None:
+    arguments = _arguments(plan, rows)
+    if arguments is None or any(side.is_one_row() for side in sides):
+        return None
+    read = _read_above(plan, rows)
+    for place, side in enumerate(sides):
+        columns = {*side.columns}
+        if not columns.issuperset(arguments.values()) or side.is_constant():
+            continue
+        key = tuple(sorted(columns & read))
+        told = _gain(context, rows.join, sides, place, key)
+        if told is not None:
+            return _Summed(place, key, arguments, told)
+    return None
+
+
+def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str] | None:
+    """Return the column of the join that each argument is; None where one is computed."""
+    made = {column.name: column.expression for column in rows.between or ()}
+    found = {}
+    for call in plan.calls:
+        if call.argument is not None:
+            found[call.argument] = made.get(call.argument, call.argument)
+    return found if all(map(is_name, found.values())) else None
+
+
+def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
+    """Return the columns of the join that are read otherwise than as an argument."""
+    grouped = _words(key.expression for key in plan.keys)
+    if rows.between is not None:
+        grouped = _words(c.expression for c in rows.between if c.name in grouped)
+    tied = {id_ for each in rows.join.equal for id_ in (each.left, each.right)}
+    return grouped | tied | _words(rows.join.residual)
+
+
+def _gain(
+    context: Context, join: Join, sides: Sequence[Operator], place: int, key: Ids
+) -> EagerSums | None:
+    """Return what is summed first, if the input at a place is joined by all of `key` to one with
+    far fewer rows, each of another key."""
+    kinds = [sides[place].kind(id_) or "" for id_ in key]
+    if not key or not all(map(PLAIN_TYPES.fullmatch, kinds)):
+        return None
+    ties = [(each.left, each.right) for each in join.equal]
+    ties += [(right, left) for left, right in ties]
+    for other, side in enumerate(sides):
+        pairs = {own: theirs for own, theirs in ties if own in key and theirs in side.columns}
+        unique = any(ids <= {*pairs.values()} for ids in side.unique_ids())
+        if other == place or {*pairs} != {*key} or not unique:
+            continue
+        summed = sides[place].table_columns(key, some=True)
+        few = side.table_columns(tuple(pairs[id_] for id_ in key), some=True)
+        reads_more = bool({*side.columns} - {*pairs.values()})
+        if summed is None or few is None or not reads_more:
+            continue
+        told = context.choice.choose(summed[0], summed[1], few[0])
+        if told is not None:
+            return told
+    return None
+
+
+def _words(expressions: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*map(words_of, expressions))

@@ -1,0 +1,37 @@
+"""Parts of one grouping side by side, where its aggregates are kept in different ways.
+
+    SELECT k, sum(x), max(y) FROM t GROUP BY k
+
+    =   SELECT p.k, p.x, q.y FROM (SELECT k, sum(x) AS x FROM t GROUP BY k) p
+        JOIN (SELECT k, max(y) AS y FROM t GROUP BY k) q ON p.k <=> q.k
+
+Each part has a row for the same groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.plan.relational import Equal, Key, Named
+from actors.views.operators import Context, Operator
+from actors.views.rule_join import JoinOperator
+from actors.views.rule_linear import ProjectOperator
+
+
+def side_by_side(
+    context: Context, keys: Sequence[Key], made: Sequence[str], parts: Sequence[Operator]
+) -> Operator:
+    """Return the groups with the columns `made` of all parts, in this order."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [key.name for key in keys]
+    first, *others = parts
+    inputs, equal = [first], list[Equal]()
+    for part in others:
+        prefix = context.prefix()
+        columns = [Named(f"{prefix}{name}", name) for name in names]
+        columns += [Named(name, name) for name in part.columns if name not in names]
+        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
+        inputs.append(ProjectOperator(context, tuple(columns), part))
+    whole = JoinOperator(context, tuple(inputs), tuple(equal), ())
+    return ProjectOperator(context, tuple(Named(name, name) for name in (*names, *made)), whole)
