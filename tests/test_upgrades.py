@@ -184,6 +184,39 @@ async def test_another_plan_rebuilds_its_view_and_no_other(
         await life.check(client)
 
 
+async def test_what_empty_tables_did_not_tell_is_chosen_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums below a join, where a table has many rows for each of another's: once."""
+    caplog.set_level(logging.INFO, "penstock.controller")
+    sql = "select b.g, count(*) as n, sum(a.v) as s from a join b on a.k = b.k group by b.g"
+
+    async def told(client: Client) -> tuple[bool, Counter[Any]]:
+        rows = (await client.peek("v")).to_pylist()
+        return "summed before" in await client.explain("v"), Counter(
+            tuple(r.values()) for r in rows
+        )
+
+    async with running(tmp_path) as client:
+        await client.create_table("a", {"k": "int", "v": "bigint"})
+        await client.create_table("b", {"k": "int", "g": "int"}, primary_key=["k"])
+        await client.create_view("v", sql)
+        await client.insert("b", pa.table({"k": pa.array([1], pa.int32()), "g": [7]}))
+        assert await told(client) == (False, Counter())
+    async with running(tmp_path) as client:
+        keys = pa.array([1] * 2_000, pa.int32())
+        await client.insert("a", pa.table({"k": keys, "v": range(2_000)}))
+        assert await told(client) == (False, Counter({(7, 2_000, 1_999_000): 1}))
+    for number in range(2):
+        async with running(tmp_path) as client:
+            assert await told(client) == (True, Counter({(7 + number, 2_000, 1_999_000): 1}))
+            changed = pa.table({"k": pa.array([1], pa.int32()), "g": [8]})
+            await client.update("b", changed)
+            assert (await told(client))[1] == Counter({(8, 2_000, 1_999_000): 1})
+    assert caplog.text.count("another plan, so it is rebuilt") == 1
+    assert caplog.text.count("compiled anew") == 1
+
+
 async def test_a_plan_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     life = await made(tmp_path)
     async with opened(tmp_path) as persist:

@@ -311,6 +311,11 @@ STEP_PAIRS: Final = SettingThreshold(
     "the changes of a step's times meet few rows",
     "they make too many pairs: the step is halved",
 )
+MET_PAIRS: Final = KernelLimit(
+    "step_met_pairs", 20_000,
+    "changed rows make about as many pairs as there are rows that they meet",
+    "the pairs are counted by key",
+)  # fmt: skip
 DUE_BYTES: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
     "what comes due in a step fits into it",

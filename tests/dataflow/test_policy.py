@@ -185,3 +185,27 @@ def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> Non
         chooser.recomputed(1_000_000, 350)
         chooser.stepped(100, ms)
         assert chooser.choose(rows, 1_000_000, 1).full
+
+
+def test_a_much_smaller_step_is_taken_to_learn() -> None:
+    """Steps that met very many rows say little of one that meets none."""
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 200)
+    for _ in range(3):
+        chooser.stepped(100_000, 400)
+    assert chooser.choose(100_000, 1_000_000, 1).full
+    assert chooser.choose(80_000, 1_000_000, 1).full
+    assert not chooser.choose(120, 1_000_000, 1).full
+    chooser.stepped(120, 30)
+    assert not chooser.choose(120, 1_000_000, 1).full
+    assert chooser.choose(100_000, 1_000_000, 1).full
+
+
+def test_before_its_lookups_a_step_is_declined_only_where_as_much_was_measured() -> None:
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 200)
+    assert not chooser.favors_full(1_000_000, 1_000_000, 1)
+    chooser.stepped(100_000, 400)
+    assert chooser.favors_full(100_000, 1_000_000, 1)
+    assert not chooser.favors_full(2, 1_000_000, 1), "what the two meet is not known"
+    assert not Chooser("incremental").favors_full(100_000, 1_000_000, 1)

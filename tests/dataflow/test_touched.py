@@ -14,7 +14,7 @@ from actors.arrangement import SharedArrangements
 from actors.dataflow.touched import Lookups, Touched
 from actors.plan.delta import DeltaPlan, Hidden, Input, Lookup, Stratum, Union
 from actors.plan.schema import Column, Schema
-from actors.threshold_probes import DUE_BUCKETS
+from actors.threshold_probes import DUE_BUCKETS, MET_PAIRS, use_kernel_limits
 
 Make: TypeAlias = Callable[..., Touched]
 
@@ -51,7 +51,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def looked_up(touched: Touched, plan: DeltaPlan, *deltas: Any) -> Lookups:
     tables = [table(PAIRS, *rows) for rows in deltas]
-    lookups = Lookups(touched, tables, 5, {}, 10)
+    lookups = Lookups(touched, tables, 5, {})
     lookups.follow(plan.strata, whole_hidden=False)
     return lookups
 
@@ -73,10 +73,11 @@ def test_rows_come_back_at_one_below_lo_consolidated(make: Make) -> None:
 
 def test_pairs_are_counted_where_they_may_be_too_many(make: Make) -> None:
     """Of three rows there and four changes, those with equal keys: more than ten in all."""
+    use_kernel_limits({MET_PAIRS.name: 10})
     plan = plan_of(Lookup("s1", ("k",), (("d0", ("k",)),)))
     touched = make(plan, (1, 10, 2, 1), (1, 11, 3, 1), (2, 12, 3, 1))
     few = looked_up(touched, plan, [(1, 0, 5, 1), (1, 1, 6, 1), (1, 2, 7, 1)])
-    assert few.pairs == 0, "two rows are found, which cannot make more than six"
+    assert few.pairs == 2, "two rows are found, which cannot make more than six"
     many = looked_up(touched, plan, [(1, 0, 5, 1), (1, 1, 6, 1), (2, 2, 7, 1), (3, 0, 8, 1)])
     assert many.pairs == 2 * 2 + 1
 
@@ -145,7 +146,7 @@ def test_steps_move_imports_and_hidden_states(make: Make) -> None:
     touched.step((), (), 9)
     assert touched.imports.lo == 9
     tables = [table(PAIRS, (1, 0, 9, 1)), table(PAIRS)]
-    lookups = Lookups(touched, tables, 9, {}, 10)
+    lookups = Lookups(touched, tables, 9, {})
     lookups.follow(plan.strata, whole_hidden=False)
     assert rows_of(lookups, "s1") == [(1, 10, 8, 1), (1, 11, 8, 1)]
     assert rows_of(lookups, "h0") == [(1, 2, 8, 1)]
@@ -185,7 +186,7 @@ def test_what_comes_due_is_found_at_its_time(
         (3, 2500, 1),
     ]
     assert not touched.due(500, 900)["c0"].num_rows
-    lookups = Lookups(touched, [table(PAIRS), table(PAIRS)], 500, touched.due(500, 901), 10)
+    lookups = Lookups(touched, [table(PAIRS), table(PAIRS)], 500, touched.due(500, 901))
     assert rows_of(lookups, "c0") == [(1, 900, 0, 900, 1)]
 
 

@@ -164,7 +164,7 @@ class CatalogStore:
         """Return the choice of what is summed below joins, by how much is stored of the sources."""
         found = (catalog.find(name).shard for name in sources)
         states = [await self._persist.state(shard) for shard in found if shard is not None]
-        rows = tuple(sum(batch.rows for batch in state.batches) for state in states)
+        rows = tuple(state.rows for state in states)
         return EagerChoice(rows, self._settings.eager_aggregation_rows_min)
 
     async def create_index(

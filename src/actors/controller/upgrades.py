@@ -1,8 +1,9 @@
 """Views that another version of the program compiled, compiled anew when the service starts.
 
 A view's plan is durable, and so is the state that its plan keeps. Both are of the rules that made
-them, which may know better since. So a view whose plan was made by other rules (`rules_digest`) is
-compiled again from its text, before its dataflow begins. If the plan is the same, by its
+them, which may know better since. So a view whose plan was made by other rules (`rules_digest`), or
+over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`), is compiled again
+from its text, before its dataflow begins. If the plan is the same, by its
 fingerprint, nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the
 state of the new plan, and is computed whole at the first time that its output does not have yet
 (`dataflow.hydrate`). What is in its output stays, for the answer of a text is the same by any plan.
@@ -46,7 +47,11 @@ async def upgrade_views(
         PenstockError: What the engine and the stores raise.
     """
     rules = rules_digest()
-    stale = [e for e in found.catalog.of_kind(VIEW) if e.compiled_by != rules]
+    stale = [
+        entry
+        for entry in found.catalog.of_kind(VIEW)
+        if entry.compiled_by != rules or (_is_open(entry) and all(_rows(found, entry)))
+    ]
     if stale:
         found = await _upgraded(found, stale, persist, analyze, settings)
     left = _left(found.catalog, await persist.list_shards())
@@ -62,7 +67,7 @@ async def _upgraded(
     analyze: AnalyzeQuery,
     settings: Settings,
 ) -> Boot:
-    log.info("%s views were compiled by another version: they are compiled anew", len(stale))
+    log.info("%s views are compiled anew: other rules, or tables that were empty then", len(stale))
     made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
     objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
     catalog = Catalog(objects, found.catalog.next_id)
@@ -89,10 +94,11 @@ async def _again(
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
     conf = tuple(sorted(entry.conf.items()))
     try:
-        made = EagerChoice(made=() if entry.plan is None else entry.plan.eager)
 
         async def chosen(_: Sequence[str]) -> EagerChoice:
-            return made
+            if not _is_open(entry):
+                return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
+            return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
         plan = await compile_view(
             entry.sql, found.catalog.readable(), analyze, conf, limits, chosen
@@ -118,6 +124,18 @@ async def _again(
         hidden_shards=hidden,
         rebuilt_at=found.states[entry.shard].upper,
     )
+
+
+def _is_open(entry: CatalogObject) -> bool:
+    """Whether sums below joins could not be chosen when the view was made."""
+    return entry.plan is not None and entry.plan.eager_open
+
+
+def _rows(found: Boot, entry: CatalogObject) -> tuple[int, ...]:
+    """About how many rows the view's sources have."""
+    assert entry.plan is not None, entry.name
+    shards = (found.catalog.find(name).shard for name in entry.plan.sources)
+    return tuple(found.states[shard].rows for shard in shards if shard is not None)
 
 
 def _refusal(entry: CatalogObject, why: str) -> str:

@@ -1,7 +1,9 @@
 """Step or recompute: what is cheaper for the changes at hand, learned from what was measured.
 
 Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows
-with rows: the changes for a step, the whole contents for a recomputation. `Line` is that law,
+with rows: for a step the changes and the pairs that they make with the rows they meet (one change
+of a key that a hundred thousand rows have is a hundred thousand), for a recomputation the whole
+contents. `Line` is that law,
 fitted by least squares to what was measured, where older measures count less and less. AUTO
 compares the two estimates: a recomputation is chosen when its estimate is lower by the margin
 `SWITCH`, and left again only when the step's is lower by as much, so that near the break-even
@@ -14,8 +16,8 @@ ones were measured, then seldom (`PROBE_COLD`, `PROBE_WARM`). A step whose plan 
 says little of the next: the shell leaves it out. One that waited for plans says as little: where a
 step that is tried turns out to be the cheaper way, those before it are forgotten; and so is the
 first recomputation, which is hydration, once there is another. And of steps of about one size
-nothing is known of much larger ones, which may cost as much or in proportion: the first is taken,
-to learn, if it could be the cheaper way.
+nothing is known of much larger or smaller ones, which may cost as much or in proportion: the first
+is taken, to learn, if it could be the cheaper way.
 
 Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
 view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
@@ -95,11 +97,18 @@ class Line:
             slope, fixed = mean_ms / mean_rows, 0.0
         return fixed + slope * rows
 
+    def reaches(self, rows: int) -> bool:
+        """Return whether so few rows were measured."""
+        return self._weight > 0 and rows >= self._smallest
+
     def least(self, rows: int) -> float | None:
-        """The least ms that so many rows may take, where only much fewer were measured and all of
-        about one size; None: `estimate` knows."""
-        known = self._largest >= ALIKE * max(1, self._smallest) or rows < ALIKE * self._largest
-        if known or not self._weight or rows > LEAP_MAX * self._largest:
+        """Return the least ms that so many rows may take, where only much fewer were measured, or
+        much more, all of about one size; None: `estimate` knows."""
+        if not self._weight or self._largest >= ALIKE * max(1, self._smallest):
+            return None
+        if ALIKE * rows <= self._smallest:
+            return self._ms / self._rows * rows
+        if rows < ALIKE * self._largest or rows > LEAP_MAX * self._largest:
             return None
         return self._ms / self._weight
 
@@ -131,21 +140,38 @@ class Chooser:
         self._in_a_row = 0
         self._steps = self._recomputations = 0
 
-    def choose(self, rows: int, state_rows: int, times: int) -> Choice:
-        """For a step of `rows` changes at `times` times, over inputs of `state_rows` rows."""
-        step_ms = self._step.estimate(rows)
+    def favors_full(self, work: int, state_rows: int, times: int) -> bool:
+        """Return whether a step of this work or more is expected to cost more than computing the
+        view whole; nothing is noted."""
+        step_ms, full_ms = self._estimates(work, state_rows, times)
+        return self._step.reaches(work) and self._is_dearer(step_ms, full_ms, times)
+
+    def _estimates(
+        self, work: int, state_rows: int, times: int
+    ) -> tuple[float | None, float | None]:
+        step_ms = self._step.estimate(work)
         full_ms = self._full.estimate(state_rows)
-        if full_ms is not None:
-            full_ms *= max(1, times)
+        return step_ms, None if full_ms is None else full_ms * max(1, times)
+
+    def _is_dearer(self, step_ms: float | None, full_ms: float | None, times: int) -> bool:
+        """Whether a step costs more by the margin than computing the view whole, in AUTO."""
+        if not self._keeps_state or self.policy != AUTO or step_ms is None or full_ms is None:
+            return False
+        margin = 1 / SWITCH if self._chose_full else SWITCH
+        return step_ms > full_ms * (margin if times < 2 else AT_EACH)
+
+    def choose(self, work: int, state_rows: int, times: int) -> Choice:
+        """For a step of this work (changes and pairs) at `times` times, over inputs of `state_rows`
+        rows."""
+        step_ms, full_ms = self._estimates(work, state_rows, times)
         if not self._keeps_state or self.policy != AUTO:
             return Choice(False, step_ms, full_ms)
         if step_ms is not None and full_ms is not None:
-            margin = 1 / SWITCH if self._chose_full else SWITCH
-            chosen = step_ms > full_ms * (margin if times < 2 else AT_EACH)
+            chosen = self._is_dearer(step_ms, full_ms, times)
             self._in_a_row = self._in_a_row + 1 if chosen == self._chose_full else 0
             self._chose_full = chosen
             self._full_ms = full_ms
-            least = self._step.least(rows)
+            least = self._step.least(work)
             if chosen and least is not None and least < full_ms:
                 self._chose_full = False
                 return Choice(False, step_ms, full_ms)
@@ -164,13 +190,13 @@ class Chooser:
             return True
         return self._in_a_row >= PROBE_WARM[full] and (full or other < NEAR * chosen)
 
-    def stepped(self, rows: int, ms: float) -> None:
-        """A step of `rows` changes took `ms`."""
+    def stepped(self, work: int, ms: float) -> None:
+        """A step of this work took `ms`."""
         if self._chose_full and ms * SWITCH < self._full_ms:
             # It was tried, and is the cheaper way: those before it were cold.
             self._step = Line()
         self._steps += 1
-        self._step.measured(rows, ms)
+        self._step.measured(work, ms)
 
     def recomputed(self, state_rows: int, ms: float) -> None:
         """A recomputation over `state_rows` rows took `ms`."""

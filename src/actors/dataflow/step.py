@@ -42,6 +42,8 @@ from actors.progress import Frontier, Time
 from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
+Weigh: TypeAlias = Callable[[int], bool]
+"""Says of a step's work (`Deltas.work`) whether to leave it and compute the view whole."""
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 CHANGED_TOGETHER_MAX: Final = 4
@@ -58,6 +60,12 @@ class Deltas(msgspec.Struct, frozen=True):
     """Whether all of its runs executed a plan that was there already."""
     wait_ms: float = 0.0
     """For the engine, and in it for others' jobs; `spark_ms` is without."""
+    work: int = 0
+    """Changes, and about how many pairs they made with rows that they looked up."""
+
+
+class StepDeclined(Exception):
+    """The step is not made: the view is to be computed whole instead."""
 
 
 def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
@@ -281,6 +289,7 @@ async def delta_step(
     *,
     quiet: bool = False,
     divisible: bool = False,
+    weigh: Weigh | None = None,
 ) -> Deltas:
     """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
 
@@ -289,8 +298,9 @@ async def delta_step(
     whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes like these changed
     nothing of late, so the first stratum runs by itself first: where it makes nothing, the others
     that read no other changes need no run. `divisible`: the step may be made with fewer times.
-    Raises what the engine, the arrangements and the stores raise, and `DefiniteError` for more
-    times than fit.
+    `weigh` says, once it is known what the step's first run has to do, whether it is to be made.
+    Raises what the engine, the arrangements and the stores raise, `DefiniteError` for more times
+    than fit, and `StepDeclined`.
     """
     lo, hi = interval
     due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
@@ -298,7 +308,7 @@ async def delta_step(
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
-    changes = StepChanges(deltas, due, interval, name, quiet, divisible)
+    changes = StepChanges(deltas, due, interval, name, quiet, divisible, weigh)
     optimistic = plan.optimistic
     try:
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
@@ -309,14 +319,14 @@ async def delta_step(
             raise
         void = True
     if void:
+        changes = changes._replace(weigh=None)
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=False)
     wide = made.rows
     if wide is None:
         empty = empty_deltas(plan)
-        cost = {"spark_ms": made.spark_ms, "prepared": made.prepared, "wait_ms": made.wait_ms}
-        return msgspec.structs.replace(empty, **cost)
+        return made.of(empty.output, empty.hidden)
     output, hidden = await engine.work(wide.num_rows, lambda: cut(plan, wide))
-    return Deltas(output, hidden, made.spark_ms, made.prepared, made.wait_ms)
+    return made.of(output, hidden)
 
 
 class StepChanges(NamedTuple):
@@ -328,6 +338,7 @@ class StepChanges(NamedTuple):
     name: tuple[int, int]
     quiet: bool
     divisible: bool
+    weigh: Weigh | None
 
 
 class _Wide(msgspec.Struct):
@@ -337,6 +348,11 @@ class _Wide(msgspec.Struct):
     spark_ms: float = 0.0
     prepared: bool = True
     wait_ms: float = 0.0
+    work: int = 0
+
+    def of(self, output: pa.Table, hidden: tuple[pa.Table, ...]) -> Deltas:
+        """Return deltas that cost this."""
+        return Deltas(output, hidden, self.spark_ms, self.prepared, self.wait_ms, self.work)
 
 
 def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
@@ -357,9 +373,9 @@ async def _step_once(
     optimistic: bool,
 ) -> _Wide:
     """Run all strata. `optimistic`: those that seldom make a row count as if they made none."""
-    deltas, due, (lo, hi), name, quiet, divisible = changes
+    deltas, due, (lo, hi), name, quiet, divisible, weigh = changes
     pairs_max = engine.settings.step_pairs_max
-    lookups = Lookups(touched, deltas, lo, due, pairs_max)
+    lookups = Lookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     count = sum(rows.num_rows for rows in (*deltas, *due.values()))
     whole = _Wide()
@@ -369,8 +385,11 @@ async def _step_once(
         unknown = last > fused(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
+        whole.work = count + lookups.pairs
         if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
             raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
+        if weigh is not None and not first and weigh(whole.work):
+            raise StepDeclined
         made = await _made(
             engine, plan, lookups, (first, last), (lo, hi), name, whole_state,
             optimistic=optimistic,

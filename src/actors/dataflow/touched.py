@@ -32,7 +32,7 @@ from actors.plan.met_pairs import met_pairs
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS
+from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
 from actors.views.source_uses import source_uses
 
 
@@ -239,10 +239,8 @@ class Lookups:
         deltas: Sequence[pa.Table],
         lo: Time,
         due: Mapping[str, pa.Table],
-        pairs_max: int,
     ) -> None:
-        """`due`: what the clock changes, by its input's name. `pairs_max`: fewer pairs than that
-        are not counted."""
+        """`due`: what the clock changes, by its input's name."""
         self._touched = touched
         self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
         self._rows |= due
@@ -251,9 +249,8 @@ class Lookups:
         """Hidden states of which all is given."""
         self._found: dict[int, list[pa.Table]] = {}
         """What each lookup returned, by its number."""
-        self._pairs_max = pairs_max
         self.pairs = 0
-        """How many pairs rows make with what they looked up, as far as they may be too many."""
+        """About how many pairs rows make with what they looked up."""
 
     def rows(self, name: str) -> pa.Table | None:
         """An input by its name, as far as it is known. Of changes up to edges that are not looked
@@ -306,10 +303,12 @@ class Lookups:
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
 
     def _count_pairs(self, keys: Sequence[pa.Table], rows: pa.Table) -> None:
-        """Notes how many pairs keys make with the rows that they found."""
+        """Notes how many pairs keys make with the rows that they found; of few, that these are."""
         for each in keys:
-            if each.num_rows * rows.num_rows > self._pairs_max:
+            if MET_PAIRS.exceeded_by(each.num_rows * rows.num_rows):
                 self.pairs += met_pairs(each, rows)
+            else:
+                self.pairs += rows.num_rows
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
         """The rows that there are, at the time of the state."""

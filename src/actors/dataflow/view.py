@@ -29,10 +29,17 @@ from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
 from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
-from actors.dataflow.policy import Chooser
+from actors.dataflow.policy import Choice, Chooser
 from actors.dataflow.recompute import followed_by, recompute
 from actors.dataflow.rivals import Follower, Rivals, Turns
-from actors.dataflow.step import Deltas, delta_step, empty_deltas, likely_runs
+from actors.dataflow.step import (
+    Deltas,
+    StepDeclined,
+    Weigh,
+    delta_step,
+    empty_deltas,
+    likely_runs,
+)
 from actors.dataflow.suspension import Suspension, find_held
 from actors.dataflow.touched import Touched
 from actors.errors import DefiniteError, JobTooLarge
@@ -189,15 +196,23 @@ class View:
         rows = sum(table.num_rows for table in used)
         if not rows and not self._export.plan.temporal:
             return Outcome(empty_deltas(self._export.plan))
-        choice = self._chooser.choose(rows, self._state_rows, len(step.times))
-        # What changes with the clock changes at many times: it is never cheaper computed whole.
-        if choice.full and not self._export.plan.temporal:
-            deltas = await self._whole_at_each(step)
-            return Outcome(deltas, recomputed=True, rejected=choice.text())
+        choices: list[Choice] = []
+
+        def weigh(work: int) -> bool:
+            choices.append(self._chooser.choose(work, self._state_rows, len(step.times)))
+            # What changes with the clock changes at many times: never cheaper computed whole.
+            return choices[0].full and not self._export.plan.temporal
+
+        # Looking up what many changes touch is part of what a step would cost.
+        surely = self._chooser.favors_full(rows, self._state_rows, len(step.times))
+        if surely and weigh(rows):
+            return await self._declined(step, choices[0])
         await self._make_ready(step.incarnation)
         started = self._engine.clock.monotonic_ms()
         try:
-            outcome = await self._step(step)
+            outcome = await self._step(step, None if surely else weigh)
+        except StepDeclined:
+            return await self._declined(step, choices[0])
         except (DefiniteError, JobTooLarge) as error:
             # Where most of what there was changes, what is left may be small enough. Of a few
             # changes the one that is too large is there in the whole, too.
@@ -210,9 +225,15 @@ class View:
         # Steps that build their plans are not measured, unless all of them do.
         if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
             elapsed = self._engine.clock.monotonic_ms() - started
-            self._chooser.stepped(rows, max(0.0, elapsed - outcome.deltas.wait_ms))
-        rejected = msgspec.structs.replace(choice, full=False).text()
-        return msgspec.structs.replace(outcome, rejected=rejected)
+            work, ms = outcome.deltas.work, max(0.0, elapsed - outcome.deltas.wait_ms)
+            self._chooser.stepped(work, ms)
+        rejected = [msgspec.structs.replace(choice, full=False).text() for choice in choices]
+        return msgspec.structs.replace(outcome, rejected="".join(rejected))
+
+    async def _declined(self, step: Step, choice: Choice) -> Outcome:
+        """The view computed whole at each time, which is the cheaper way."""
+        deltas = await self._whole_at_each(step)
+        return Outcome(deltas, recomputed=True, rejected=choice.text())
 
     async def _whole(self, step: Step, time: Time) -> Deltas:
         """The difference to the view computed whole at `time`."""
@@ -244,8 +265,8 @@ class View:
             made = await self._engine.clock.run_blocking(partial(followed_by, before, now, time))
         return made
 
-    async def _step(self, step: Step) -> Outcome:
-        """The deltas by the plan's strata."""
+    async def _step(self, step: Step, weigh: Weigh | None) -> Outcome:
+        """The deltas by the plan's strata. Raises `StepDeclined`."""
         name = (step.incarnation, step.number)
         touched = self._touched
         assert touched is not None, "an incremental view keeps touched state"
@@ -260,6 +281,7 @@ class View:
             partial(self._whole_state, step),
             quiet=QUIET_STEPS.exceeded_by(self._unchanged),
             divisible=len(step.times) > 1,
+            weigh=weigh,
         )
         changed = any(made.num_rows for made in (deltas.output, *deltas.hidden))
         self._unchanged = 0 if changed else self._unchanged + 1

@@ -197,6 +197,11 @@ class ShardState(msgspec.Struct, frozen=True):
         return next((copy for copy in self.copies if copy.uuid == uuid), None)
 
     @property
+    def rows(self) -> int:
+        """Updates of all batches."""
+        return sum(batch.rows for batch in self.batches)
+
+    @property
     def inline_bytes(self) -> int:
         """Of all inline parts."""
         return sum(batch.inline_bytes for batch in self.batches)

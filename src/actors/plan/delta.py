@@ -541,6 +541,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """Says of each input ``k{n}`` which changes it has."""
     eager: tuple[EagerSums, ...] = ()
     """Says what is summed below a join; a view that is compiled again goes on with that."""
+    eager_open: bool = False
+    """Whether that could not be chosen: a table had no rows when the view was made."""
 
     @property
     def temporal(self) -> bool:

@@ -93,6 +93,7 @@ async def compile_view(
             nearby=derived.nearby,
             covered=derived.covered,
             eager=derived.eager,
+            eager_open=derived.eager_open,
             conf=conf,
             tree=explain_tree(view),
         )

@@ -101,6 +101,7 @@ class Derived(msgspec.Struct, frozen=True):
     nearby: tuple[NearbyRows, ...]
     covered: tuple[CoveredChanges, ...]
     eager: tuple[EagerSums, ...]
+    eager_open: bool
     mode: str
     reason: str
 
@@ -121,7 +122,8 @@ def derive(
     hidden = tuple(state for state, _ in context.hidden)
     mode, reason = _mode(context, strata, hidden, view.sources)
     nearby, covered = tuple(context.nearby), tuple(context.covered)
-    return Derived(strata, hidden, nearby, covered, tuple(context.eager), mode, reason)
+    eager = tuple(context.eager), context.eager_open
+    return Derived(strata, hidden, nearby, covered, *eager, mode, reason)
 
 
 def _mode(

@@ -2,7 +2,8 @@
 
 Summing first costs one hidden state more at each change of the table, and saves as many rows as
 there are for each row of the other side at each change of that one. So it is chosen from so many
-rows for each on; and never where a table is empty yet, for then nothing is known of it.
+rows for each on. Where a table is empty yet nothing is known of it: the choice stays open, and is
+made when the service starts for the next time and finds rows.
 
 A view that is compiled again keeps what was chosen for it: its states are made for that.
 """
@@ -34,6 +35,10 @@ class EagerChoice(msgspec.Struct, frozen=True):
     """From how many rows for each row of the other side on; None: never."""
     made: tuple[EagerSums, ...] | None = None
     """What was chosen when the view was compiled before."""
+
+    def is_open(self, *sources: int) -> bool:
+        """Return whether these sources have no rows that tell anything."""
+        return self.made is None and not all(self.rows[n] for n in sources if self.rows)
 
     def choose(self, source: int, columns: tuple[str, ...], other: int) -> EagerSums | None:
         """Return what is told of a choice for the sums of a source by `columns`, which are joined

@@ -14,7 +14,7 @@ from actors.plan.delta import DeltaPlan
 _ROOT = Path(__file__).resolve().parent.parent
 _RULES = ("catalyst/*.py", "plan/*.py", "views/*.py", "spark/*.java")
 """Lists the files that make a plan of a text."""
-_LATER = ("covered", "eager")
+_LATER = ("covered", "eager", "eager_open")
 """Fields that plans had not always: where they say nothing a plan has the fingerprint that it had,
 and its view goes on."""
 
@@ -41,7 +41,8 @@ def rules_digest() -> str:
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     """sha256 over the plan with its schemas and settings, and the engine's version."""
     # What was chosen shows in the strata.
-    plain = msgspec.structs.replace(plan, fingerprint="", policy="", tree="", eager=())
+    told = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
+    plain = msgspec.structs.replace(plan, **told)
     fields = msgspec.to_builtins(plain)
     for name in _LATER:
         if not fields[name]:

@@ -69,6 +69,8 @@ class Context:
         self.choice = choice
         self.eager: list[EagerSums] = []
         """Tells what is summed below a join."""
+        self.eager_open = False
+        """Says whether a choice of that could not be made."""
         self.operators: dict[int, Operator] = {}
         """Holds those of shared plans, by identity."""
         self.lookups = Lookups()

@@ -216,6 +216,7 @@ def _gain(
         reads_more = bool({*side.columns} - {*pairs.values()})
         if summed is None or few is None or not reads_more:
             continue
+        context.eager_open |= context.choice.is_open(summed[0], few[0])
         told = context.choice.choose(summed[0], summed[1], few[0])
         if told is not None:
             return told
