@@ -18,17 +18,18 @@ methods that read, insert or close block (files): call them off the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement import Arrangement, Handle, SharedArrangements
+from actors.arrangement.met_pairs import met_pairs
 from actors.errors import InvalidUsage
 from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
-from actors.plan.met_pairs import met_pairs
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
@@ -305,10 +306,11 @@ class Lookups:
     def _count_pairs(self, keys: Sequence[pa.Table], rows: pa.Table) -> None:
         """Notes how many pairs keys make with the rows that they found; of few, that these are."""
         for each in keys:
+            pairs = rows.num_rows
             if MET_PAIRS.exceeded_by(each.num_rows * rows.num_rows):
-                self.pairs += met_pairs(each, rows)
-            else:
-                self.pairs += rows.num_rows
+                with suppress(InvalidUsage):  # a key without equality, by which all was read
+                    pairs = met_pairs(each, rows)
+            self.pairs += pairs
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
         """The rows that there are, at the time of the state."""
