@@ -177,7 +177,7 @@ async def test_views_by_odd_names_and_over_a_base_are_exact_in_memory(tmp_path: 
     async with System(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
         place = Place(system, executor, Settings(), tmp_path)
-        options = Options(1, 4, exact_decimals=False, batched=False)
+        options = Options(1, 5, exact_decimals=False, batched=False)
         report = await fuzz(48, place, options, tmp_path / "kept", lambda *_: None)
     assert report.ok, [view.line() for view in report.views]
     assert sum(view.verdict == "exact" for view in report.views) > 40

@@ -46,6 +46,9 @@ OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
 NARROW_EVERY: Final = 16
 WIDE_EVERY: Final = 24
 WIDE_COLUMNS_MAX: Final = 200
+WHOLE: Final = ("int", "bigint")
+WIDE_JOINS: Final = 0.06
+"""The share of views that join a relation to a table by its key, and sum by that one's columns."""
 KEYED_EVERY: Final = 3
 """Of so many tables one has a PRIMARY KEY."""
 MANY_EVERY: Final = 12
@@ -224,6 +227,9 @@ class QueryWriter:
             table = Table("cte", columns)
             outer, made = self._select(1, first=table)
             return f"with cte as ({inner}) {outer}", made
+        keyed = [table for table in self.tables if table.keyed and len(table.columns) > 1]
+        if dice > 1 - WIDE_JOINS and keyed:
+            return self._wide_join(self._pick.choice(keyed))
         return self._select(self._pick.choice((0, 1, 1, 1, 2)))
 
     def _may(self) -> bool:
@@ -475,6 +481,36 @@ class QueryWriter:
         if kind == "bigint" and pick.random() < 0.15:
             text = f"({text} + 1)"
         return text, kind
+
+    def _wide_join(self, few: Table) -> tuple[str, tuple[Col, ...]]:
+        """Aggregates of one relation by columns of a table that it is joined to by its key."""
+        pick = self._pick
+        many = pick.choice([t for t in self.tables if any(c.type in WHOLE for c in t.columns)])
+        left, columns = self._relation(0, many)
+        right, (key, *others) = self._relation(0, few)
+        tie = pick.choice(self._of(columns, *WHOLE))
+        groups = [tie] if pick.random() < 0.2 else []
+        groups += pick.sample(others, min(len(others), pick.choice((0, 1, 1, 2))))
+        items = [f"{column.ref} as k{index}" for index, column in enumerate(groups)]
+        made = [Col(f"k{index}", column.type) for index, column in enumerate(groups)]
+        for index in range(pick.randint(1, 3)):
+            column = pick.choice(columns)
+            calls = [("count(*)", "bigint"), (f"count({column.ref})", "bigint")]
+            calls += [(f"{name}({column.ref})", column.type) for name in ("min", "max")]
+            if column.type in WHOLE:
+                calls += 2 * [(f"sum({column.ref})", "bigint")]
+                calls.append((f"avg({column.ref})", "double"))
+            text, kind = pick.choice(calls)
+            items.append(f"{text} as a{index}")
+            made.append(Col(f"a{index}", kind))
+        source = f"{left} join {right} on {tie.ref} = {key.ref}"
+        if pick.random() < 0.3:
+            source += f" and {self._test(others, 1)}"
+        where = f" where {self._test(columns, 1)}" if pick.random() < 0.3 else ""
+        sql = f"select {', '.join(items)} from {source}{where}"
+        if groups:
+            sql += f" group by {', '.join(column.ref for column in groups)}"
+        return f"{sql} having count(*) > 1" if pick.random() < 0.15 else sql, tuple(made)
 
     def _choices(self, column: Col, plain: Sequence[Col]) -> list[tuple[str, str]]:
         x, kind = column.ref, column.type
