@@ -80,6 +80,8 @@ BY_NAME = (
         "select s.name, sum(x.price) as p from sale x join shop s on x.shop = s.id "
         "where x.price > 3 group by s.name",
         "select w.name, w.n + 1 as n from (" + BY_NAME + ") w",
+        "select q.name, upper(q.name) as u, sum(q.p) as p from (select s.name, x.price as p "
+        "from sale x join shop s on x.shop = s.id) q group by q.name",
     ],
 )
 async def test_sums_of_one_side_are_taken_below_its_join(sql: str) -> None:
@@ -127,6 +129,19 @@ async def test_sums_of_one_side_are_taken_below_its_join(sql: str) -> None:
             "floats that are equal may differ",
         ),
         (BY_NAME.replace("join shop", "left join shop"), "an outer join"),
+        (
+            BY_NAME.replace(
+                "sale x", "(select shop, price from sale union all select shop, price from sale) x"
+            ),
+            "rows of no one table",
+        ),
+        (
+            BY_NAME.replace(
+                "join shop s", "join (select id, min(name) as name from stall group by id) s"
+            ),
+            "groups, whose number is not known",
+        ),
+        (BY_NAME.replace("x.shop = s.id", "x.shop = s.id + 0"), "by what is computed"),
     ],
 )
 async def test_where_it_is_not_sound_or_no_gain_nothing_is(sql: str, why: str) -> None:

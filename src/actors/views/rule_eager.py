@@ -38,7 +38,7 @@ from actors.plan.delta import EagerSums, Measure
 from actors.plan.relational import Aggregate, AggregateCall, Join, Key, Named, Project
 from actors.plan.relational_text import words_of
 from actors.views.measures import ROWS, Finished, digits, finish, not_additive
-from actors.views.operators import Context, Ids, Operator, is_name
+from actors.views.operators import Context, Ids, Operator
 from actors.views.rule_extreme import extremes, is_extreme
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_groups_joined import side_by_side
@@ -162,13 +162,13 @@ def _joined(
 def _summed(
     context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
 ) -> _Summed | None:
-    arguments = _arguments(plan, rows)
-    if arguments is None or any(side.is_one_row() for side in sides):
+    if any(side.is_one_row() for side in sides):
         return None
+    arguments = _arguments(plan, rows)
     read = _read_above(plan, rows)
     for place, side in enumerate(sides):
         columns = {*side.columns}
-        if not columns.issuperset(arguments.values()) or side.is_constant():
+        if not columns.issuperset(arguments.values()):
             continue
         key = tuple(sorted(columns & read))
         told = _gain(context, rows.join, sides, place, key)
@@ -177,14 +177,14 @@ def _summed(
     return None
 
 
-def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str] | None:
-    """Return the column of the join that each argument is; None where one is computed."""
+def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str]:
+    """Return the column of the join that each argument is; a computed one is none of any side."""
     made = {column.name: column.expression for column in rows.between or ()}
     found = {}
     for call in plan.calls:
         if call.argument is not None:
             found[call.argument] = made.get(call.argument, call.argument)
-    return found if all(map(is_name, found.values())) else None
+    return found
 
 
 def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
@@ -206,10 +206,10 @@ def _gain(
         return None
     ties = [(each.left, each.right) for each in join.equal]
     ties += [(right, left) for left, right in ties]
-    for other, side in enumerate(sides):
+    for side in sides:
         pairs = {own: theirs for own, theirs in ties if own in key and theirs in side.columns}
         unique = any(ids <= {*pairs.values()} for ids in side.unique_ids())
-        if other == place or {*pairs} != {*key} or not unique:
+        if {*pairs} != {*key} or not unique:
             continue
         summed = sides[place].table_columns(key, some=True)
         few = side.table_columns(tuple(pairs[id_] for id_ in key), some=True)
@@ -217,9 +217,7 @@ def _gain(
         if summed is None or few is None or not reads_more:
             continue
         context.eager_open |= context.choice.is_open(summed[0], few[0])
-        told = context.choice.choose(summed[0], summed[1], few[0])
-        if told is not None:
-            return told
+        return context.choice.choose(summed[0], summed[1], few[0])
     return None
 
 
