@@ -30,7 +30,7 @@ from measure import Measure, Report, median, percentile
 ROWS = 100_000
 UPDATED = 50
 VIEWS = 20
-TARGET_MANY = 8.0
+TARGET_MANY = 6.0
 TARGET_STEP = 1.1
 TARGET_MEMORY = 1.2
 """As in tests/proof/soak.py."""
