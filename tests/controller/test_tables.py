@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from actors.plan.updates import consolidate, to_ipc
 from actors.protocol.api import Failed, TableChange, Written
 from actors.settings import Settings
 from actors.testing.probe import Probe
+from actors.threshold_probes import GROUPED_WRITES, use_kernel_limits
 
 KEYED = TableTarget(
     "u1", "flights", "u1", Schema((Column("id", "bigint", False), Column("n", "int")), ("id",))
@@ -134,6 +136,17 @@ async def test_a_group_shares_a_time_and_its_writes_see_each_other(tmp_path: Pat
         assert isinstance(failed, Failed)
         assert (failed.code, "id = 1" in failed.text) == ("DuplicateKey", True)
         assert await world.contents(KEYED) == [{"id": 1, "n": 3}]
+
+
+async def test_writes_that_no_group_has_room_for_are_the_next_ones(tmp_path: Path) -> None:
+    use_kernel_limits({GROUPED_WRITES.name: 3})
+    async with started(tmp_path) as world:
+        for number in range(8):
+            await world.send(_insert(BAG, {"s": str(number)}))
+        times = [(await world.session.expect(Written)).time for _ in range(8)]
+        assert times == sorted(times)
+        assert max(Counter(times).values()) <= 3
+        assert len(await world.contents(BAG)) == 8
 
 
 async def test_keys_are_known_after_a_restart(tmp_path: Path) -> None:
