@@ -381,6 +381,7 @@ async def _step_once(
     whole = _Wide()
 
     async def run(first: int, last: int, *followed: Stratum) -> pa.Table | None:
+        nonlocal weigh
         # Looking up what many changes touch takes longer than giving a small state whole.
         unknown = last > fused(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
@@ -388,8 +389,11 @@ async def _step_once(
         whole.work = count + lookups.pairs
         if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
             raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
-        if weigh is not None and not first and weigh(whole.work):
-            raise StepDeclined
+        if weigh is not None:
+            # Once: the first stratum may be run by itself before it runs with the others.
+            asked, weigh = weigh, None
+            if asked(whole.work):
+                raise StepDeclined
         made = await _made(
             engine, plan, lookups, (first, last), (lo, hi), name, whole_state,
             optimistic=optimistic,
