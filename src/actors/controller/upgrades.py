@@ -127,12 +127,12 @@ async def _again(
 
 
 def _is_open(entry: CatalogObject) -> bool:
-    """Whether sums below joins could not be chosen when the view was made."""
+    """Return whether sums below joins could not be chosen when the view was made."""
     return entry.plan is not None and entry.plan.eager_open
 
 
 def _rows(found: Boot, entry: CatalogObject) -> tuple[int, ...]:
-    """About how many rows the view's sources have."""
+    """Return about how many rows the view's sources have."""
     assert entry.plan is not None, entry.name
     shards = (found.catalog.find(name).shard for name in entry.plan.sources)
     return tuple(found.states[shard].rows for shard in shards if shard is not None)

@@ -154,7 +154,7 @@ class Chooser:
         return step_ms, None if full_ms is None else full_ms * max(1, times)
 
     def _is_dearer(self, step_ms: float | None, full_ms: float | None, times: int) -> bool:
-        """Whether a step costs more by the margin than computing the view whole, in AUTO."""
+        """Return whether a step costs more by the margin than computing the view whole, in AUTO."""
         if not self._keeps_state or self.policy != AUTO or step_ms is None or full_ms is None:
             return False
         margin = 1 / SWITCH if self._chose_full else SWITCH
@@ -164,9 +164,8 @@ class Chooser:
         """For a step of this work (changes and pairs) at `times` times, over inputs of `state_rows`
         rows."""
         step_ms, full_ms = self._estimates(work, state_rows, times)
-        if not self._keeps_state or self.policy != AUTO:
-            return Choice(False, step_ms, full_ms)
-        if step_ms is not None and full_ms is not None:
+        compared = self._keeps_state and self.policy == AUTO
+        if compared and step_ms is not None and full_ms is not None:
             chosen = self._is_dearer(step_ms, full_ms, times)
             self._in_a_row = self._in_a_row + 1 if chosen == self._chose_full else 0
             self._chose_full = chosen

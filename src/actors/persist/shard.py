@@ -120,7 +120,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Of all parts: updates."""
+        """Count the updates of all parts."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -198,7 +198,7 @@ class ShardState(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Updates of all batches."""
+        """Count the updates of all batches."""
         return sum(batch.rows for batch in self.batches)
 
     @property

@@ -542,7 +542,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     eager: tuple[EagerSums, ...] = ()
     """Says what is summed below a join; a view that is compiled again goes on with that."""
     eager_open: bool = False
-    """Whether that could not be chosen: a table had no rows when the view was made."""
+    """Says whether that could not be chosen: a table had no rows when the view was made."""
 
     @property
     def temporal(self) -> bool:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 WAYS_AT_ONCE: Final = 4
 EAGER_SHARE: Final = 0.5
-"""Of scripts whose views sum below joins wherever that is sound."""
+"""Says which share of scripts have views that sum below joins wherever that is sound."""
 LIVE: Final = 1 << 30
 """Ways are numbered; the dataflows are the last."""
 LIVE_SETTINGS: Final[dict[str, int]] = {

@@ -50,7 +50,7 @@ WHOLE: Final = ("int", "bigint")
 WIDE_JOINS: Final = 0.06
 """The share of views that join a relation to a table by its key, and sum by that one's columns."""
 KEYED_EVERY: Final = 3
-"""Of so many tables one has a PRIMARY KEY."""
+"""Counts the tables of which one has a PRIMARY KEY."""
 MANY_EVERY: Final = 12
 """Of so many scripts one has many changes a time."""
 DEEP: Final = (3, 4, 5, 6)
@@ -76,7 +76,7 @@ class Table(msgspec.Struct, frozen=True):
     name: str
     columns: tuple[Col, ...]
     keyed: bool = False
-    """Whether its first column is its PRIMARY KEY."""
+    """Says whether its first column is its PRIMARY KEY."""
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -34,15 +34,15 @@ class EagerChoice(msgspec.Struct, frozen=True):
     rows_min: int | None = None
     """From how many rows for each row of the other side on; None: never."""
     made: tuple[EagerSums, ...] | None = None
-    """What was chosen when the view was compiled before."""
+    """Holds the choice made when the view was compiled before."""
 
     def is_open(self, *sources: int) -> bool:
         """Return whether these sources have no rows that tell anything."""
         return self.made is None and not all(self.rows[n] for n in sources if self.rows)
 
     def choose(self, source: int, columns: tuple[str, ...], other: int) -> EagerSums | None:
-        """Return what is told of a choice for the sums of a source by `columns`, which are joined
-        to the source `other`; None for one against."""
+        """Return the sums of a source by `columns`, by which it is joined to the source `other`, if
+        they are to be taken below that join; else None."""
         if self.made is not None:
             same = (each for each in self.made if (each.source, each.columns) == (source, columns))
             return next(same, None)

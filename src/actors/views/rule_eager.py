@@ -47,7 +47,7 @@ from actors.views.rule_linear import ProjectOperator
 from actors.views.window_reach import PLAIN_TYPES
 
 DIGITS_MAX: Final = 26
-"""Of decimals: their sums have twelve more, and a state 38."""
+"""Bounds the digits of summed decimals: a sum has twelve more, and a state 38."""
 _ROWS_BELOW: Final = "n_below"
 
 
