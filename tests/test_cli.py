@@ -58,6 +58,7 @@ def test_version() -> None:
 
 
 def test_set_pairs_become_flags() -> None:
+    assert cli.parse_settings(["x=--5", "y=²", "z=-5"]) == {"x": "--5", "y": "²", "z": -5}
     assert cli.parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
         "workers": 3,
         "spark_master": "local[2]",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import anyio
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from actors.client import Change, Client, TableWrite, whole
+from actors.controller.client_link import Exchange
 from actors.controller.memory_link import MemoryConnection, pair
 from actors.errors import (
     Broken,
@@ -27,8 +28,10 @@ from actors.protocol.api import (
     Contents,
     CreateTable,
     Done,
+    Drop,
     Failed,
     Read,
+    Status,
     Subscribe,
     Unsubscribe,
     WaitFor,
@@ -37,6 +40,7 @@ from actors.protocol.api import (
     Write,
     Written,
 )
+from actors.protocol.api_storage import CopyFrom
 from actors.settings import Settings
 
 
@@ -223,6 +227,35 @@ async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
             changes += [change async for change in stream]
     assert [c.upper for c in changes] == [*range(1, 9), EMPTY]
     assert [c.table["x"].to_pylist() for c in changes if c.table] == [[n] for n in range(1, 10)]
+
+
+class BreakingLink:
+    """Breaks while a message is sent."""
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        return 0
+
+    async def send(self, message: Any, /) -> None:
+        raise Broken("the other end is gone")
+
+    async def receive(self) -> Any:
+        raise Broken("the other end is gone")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("request_", [Drop(1, "t"), CopyFrom(1, "t", "x", "csv", uuid="u")])
+async def test_a_request_that_changes_something_may_have_arrived(request_: Any) -> None:
+    with pytest.raises(Broken) as caught:
+        await Exchange(BreakingLink(), Settings()).open(request_)
+    assert not caught.value.determinate
+
+
+async def test_a_request_that_only_reads_may_be_sent_again() -> None:
+    with pytest.raises(Broken) as caught:
+        await Exchange(BreakingLink(), Settings()).open(Status(1))
+    assert caught.value.determinate
 
 
 async def test_a_lost_connection_says_whether_a_write_may_have_happened() -> None:

@@ -1,7 +1,7 @@
-"""Penstock keeps Spark SQL views fresh: live, exact at every time, cheap as the change.
+"""Penstock keeps Spark SQL views fresh: live, exact at every time, at the cost of the changes.
 
-The front door: `Service`, `Client`, `TableWrite`, `Change`, `Settings`, `load_settings` and the
-error family (`actors.errors`). Heavy parts are imported when they are first used.
+The public names: `Service`, `Client`, `TableWrite`, `Change`, `Settings`, `load_settings` and the
+error family (`actors.errors`). Heavy parts are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
-"""The channel adapter: from a client's short-lived channel to a worker's lasting one.
+"""The channel adapter: connects the short-lived connections of clients to one worker.
 
-Theory of operation. One adapter a worker. Downwards it tags the client's commands with the
-connection's nonce. Upwards it sorts responses by theirs (`StashRules`, pure):
+Theory of operation. Each worker has one adapter. It tags the client's commands with the
+connection's nonce, and sorts responses by theirs (`StashRules`, pure):
 
-- the current nonce: forward, and drop the whole stash: what it holds can only be older;
+- the current nonce: forward, and drop the whole stash, whose responses can only be older;
 - a nonce that was current before: drop and count;
-- any other may belong to a connection still to come here: keep it in the stash by nonce; a
-  connection gets its stash first.
+- any other may belong to a later connection: keep the response in the stash by nonce; a connection
+  gets its stash first.
 
-The stash is bounded. A nonce not yet served is never evicted: at the bound the adapter stops
-reading its worker, which is to say that it *holds* responses without telling the worker that
-they were taken, until the worker's window (one for each nonce) is full. While no client is
-connected the adapter goes on draining, so frontiers advance and memory stays flat.
+The stash is bounded. A nonce not served yet is never evicted: at the bound the adapter *holds*
+responses without acknowledging them, until the worker's window (one for each nonce) is full. While
+no client is connected the adapter drains the worker, so frontiers advance and memory stays flat.
 
 Flow: ``client → adapter → worker`` waits for room, also on the lane of the adapter's half
-(`kernel.lane`): the worker is done with a command when that has its place in the one order, so a
-flood on one half keeps few commands before those of the other. ``worker → adapter → client`` uses
-room that the worker's window reserved. The client says `Took` when responses have left, each named
-by its worker's number for it; the adapter says `Passed` to the worker for everything taken,
-stashed or dropped. What was stashed is forwarded without a number: the worker has its receipt
-already.
+(`kernel.lane`). The worker releases the lane when a command is sequenced, so a flood on one half
+keeps few commands ahead of the other's. ``worker → adapter → client`` uses room that the worker's
+window reserved. The client acknowledges sent responses by serial (`Took`); the adapter acknowledges
+to the worker all responses sent, stashed or dropped (`Passed`).
 """
 
 from __future__ import annotations
@@ -53,31 +50,32 @@ from actors.spans import span_below
 from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE
 
 SERVED_MAX: Final = 1024
-"""Past nonces remembered. A worker's responses arrive in order, so only the last few matter."""
+"""Number of past nonces remembered. A worker's responses are ordered, so only the last few
+matter."""
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """A client takes over: its `Hello` is the next command. `client` gets `FromWorker`."""
+    """A client connected: its `Hello` is the next command. `client` gets `FromWorker`."""
 
     nonce: Nonce
     client: Address[Any]
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """The client of that nonce is gone."""
+    """The client with that nonce disconnected."""
 
     nonce: Nonce
 
 
 class FromClient(msgspec.Struct, frozen=True, gc=False):
-    """A command of a connection, or several, to be tagged."""
+    """One or several commands of a connection, to be tagged."""
 
     nonce: Nonce
     command: Command | Lot
 
 
 class Took(msgspec.Struct, frozen=True, gc=False):
-    """The client has passed on these responses; there is room for as many."""
+    """Acknowledges responses that the client has sent on: there is room for as many."""
 
     nonce: Nonce
     serials: tuple[int, ...]
@@ -93,8 +91,10 @@ class FromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: several responses of worker number `worker`, in order: (serial, response)
-    each, as in `FromWorker`."""
+    """Adapter → client: several responses of worker number `worker`, in order.
+
+    Each is (serial, response), as in `FromWorker`.
+    """
 
     worker: int
     nonce: Nonce
@@ -102,20 +102,20 @@ class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class Passed(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: these responses of that nonce are off its hands."""
+    """Adapter → worker: acknowledges responses of that nonce."""
 
     nonce: Nonce
     serials: tuple[int, ...]
 
 
 class ClientGone(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: nobody will read responses of this nonce."""
+    """Adapter → worker: the client with this nonce disconnected."""
 
     nonce: Nonce
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Counts since the start, and the stash at this moment."""
+    """Counts since the start, and the current size of the stash."""
 
     forwarded: int
     dropped: int
@@ -124,7 +124,7 @@ class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
 
 
 class InspectAdapter(msgspec.Struct, frozen=True, gc=False):
-    """Asks for `AdapterStatistics`."""
+    """Request for `AdapterStatistics`."""
 
     reply: Reply[AdapterStatistics]
 
@@ -135,7 +135,7 @@ AdapterMessage: TypeAlias = (
 
 
 class Verdict(enum.Enum):
-    """What becomes of a response."""
+    """Decision about a response."""
 
     FORWARD = "forward"
     DROP = "drop"
@@ -144,10 +144,10 @@ class Verdict(enum.Enum):
 
 
 class StashRules:
-    """Which responses go to the client, which are kept for one to come: no I/O, no actors.
+    """Decides which responses are forwarded, dropped or kept for a later client. Pure.
 
-    Invariants (`validate`): the stash holds no served nonce and at most `limit` responses;
-    nothing is held while the stash has room.
+    Invariants (`validate`): the stash has no served nonce and at most `limit` responses; no
+    response is held while the stash has room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -160,11 +160,11 @@ class StashRules:
 
     @property
     def stashed(self) -> int:
-        """Responses in the stash."""
+        """Return the number of responses in the stash."""
         return self._size
 
     def connect(self, nonce: Nonce) -> list[Any]:
-        """A client takes over; what was kept for it, to be delivered first."""
+        """Switch to a client; return its stashed responses, to be delivered first."""
         self.current = nonce
         self.connected = True
         self._served[nonce] = None
@@ -172,21 +172,22 @@ class StashRules:
         while len(self._served) > SERVED_MAX:
             self._served.popitem(last=False)
         kept: list[Any] = []
-        while nonce in self._stash:  # what came before is older; what came after is not
+        # Nonces stashed before this one are older and dropped; later ones stay.
+        while nonce in self._stash:
             oldest = next(iter(self._stash))
             kept = self._stash.pop(oldest)
             self._size -= len(kept)
         return kept
 
     def disconnect(self, nonce: Nonce) -> bool:
-        """The client is gone; False when it was not the current one."""
+        """Note that the client disconnected; return False if it was not the current one."""
         if nonce != self.current or not self.connected:
             return False
         self.connected = False
         return True
 
     def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> Verdict:
-        """What becomes of a response; a `STASH` is kept here."""
+        """Return the decision about a response; `STASH` also stashes it."""
         if tagged.nonce == self.current:
             self.clear()
             return Verdict.FORWARD if self.connected else Verdict.DROP
@@ -199,19 +200,19 @@ class StashRules:
         return Verdict.STASH
 
     def clear(self) -> None:
-        """A response of the current nonce has come: all that is stashed is older."""
+        """Drop the stash: a response of the current nonce came, so all stashed ones are older."""
         self._stash.clear()
         self._size = 0
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         assert self._size == sum(len(kept) for kept in self._stash.values())
         assert self._size <= self._limit
         assert not self._served.keys() & self._stash.keys()
 
 
 class ChannelAdapter(Actor[AdapterMessage]):
-    """Bridges the client of the moment to one worker."""
+    """Connects the current client to one worker."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         stash_responses_max: int,
         lane: Address[Any] | None = None,
     ) -> None:
-        """`lane`: the way of commands to the worker, where they have one of their own."""
+        """Create the adapter; `lane` brings commands to the worker, if they have a lane."""
         self._index = index
         self._worker = worker
         self._lane = worker if lane is None else lane
@@ -231,7 +232,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._dropped = 0
 
     async def receive(self, message: AdapterMessage) -> None:
-        """Handles one message of the client or the worker."""
+        """Handle one message of the client or the worker."""
         match message:
             case TaggedResponse():
                 await self._from_worker(message)
@@ -256,7 +257,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
     async def _connect(self, message: Connect) -> None:
         self._client = message.client
         for response in self._rules.connect(message.nonce):
+            # Without a serial: the worker got the acknowledgement when the response was stashed.
             self._forward(TaggedResponse(message.nonce, response))
+        # The held responses may be of the new nonce: judge them again.
         held, self._held = self._held, deque()
         for tagged in held:
             await self._from_worker(tagged)
@@ -269,6 +272,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._send_command(Tagged(nonce, command))
 
     async def _took(self, message: Took) -> None:
+        # Serial 0 is a stashed response, which was acknowledged before.
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
             await self._down(Passed(message.nonce, serials))
@@ -289,7 +293,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
-        """Those of the current nonce go on together; others are judged one by one."""
+        """Forward responses of the current nonce together; judge others one by one."""
         if tagged.nonce == self._rules.current and self._rules.connected:
             self._rules.clear()
             await self._drop_held()
@@ -299,7 +303,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._from_worker(TaggedResponse(tagged.nonce, response, serial))
 
     async def _drop_held(self) -> None:
-        """The first response of the current nonce proves that all strangers are older."""
+        """Drop the held responses, and acknowledge them."""
+        # The first response of the current nonce proves that all those of other nonces are older.
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
@@ -319,6 +324,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
     def _forward_many(self, nonce: Nonce, responses: tuple[tuple[int, Response], ...]) -> None:
         assert self._client is not None
         if any(_parent(response) is not None for _, response in responses):
+            # Each response with a trace gets a span of its own.
             for serial, response in responses:
                 self._forward(TaggedResponse(nonce, response, serial))
             return
@@ -342,14 +348,14 @@ class ChannelAdapter(Actor[AdapterMessage]):
         )
 
     def describe(self) -> str:
-        """Which client it serves."""
+        """Return the client and the size of the stash, as text for people."""
         rules = self._rules
         client = f"client {rules.current}" if rules.connected else "no client"
         return f"{client}, {rules.stashed} stashed, {len(self._held)} held"
 
 
 def _parent(response: Response) -> str | None:
-    """The context that a response brings."""
+    """Return the trace context of a response."""
     if isinstance(response, SubscribeResponse) and isinstance(response.batch, SubscribeBatch):
         return response.batch.traceparent
     return None
@@ -359,14 +365,14 @@ def _parent(response: Response) -> str | None:
 
 
 class StorageFromClient(msgspec.Struct, frozen=True, gc=False):
-    """A command of a storage connection, to be tagged."""
+    """One command of a storage connection, to be tagged."""
 
     nonce: Nonce
     command: storage.Command
 
 
 class StorageFromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: as `FromWorker`, of the storage half."""
+    """Adapter → client: a response of the storage half, as `FromWorker`."""
 
     worker: int
     nonce: Nonce
@@ -375,14 +381,14 @@ class StorageFromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoragePassed(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: as `Passed`, of the storage half."""
+    """Adapter → worker: acknowledges responses of the storage half, as `Passed`."""
 
     nonce: Nonce
     serials: tuple[int, ...]
 
 
 class StorageGone(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: as `ClientGone`, of the storage half."""
+    """Adapter → worker: a storage client disconnected, as `ClientGone`."""
 
     nonce: Nonce
 
@@ -391,10 +397,10 @@ StorageAdapterMessage: TypeAlias = AdapterMessage | StorageFromClient | StorageT
 
 
 class StorageAdapter(ChannelAdapter):
-    """The same rules for the storage half's own connections: nonces, stash and windows apart."""
+    """The adapter of the storage half's connections, with nonces, stash and windows of its own."""
 
     async def receive(self, message: StorageAdapterMessage) -> None:
-        """Handles one message of the storage client or of the worker's storage half."""
+        """Handle one message of the storage client or of the worker's storage half."""
         match message:
             case StorageTaggedResponse():
                 await self._from_worker(message)

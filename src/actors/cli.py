@@ -1,7 +1,7 @@
 """The command ``penstock``.
 
-Here errors become one line and an exit status: 0 done, 1 what was checked is wrong, 2 it could
-not be done, 130 interrupted.
+Errors become one line and an exit status here: 0 done, 1 a check failed, 2 the command failed, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from actors.terminal import (
     LogLevel,
     TokenFile,
     needs_extra,
+    parse_settings,
     run_loop,
     set_up_logging,
 )
@@ -71,32 +72,11 @@ app = typer.Typer(
 )
 
 
-def parse_settings(given: list[str]) -> dict[str, Any]:
-    """``name=value`` pairs as flags. Raises `BadSettings` for a pair that is none.
-
-    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
-    ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
-    """
-    flags: dict[str, Any] = {}
-    for pair in given:
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
-            raise BadSettings(f"--set {pair}: write it as name=value")
-        if name.startswith("spark_conf."):
-            flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
-            continue
-        number = int(value) if value.lstrip("-").isdigit() else value
-        if name.startswith("kernel_limits."):
-            flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
-        else:
-            flags[name] = number
-    return flags
-
-
 def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
-    """Return settings from options of their own and from ``--set``.
+    """Return the settings of named options and of ``--set``.
 
-    Raises `BadSettings` for a pair that is none, and for a setting that is given both ways."""
+    Raises `BadSettings` for a malformed pair, and for a setting that is given both ways.
+    """
     chosen = {name: value for name, value in options.items() if value is not None}
     flags = parse_settings(given)
     for name in chosen.keys() & flags.keys():
@@ -108,7 +88,7 @@ def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
 
 
 def parse_day(text: str) -> date:
-    """A day as YYYY-MM-DD. Raises `BadSettings`."""
+    """Return the date of a YYYY-MM-DD text. Raises `BadSettings`."""
     try:
         return date.fromisoformat(text)
     except ValueError:
@@ -187,7 +167,8 @@ def serve(
 
 @contextmanager
 def watched(settings: Settings) -> Iterator[Metrics | None]:
-    """Traces and measures as the settings (and OpenTelemetry's variables) want them."""
+    """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
+    metrics, or None."""
     from actors.tracing import setup
 
     with setup.start(setup.chosen(otlp=settings.otlp, file=settings.trace_file)):
@@ -220,7 +201,9 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
 
 
 async def _release_memory() -> None:
-    """The process is ours alone: what its allocators keep for nothing goes back to the system."""
+    """Return the allocators' unused memory to the system, from time to time."""
+    # Only here, not in `Service`: another process may embed it, and this call affects all of its
+    # memory.
     while True:
         await anyio.sleep(RELEASE_MS / 1000)
         await anyio.to_thread.run_sync(release)
@@ -439,7 +422,7 @@ def version() -> None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error of ours inside exception groups, or else the first one."""
+    """Return the error of ours inside exception groups, or else the first one."""
     if isinstance(error, BaseExceptionGroup):
         causes = [cause_of(inner) for inner in error.exceptions]
         return next((cause for cause in causes if isinstance(cause, PenstockError)), causes[0])
@@ -447,7 +430,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def main() -> None:
-    """Runs the command line; errors of ours become one line on stderr and exit status 2."""
+    """Run the command line; errors of ours become one line on stderr and exit status 2."""
     try:
         app()
     except KeyboardInterrupt:

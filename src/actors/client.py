@@ -8,9 +8,9 @@
         async for change in client.subscribe("by_carrier"):
             print(change.upper, change.table)
 
-Many tasks may use one client at once. It spawns none: whoever waits for an answer reads the
-connection for all, so that nothing is read (and the service is held back) while nobody waits.
-Errors are those of `actors.errors`, as the service raised them. A lost connection raises
+Many tasks may use one client at once. It spawns none: the first task that waits for an answer
+drives the read loop for all, so that nothing is read (and the service is held back) while none
+waits. Errors are those of `actors.errors`, as the service raised them. A lost connection raises
 `Broken` from every call, also later: connect anew. `determinate` of an error says whether the
 operation surely did not happen (False: it may have happened).
 """
@@ -91,7 +91,7 @@ from actors.telemetry import CLIENT_REQUEST
 
 
 class TableWrite(msgspec.Struct, frozen=True):
-    """What `Client.write` does to one table: deletes first, then updates, then inserts."""
+    """Changes of one table in `Client.write`: deletes first, then updates, then inserts."""
 
     insert: Rows | None = None
     delete: Rows | None = None
@@ -110,10 +110,10 @@ class Client(ClientSources):
 
     @classmethod
     async def connect(cls, address: str, *, settings: Settings | None = None) -> Self:
-        """Connects to ``host:port`` or ``unix:/path``.
+        """Connect to ``host:port`` or ``unix:/path``.
 
-        Of the settings, `tls_certificate`, `tls_key`, `tls_authority` and `token_file` say what
-        is shown to the service, `identity` which service is meant. Raises `Broken`, `Busy`,
+        The settings `tls_certificate`, `tls_key`, `tls_authority` and `token_file` authenticate the
+        client, `identity` names the service that is meant. Raises `Broken`, `Busy`,
         `IncompatibleVersion`, `Unauthenticated`, `WrongService`, and `BadSettings`.
         """
         settings = settings or Settings()
@@ -132,7 +132,7 @@ class Client(ClientSources):
 
     @classmethod
     async def in_process(cls, service: InProcess, *, settings: Settings | None = None) -> Self:
-        """Connects to a service in this process; everything else is the same."""
+        """Connect to a service in this process; everything else is the same."""
         return await cls._welcome(await service.connect_in_process(), settings or Settings())
 
     @classmethod
@@ -151,7 +151,7 @@ class Client(ClientSources):
         raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
 
     async def aclose(self) -> None:
-        """Closes the connection; what was subscribed to ends. Twice is harmless."""
+        """Close the connection, which ends its subscribes. Idempotent."""
         await self._exchange.aclose()
 
     async def __aenter__(self) -> Self:
@@ -175,7 +175,7 @@ class Client(ClientSources):
         *,
         retain_history_ms: int | None = None,
     ) -> None:
-        """Makes a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
+        """Create a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
         a type with ``not null`` to refuse NULL).
 
         With `primary_key`, inserting a present key raises `DuplicateKey`, and deleting or
@@ -201,14 +201,15 @@ class Client(ClientSources):
         refresh_policy: str = "auto",
         target_lag_ms: int = 0,
     ) -> None:
-        """Makes a maintained view of a Spark SQL query over tables and views.
+        """Create a maintained view of a Spark SQL query over tables and views.
 
-        Returns when the view is in the catalog; reads wait until it is computed. `conf` holds
-        Spark SQL settings of the view. `refresh_policy`: ``auto`` (what is cheaper),
+        The call ends when the view is in the catalog; reads wait until it is computed. `conf` holds
+        Spark SQL settings of the view. `refresh_policy`: ``auto`` (the cheaper way),
         ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
-        ``full`` (recomputed). `target_lag_ms` is how old it may be (0: as fresh as can be): so long
-        are changes gathered for one step, and a read takes what is there unless it is older.
-        Raises `QueryRejected`, `UnknownObject`, `ObjectExists`, `InvalidUsage`.
+        ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
+        possible): changes are gathered for one step until then, and a read takes the present
+        contents unless they are older. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
+        `InvalidUsage`.
         """
         request = CreateView(
             self._exchange.number(),
@@ -222,58 +223,59 @@ class Client(ClientSources):
         await self._change(request)
 
     async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
-        """Keeps a table or view ready for peeks by these columns. Raises `UnknownObject`,
+        """Keep a table or view arranged by these columns, for peeks by key. Raises `UnknownObject`,
         `ObjectExists`, `InvalidUsage`."""
         await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
 
     async def drop(self, name: str) -> None:
-        """Drops a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
+        """Drop a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
         await self._change(Drop(self._exchange.number(), name))
 
     async def status(self) -> StatusReport:
-        """All objects: frontiers, lag, state and step times."""
+        """Return all objects: frontiers, lag, state and step times."""
         return await self._exchange.ask(Status(self._exchange.number()), StatusReport)
 
     async def actors(self) -> ActorReport:
-        """Every live actor of the service; counts grow, so two reports tell rates."""
+        """Return every live actor of the service; counters grow, so that two reports give rates."""
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
 
     async def replicas(self, *, add: str = "", drop: str = "") -> ReplicaReport:
-        """Adds or drops a replica, for good. Raises `InvalidUsage`, `StorageError`."""
+        """Add or drop a replica, durably; return all replicas. Raises `InvalidUsage`,
+        `StorageError`."""
         request = ChangeReplicas(self._exchange.number(), add, drop)
         return await self._exchange.ask(request, ReplicaReport)
 
     async def tracing(self, ratio: float | None = None) -> TracingReport:
-        """Whether the service exports traces, and which share of new ones it samples; with
-        `ratio` (0 to 1) sets that share. Raises `InvalidUsage`."""
+        """Return whether the service exports traces, and the share of new ones that it samples;
+        with `ratio` (0 to 1) set that share. Raises `InvalidUsage`."""
         return await self._exchange.ask(SetTracing(self._exchange.number(), ratio), TracingReport)
 
     async def explain(self, view: str) -> str:
-        """How a view is maintained, rule by rule. Raises `UnknownObject`, `InvalidUsage`."""
+        """Return the plan by which a view is maintained. Raises `UnknownObject`, `InvalidUsage`."""
         return (await self._exchange.ask(Explain(self._exchange.number(), view), Done)).text
 
     # -- writing -------------------------------------------------------------------------------
 
     async def insert(self, table: str, rows: Rows) -> Time:
-        """Inserts rows, all or none; the time of the write, which is durable.
+        """Insert rows, all or none. Return the time of the write, which is durable.
 
         Raises `TypeMismatch`, `DuplicateKey`, `UnknownObject`, `StoreFull`.
         """
         return await self.write({table: TableWrite(insert=rows)})
 
     async def delete(self, table: str, rows: Rows) -> Time:
-        """Deletes rows, all or none: whole rows, or for a table with PRIMARY KEY its columns
-        alone. Raises `AbsentRow` and as `insert` does."""
+        """Delete rows, all or none: whole rows, or for a table with PRIMARY KEY its columns alone.
+        Raises `AbsentRow` and as `insert` does."""
         return await self.write({table: TableWrite(delete=rows)})
 
     async def update(self, table: str, rows: Rows) -> Time:
-        """Sets columns of rows of a table with PRIMARY KEY: rows hold the key and the columns
-        to set. Raises `AbsentRow` and as `insert` does."""
+        """Set columns of rows of a table with PRIMARY KEY: rows hold the key and the columns to
+        set. Raises `AbsentRow` and as `insert` does."""
         return await self.write({table: TableWrite(update=rows)})
 
     async def write(self, changes: Mapping[str, TableWrite]) -> Time:
-        """Changes several tables atomically, at one time, which is returned. Without changes it
-        moves the tables' time on. Raises as `insert`, `delete` and `update` do."""
+        """Change several tables atomically, at one time, and return it. Without changes it advances
+        the tables' time. Raises as `insert`, `delete` and `update` do."""
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root(CLIENT_REQUEST) as opened:
@@ -285,6 +287,7 @@ class Client(ClientSources):
     async def _encoded(self, table: str, change: TableWrite) -> TableChange:
         parts = (change.insert, change.delete, change.update)
         shape = None
+        # A dict may be a struct or a map: the table's columns decide.
         if any(map(holds_dicts, parts)):
             shape = (await self.peek(table, limit=0)).schema
         return TableChange(table, *(encode(table, rows, shape) for rows in parts))
@@ -304,13 +307,13 @@ class Client(ClientSources):
         offset: int = 0,
         deadline_ms: int | None = None,
     ) -> pa.Table:
-        """Contents of a table or view at `as_of` (None: the latest written time).
+        """Return the contents of a table or view at `as_of` (None: the latest written time).
 
-        `key` asks for the rows whose columns equal it (or one of several); an index on just
+        `key` keeps the rows whose columns equal it (or one of several); an index on just
         these columns makes that fast. `where` keeps rows that pass all its conditions, such as
         ``("amount", ">", 5)`` or ``("region", "is null")``. `columns` chooses columns.
-        `order_by` names columns, each with ``desc``, ``nulls first`` or ``nulls last`` behind it
-        where wanted; without it rows come in no order. `offset` rows are skipped, at most `limit`
+        `order_by` names columns, each with ``desc``, ``nulls first`` or ``nulls last`` after it
+        if wanted; without it rows come in no order. `offset` rows are skipped, at most `limit`
         follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
@@ -335,10 +338,10 @@ class Client(ClientSources):
         offset: int = 0,
         deadline_ms: int | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """As `peek`, piece by piece, for results of any size: at least one table. Neither side
-        holds more than a few pieces, unless an order without a limit makes this one hold all.
-        Leave the loop to end it sooner; take the pieces within the service's `stash_orphan_ms`.
-        """
+        """Yield the contents as `peek` returns them, piece by piece, for results of any size: at
+        least one table. Neither side holds more than a few pieces, but for an order without a
+        limit, which needs all here. Leave the loop to end it sooner; take the pieces within the
+        service's `stash_orphan_ms`."""
         wish = Wish.of(name, key, where, columns, order_by, limit, offset)
         async with contextlib.aclosing(self._pieces(name, as_of, wish, deadline_ms)) as pieces:
             async for piece in pieces:
@@ -347,8 +350,9 @@ class Client(ClientSources):
     async def _pieces(
         self, name: str, as_of: Time | None, wish: Wish, deadline_ms: int | None
     ) -> AsyncGenerator[pa.Table, None]:
-        """Rows with their weight, finished; at least one table."""
+        """Yield the rows with their weight, finished; at least one table."""
         number = self._exchange.number()
+        # Not `root`: its context would stay set in the caller's task from one piece to the next.
         opened = begin_root(CLIENT_REQUEST, number, name)
         request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
         failed: BaseException | None = None
@@ -381,8 +385,8 @@ class Client(ClientSources):
     async def query(
         self, sql: str, *, as_of: Time | None = None, deadline_ms: int | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Rows of a Spark SQL query over tables and views at `as_of`, batch by batch and in its
-        order: at least one batch. None: the greatest time at which all that it names is sealed.
+        """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
+        time at which all its inputs are sealed), in the query's order: at least one batch.
 
         A plain read of one object (columns, comparisons with literals, order, limit) is answered
         from an index or a shard; everything else is run by Spark, over the contents at the same
@@ -395,13 +399,14 @@ class Client(ClientSources):
         async with contextlib.aclosing(self._queried(sql, as_of, deadline_ms)) as pieces:
             async for piece in pieces:
                 table = expand(piece)
+                # At least one batch, so that the caller learns the columns.
                 for batch in table.to_batches() or [empty_batch(table.schema)]:
                     yield batch
 
     async def _queried(
         self, sql: str, as_of: Time | None, deadline_ms: int | None, *, engine: bool = False
     ) -> AsyncGenerator[pa.Table, None]:
-        """As `_pieces`. `engine`: Spark answers also what a read could."""
+        """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
             request = Query(number, sql, as_of, deadline_ms, engine, outgoing(opened))
@@ -417,7 +422,7 @@ class Client(ClientSources):
                 yield piece if names is None else piece.rename_columns([*names, DIFF])
 
     async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
-        """Waits until every time up to and including `time` is sealed in the object. Raises
+        """Wait until every time up to and including `time` is sealed in the object. Raises
         `DeadlineExceeded`, `ReadTooFarAhead`, `UnknownObject`."""
         await self._done(WaitFor(self._exchange.number(), name, time, deadline_ms))
 
@@ -431,17 +436,17 @@ class Client(ClientSources):
         snapshot: bool = True,
         progress: bool = True,
     ) -> AsyncGenerator[Change, None]:
-        """Changes of a table or view: first its contents (at `as_of`, or now), then every change.
+        """Yield the changes of a table or view: first its contents (at `as_of`, or now), then every
+        change.
 
-        Without `snapshot` only the changes after that time. With `up_to` only what happens before
-        it; the last change has the empty upper. Without `progress` no changes that hold no rows,
-        but for the last. With `from_`, the changes with ``time >= from_`` only: a subscriber that
-        stopped goes on exactly with the `upper` of its last change that was not `partial`: what
-        is too large comes in pieces (see `Change`; `whole` puts them together). Ends when nothing
-        more will come; leave the loop to end it sooner. A client that takes changes more slowly
-        than they come holds back only itself; one that takes nothing for too long is cut off.
-        Raises `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
-        `Broken`.
+        Without `snapshot`, only the changes after that time. With `up_to`, only the changes before
+        it; the last one has the empty upper. Without `progress`, no changes without rows, but for
+        the last. With `from_`, only the changes with ``time >= from_``: a subscriber resumes
+        exactly with the `upper` of its last change that was not `partial` (a large change comes in
+        pieces: see `Change`; `whole` concatenates them). Ends when no more changes can come; leave
+        the loop to end it sooner. A client that takes changes more slowly than they come holds back
+        only itself; one that takes none for too long is cut off. Raises `ReadBelowSince`,
+        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
         """
         wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
         stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)
@@ -461,16 +466,16 @@ class Client(ClientSources):
         deadline_ms: int | None = None,
         progress: Callable[[CopyProgress], object] | None = None,
     ) -> CopiedTo:
-        """Writes the contents of a table or view at `as_of` (None: the latest written time) into
+        """Write the contents of a table or view at `as_of` (None: the latest written time) into
         files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
 
         `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL, or in
         one of its `copy_buckets`. Files have about `file_bytes_max` bytes; the manifest that names
-        them comes last: a copy is there whole or not at all. One that is there is refused, or with
-        `overwrite` gives way to the new one when that is whole. Waits until the time is sealed.
-        When this is canceled, the connection is lost, or `deadline_ms` have passed
-        (`DeadlineExceeded`), the copy is dropped. `progress` is told how far it is. Raises `Busy`,
-        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`, `StorageError`, and
+        them comes last: a copy is there whole or not at all. An earlier copy there is an error, or
+        with `overwrite` gives way to the new one when that is whole. Waits until the time is
+        sealed. When this is canceled, the connection is lost, or `deadline_ms` have passed
+        (`DeadlineExceeded`), the copy is dropped. `progress` is called with each report. Raises
+        `Busy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`, `StorageError`, and
         `InvalidUsage` and its children.
         """
         request = CopyTo(

@@ -1,4 +1,4 @@
-"""Commands about what flows in and out of a running service: sources and sinks."""
+"""Commands for connectors of a running service: sources and sinks."""
 
 from __future__ import annotations
 
@@ -153,6 +153,7 @@ def _options(given: list[str] | None) -> dict[str, Any]:
         key, value = _pair(text)
         try:
             found[key] = json.loads(value)
+        # No JSON: the value is text.
         except ValueError:
             found[key] = value
     return found
@@ -166,8 +167,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _table(text: str) -> tuple[str, str]:
-    """Return names outside and here of OUTSIDE=NAME. A name here has no quotation mark: so what
-    stands behind an equals sign within quotes is none."""
+    """Return (external name, name) of OUTSIDE=NAME."""
+    # A name has no quotation mark, so an equals sign within quotes is part of the external name.
     outside, equals, name = text.rpartition("=")
     return (outside, name) if equals and outside and '"' not in name else (text, "")
 

@@ -1,5 +1,5 @@
-"""Commands that carry data out of a running service: into files of its machine, and changes to
-the standard output."""
+"""Commands that read data out of a running service: into files of its machine, and changes to the
+standard output."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json")
 _SETTLE_S: Final = 1.0
-"""At the end what is being written may take so long: a reader that takes nothing is not waited for
-any longer."""
+"""Time limit for the last write at the end: a reader that has stalled is not waited for any
+longer."""
 
 
 @speaks_to_a_service
@@ -101,12 +101,12 @@ async def _copy(
 
 
 def _show(progress: CopyProgress) -> None:
-    """One line, written over."""
+    """Print the progress, over the same line."""
     print(f"\r\x1b[K{far(progress)}", end="", file=sys.stderr, flush=True)
 
 
 def far(progress: CopyProgress) -> str:
-    """How far a copy is, for people."""
+    """Return a copy's progress, for people."""
     if not progress.parts_total:
         return "waiting until its time is sealed"
     mib = 1 << 20
@@ -153,7 +153,7 @@ def subscribe(
     try:
         run_loop(lambda: _follow(target, name, given, printed))
     except* BrokenPipeError:
-        # Who reads has had enough; what Python flushes at its end must not fail again.
+        # The reader has closed the pipe: Python's last flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         text = printed.resumption()
@@ -162,22 +162,22 @@ def subscribe(
 
 
 class Printed:
-    """What has been printed of a subscribe, and how it is."""
+    """Prints the changes of a subscribe, and tracks the frontier to resume from."""
 
     def __init__(self, *, as_json: bool, progress: bool, upper: int | None) -> None:
         self._as_json = as_json
         self._progress = progress
         self._named = as_json
-        """The line with the columns' names has been printed."""
+        """True if the line of column names was printed."""
         self._partial = False
         self._settled = threading.Event()
-        """Nothing is being written just now."""
+        """Set while no write is in progress."""
         self._settled.set()
         self.upper = upper
-        """Everything below it has been printed."""
+        """Frontier below which everything was printed."""
 
     def lines(self, change: Change) -> Iterator[str]:
-        """A change as it is printed."""
+        """Yield the lines of a change."""
         from actors.plan.schema import DIFF, TIME
         from actors.sinks.formats import JsonLines
 
@@ -200,10 +200,11 @@ class Printed:
                 yield "# the end" if upper is None else f"# upper {upper}"
 
     async def write(self, change: Change) -> None:
-        """Prints it, on a thread: a reader that is slow holds back the changes, not the
-        connection."""
+        """Print a change, on a thread."""
         text = "".join(f"{line}\n" for line in self.lines(change))
+        # Abandoned on cancellation: a write that blocks on its reader must not delay the end.
         self._settled.clear()
+        # A slow reader must hold back the changes, not the connection's event loop.
         await anyio.to_thread.run_sync(self._write, text, change, abandon_on_cancel=True)
 
     def _write(self, text: str, change: Change) -> None:
@@ -215,14 +216,14 @@ class Printed:
             self._settled.set()
 
     def done(self, change: Change) -> None:
-        """All of it has been printed."""
+        """Note that all of a change was printed."""
         self._partial = change.partial
         if not change.partial:
             self.upper = change.upper
 
     def resumption(self) -> str:
-        """How to go on; empty when there is nothing to go on with."""
-        # What a reader has seen counts, also when a signal came before its writer could say so.
+        """Return the advice for resuming; empty if the subscribe has reached its end."""
+        # A signal may interrupt between a write and its note: wait, so that printed lines count.
         self._settled.wait(_SETTLE_S)
         if self.upper is not None and self.upper >= EMPTY:
             return ""
@@ -233,7 +234,7 @@ class Printed:
 
 
 async def _follow(target: Target, name: str, given: dict[str, Any], printed: Printed) -> None:
-    """Until the end of the subscribe, or a signal."""
+    """Print changes until the end of the subscribe, or a signal."""
     from actors.client import Client
 
     async with (

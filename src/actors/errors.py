@@ -120,7 +120,7 @@ class Displaced(Broken):
     """A newer connection took this one's place."""
 
 
-# -- somebody broke the protocol ---------------------------------------------------------------
+# -- one side broke the protocol ---------------------------------------------------------------
 
 
 class ProtocolError(PenstockError):
@@ -171,7 +171,7 @@ class PeerRejected(WalRefused):
 
 
 class Unauthenticated(RemoteProtocolError):
-    """One side did not prove to the other who it is: a certificate or a token was refused."""
+    """One side did not prove its identity to the other: a certificate or a token was refused."""
 
 
 # -- storage -----------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ class Fenced(StorageError):
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether a read that failed so may do better when it is repeated. (It changes nothing: so it
-    may be, whatever the failure says of that.)"""
+    """Return whether a read that failed so may do better when it is repeated."""
+    # Repeating a read is safe even when the failure is indeterminate: a read changes nothing.
     final = Corrupt | LeaseLost | UnsoundFilter | Fenced
     return isinstance(error, StorageError) and not isinstance(error, final)
 
@@ -228,7 +228,7 @@ class AddressInUse(PenstockError):
 
 
 class EngineError(PenstockError):
-    """Spark, or the process that holds it."""
+    """Spark failed, or the process that holds it."""
 
 
 class DefiniteError(EngineError):
@@ -249,7 +249,7 @@ class EngineUnavailable(EngineError):
 
 
 class Expired(PenstockError):
-    """The service was to run for so long only, and has."""
+    """The service has run for as long as it was to run (`expiration_ms`)."""
 
 
 class ViewInError(PenstockError):
@@ -264,14 +264,16 @@ def _family(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
 
 
 def to_wire(error: BaseException) -> tuple[str, str, bool]:
-    """(code, text, determinate) of an error; strangers travel as `PenstockError`."""
+    """Return (code, text, determinate) of an error; errors of other families become
+    `PenstockError`."""
     if isinstance(error, PenstockError):
         return type(error).__name__, str(error), error.determinate
+    # Indeterminate: an unknown error may have come at any point of the operation.
     return "PenstockError", f"{type(error).__name__}: {error}", False
 
 
 def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
-    """The error that `to_wire` named; an unknown code becomes the root class."""
+    """Return the error that `to_wire` named; an unknown code becomes the root class."""
     kind = _family(PenstockError).get(code, PenstockError)
     if issubclass(kind, StorageError):
         return kind(text, determinate=determinate)
@@ -284,7 +286,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def storage_error(what: str, error: OSError, *, determinate: bool = True) -> StorageError:
-    """The family's error for one of the operating system."""
+    """Return the family's error for one of the operating system."""
     if error.errno in _FULL:
         return StoreFull(
             f"no space left to {what}: {error.strerror}; free space or raise the quota,"

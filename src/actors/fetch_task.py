@@ -1,20 +1,17 @@
-"""FetchTask: one worker's fetcher for one source of one dataflow, from descriptions to rows.
+"""FetchTask: one worker's fetcher for one source of a dataflow; reads described parts.
 
 Theory of operation. Each `Fetch` is read from the blob store as an effect: at most
-`fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of
-parts unless one part alone is larger. Others wait in order; only described parts can be asked
-for, so what waits is bounded by the listen task's credit.
+`fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of parts
+unless one part alone is larger. Other requests wait in order, bounded by the listen task's credit.
 
-Every request is answered once, by `Fetched` or `FetchFailed`, **with the time it was asked
-for**. Answers come in any order: the dataflow counts them per time, so that a success never
-speaks for a failure. A failure here stops nothing else; it is the dataflow that never lets the
-failed time complete.
+Every request is answered once, by `Fetched` or `FetchFailed`, **with the time it was asked for**.
+Answers come in any order, and the dataflow counts them per time, so a success never hides a
+failure. A failure stops nothing here; the dataflow never completes the failed time.
 
-A store that fails is asked again, `fetch_attempts_max` times in all, with exponential backoff and
-jitter. A part that is missing or damaged is reported at once: no retry can bring it back.
+A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and jitter.
 
-`Fetched` holds exactly the updates of the part's interval: a listened part's with
-``lower <= time < upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
+`Fetched` holds exactly the updates of the part's interval: a listened part's with ``lower <= time <
+upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
-    """A request on its way; `attempt` counts from 1."""
+    """A request in progress; `attempt` counts from 1."""
 
     fetch: Fetch
     attempt: int = 1
@@ -62,7 +59,7 @@ _Message: TypeAlias = FetchMessage | _Job | _Done | _Failed
 
 
 class FetchTask(Actor[_Message]):
-    """Messages: `Fetch` in; `Fetched` and `FetchFailed` to `consumer`."""
+    """Receives `Fetch`; sends `Fetched` and `FetchFailed` to `consumer`."""
 
     def __init__(
         self,
@@ -87,11 +84,11 @@ class FetchTask(Actor[_Message]):
         self._retrying = 0
 
     async def receive(self, message: _Message) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case Fetch():
                 self._waiting.append(_Job(message, traceparent=TRACEPARENT.get()))
-            case _Job():  # its backoff is over; it has kept its place
+            case _Job():  # retry after the backoff, in the slot that the job kept
                 self._retrying -= 1
                 self._run(message)
             case _Done(job=job, updates=updates):
@@ -117,6 +114,7 @@ class FetchTask(Actor[_Message]):
         while self._waiting and not FETCHES.crossed(self._running >= limits.fetches_in_flight_max):
             size = self._waiting[0].fetch.part.bytes
             fits = self._running_bytes + size <= limits.inflight_bytes_per_dataflow_max
+            # A part larger than the whole budget is fetched alone.
             if self._running and FETCH_BUDGET.crossed(not fits):
                 return
             job = self._waiting.popleft()
@@ -150,6 +148,7 @@ class FetchTask(Actor[_Message]):
         self._running_bytes -= job.fetch.part.bytes
 
     def _failed(self, job: _Job, error: PenstockError) -> None:
+        # A missing or damaged part is no passing error: no retry can bring it back.
         if is_passing(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
             again = _Job(job.fetch, job.attempt + 1, job.traceparent)
@@ -171,7 +170,7 @@ class FetchTask(Actor[_Message]):
         return self._settings.retry_delay_ms(attempt) * (0.5 + self.ctx.random.random() / 2)
 
     def describe(self) -> str:
-        """What it is doing or waiting for."""
+        """Return the current work, as text for people."""
         if not self._running:
             return "idle"
         return (
@@ -181,7 +180,7 @@ class FetchTask(Actor[_Message]):
 
 
 def cut(updates: pa.Table, part: DescribedPart) -> pa.Table:
-    """The updates that the description means: its interval; a snapshot's as of ``upper - 1``."""
+    """Return the updates of the description's interval; a snapshot's as of ``upper - 1``."""
     if part.snapshot:
         return advance(between(updates, TIME_MIN, part.upper), part.upper - 1)
     if part.lower <= part.part.time_min and part.part.time_max < part.upper:

@@ -1,16 +1,13 @@
-"""IngestTask: one source at work, from what it gives to durable shards.
+"""IngestTask: runs one source, and appends what it gives to durable shards.
 
-Theory of operation. It opens the source at the position that its remap shard holds, then asks for
-one thing after another (`next`), each an effect, so that stop is obeyed at once. What comes is
-staged (`ingest.staging`, pure); at marks it becomes one append over all the source's shards
-(`ingest.shards`), one at a time, while the next things are asked for. When nothing is staged, a
-tick seals the shards up to now, so that readers of an idle source do not wait.
+Theory of operation. The task opens the source at the position that its remap shard holds, then
+calls `next` again and again, each call an effect, so that a stop takes effect at once. Rows are
+staged (`ingest.staging`, pure); at marks they become one append over all of the source's shards
+(`ingest.shards`), one at a time, while the next rows are read.
 
-Rules. The source hears of a position (`taken`) only when it is durable. At most one question, one
-append and one spill are under way. Any error ends the task: it says why with `IngestEnded`, its
-last message, and whoever started it starts another, with backoff; nothing is lost or taken twice,
-since the next one opens at what is durable. What it does not do: it decides nothing about
-restarts, and reads no rows of its own, but for exports whose old rows the source does not know.
+Rules. At most one read, one append and one spill are under way. Any error ends the task: the last
+message is `IngestEnded` with the reason, and the owner starts another task, with backoff. Nothing
+is lost or taken twice, since the next task opens the source at the durable position.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ log = logging.getLogger("penstock.ingest")
 
 
 class IngestCounts(msgspec.Struct, frozen=True, gc=False):
-    """Of one task, since it started."""
+    """Counters of one task since it started."""
 
     messages: int = 0
     rows_inserted: int = 0
@@ -75,11 +72,11 @@ class Ingested(msgspec.Struct, frozen=True, gc=False):
     failed: tuple[ExportFailed, ...] = ()
     """Exports that failed with this append."""
     rows_staged: int = 0
-    """Read and not durable yet."""
+    """Rows that were read and are not durable yet."""
     outside_ms: int | None = None
-    """When the newest of what came was committed outside."""
+    """Commit time of the newest transaction in the batch, in the external system (Unix ms)."""
     held: tuple[tuple[str, ArrangementStatistics], ...] = ()
-    """Rows of the exports, kept to find old rows in."""
+    """Sizes of the indexes in which old rows of exports are looked up."""
     operators: tuple[OperatorStatistics, ...] = ()
 
 
@@ -94,18 +91,18 @@ class IngestRunning(msgspec.Struct, frozen=True, gc=False):
 
 
 class IngestEnded(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner, its last message: it cannot go on, and why."""
+    """Task → owner, the last message: the task has failed, with the reason."""
 
     id: ObjectId
     number: int
     error: str
     hint: str
     is_dropped: bool = False
-    """A shard of it is gone: the source, or one of its tables, is being dropped."""
+    """True if one of its shards is gone: the source, or one of its tables, is being dropped."""
 
 
 class _Opened(msgspec.Struct, frozen=True, gc=False):
-    """The source stands at what is durable."""
+    """The source is open at the durable position."""
 
 
 class _Given(msgspec.Struct, frozen=True, gc=False):
@@ -126,7 +123,7 @@ class _Worked(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Gathered(msgspec.Struct, frozen=True, gc=False):
-    """What is complete has waited for more as long as it may."""
+    """The complete rows have waited for more as long as they may."""
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +131,7 @@ class _Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time to seal what is idle."""
+    """Time to seal the shards of an idle source."""
 
 
 class Reconfigure(msgspec.Struct, frozen=True, gc=False):
@@ -162,7 +159,8 @@ class IngestTask(Actor[_Message]):
         settings: Settings,
         scratch: Path,
     ) -> None:
-        """`scratch`: a folder for this task alone, which it makes when needed, and removes."""
+        """Make a task. `scratch`: a folder for this task alone, made when needed, removed at the
+        end."""
         self._scratch = scratch
         self._kept = 0
         self._id = id
@@ -180,7 +178,7 @@ class IngestTask(Actor[_Message]):
         self._doing = "opening"
 
     async def on_start(self) -> None:
-        """Opens the shards, then the source."""
+        """Open the shards, then the source."""
         self._source = self._make()
         self._meters = Meters(self.ctx.monotonic_ms, OF_SOURCE, self._id)
         self._shards.ledger.add(self.memory)
@@ -199,7 +197,7 @@ class IngestTask(Actor[_Message]):
         self.ctx.effect(open_all, done=lambda opened: opened, failed=_Failed)
 
     def memory(self) -> Iterator[MemoryUse]:
-        """Tell what is staged and kept of each export, for a `MemoryLedger`."""
+        """Return the memory of staged rows and of each export's index, for a `MemoryLedger`."""
         stage, intake = self._staging, self._intake
         if stage is not None and intake is not None:
             yield MemoryUse("staged", self._id, stage.rows_staged, stage.bytes + intake.bytes)
@@ -208,7 +206,7 @@ class IngestTask(Actor[_Message]):
                 yield MemoryUse("upserts", f"{self._id}/{name}", *sizes)
 
     async def on_stop(self) -> None:
-        """Closes the source; what was spilled for nothing goes."""
+        """Close the source, and delete parts that were spilled and not appended."""
         with anyio.CancelScope(shield=True):
             await self._source.close()
             if self._staging is not None:
@@ -220,7 +218,7 @@ class IngestTask(Actor[_Message]):
             )
 
     async def receive(self, message: _Message) -> None:
-        """Handles what an effect brought."""
+        """Handle the result of an effect."""
         if self._ended:
             return
         try:
@@ -286,7 +284,7 @@ class IngestTask(Actor[_Message]):
         )
         self.ctx.after(0, _Tick())
 
-    # -- one thing after another -----------------------------------------------------------------
+    # -- pipeline --------------------------------------------------------------------------------
 
     def _contents_of(self, export: str) -> KeyedContents:
         self._kept += 1
@@ -305,17 +303,19 @@ class IngestTask(Actor[_Message]):
         )
 
     def _go_on(self) -> None:
-        """Starts whatever may be under way and is not."""
+        """Start the append, spill and read that may be under way and are not."""
         stage = self._staging
         if stage is None or self._ended:
             return
         self._take_in(stage)
+        # Commit before spilling: parts are spilled only when no complete rows are staged.
         if not self._committing and stage.complete and not self._gather(stage):
             self._commit(stage.take(self.ctx.now_ms(), self._shards.upper))
             self._take_in(stage)
         at_rest = not self._spilling and not self._working
         if not self._committing and at_rest and stage.must_spill:
             self._spill()
+        # Backpressure: the source is not read while staged rows fill the buffer, or others wait.
         if not self._asking and not self._working and stage.hungry and self._taking.empty:
             self._asking = True
             self.ctx.effect(self._next, done=_Given, failed=_Failed)
@@ -325,7 +325,8 @@ class IngestTask(Actor[_Message]):
             return await self._source.next()
 
     def _take_in(self, stage: Staging) -> None:
-        """Stages what was given, as far as that needs no work; starts the work."""
+        """Stage rows of the queue as far as they need no effect; start the effect that comes
+        first."""
         if self._spilling:
             self._taking.take_rows()
         if self._working or self._spilling:
@@ -345,7 +346,7 @@ class IngestTask(Actor[_Message]):
             return done
 
     def _gather(self, stage: Staging) -> bool:
-        """Whether what is complete waits for more."""
+        """Say whether complete rows wait for more before they are committed."""
         wait_ms = stage.gathers_ms(self.ctx.now_ms())
         if wait_ms and not self._gathering:
             self._gathering = True
@@ -359,6 +360,8 @@ class IngestTask(Actor[_Message]):
             with self._meters.timed("Append") as meter:
                 upper = await self._shards.commit(batch)
                 meter.rows += batch.rows
+            # Acknowledged only after the append: the external system may then delete what comes
+            # before.
             await self._source.taken(batch.position)
             return _Committed(upper, batch)
 
@@ -376,9 +379,11 @@ class IngestTask(Actor[_Message]):
         self.ctx.effect(spill, done=lambda done: done, failed=_Failed)
 
     def _tick(self) -> None:
-        """Seals what is idle. What is staged and not spilled will lie at a later time."""
+        """Seal the shards up to now, so that readers of an idle source do not wait."""
         stage, now = self._stage, self.ctx.now_ms()
         busy = self._committing or self._spilling or self._working
+        # Spilled parts lie at a fixed time, which must stay above the upper. Rows in memory have
+        # none yet.
         if busy or stage.complete or stage.spilled:
             return
         if not self._shards.begun or now + 1 <= self._shards.upper:
@@ -440,11 +445,13 @@ class IngestTask(Actor[_Message]):
             hint = "it is opened again at what is durable"
         self._doing = f"ended: {error}"
         text, is_dropped = f"{type(error).__name__}: {error}", isinstance(error, UnknownObject)
+        # The owner starts another task, which opens the source at the durable position: a retry is
+        # safe.
         self._owner.reply(IngestEnded(self._id, self._number, text, hint, is_dropped))
         self.ctx.stop()
 
     def describe(self) -> str:
-        """Where it stands, and what waits."""
+        """Return the task's state and what is under way, for people."""
         stage = self._staging
         if stage is None:
             return self._doing

@@ -1,4 +1,4 @@
-"""Commands that carry data into a running service, once."""
+"""Commands that copy data into a running service, once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "csv", "json")
 LINE_MS: Final = 2_000
-"""Where there is no terminal, a line at most so often."""
+"""Minimal interval of progress lines if stderr is no terminal."""
 MIB: Final = 1 << 20
 
 
@@ -98,8 +98,8 @@ def copy_from(
 
 
 class Shown:
-    """How far a copy is, on a stream: one line written over on a terminal, else now and then a
-    line, only when there is news."""
+    """Progress of a copy on a stream: one line written over on a terminal, else a line from time to
+    time, if it has changed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -110,11 +110,12 @@ class Shown:
         self._waiting = ""
 
     def show(self, progress: CopyFromProgress) -> None:
-        """Tells it, if it is time."""
+        """Print the progress, if the interval has passed."""
         line = far(progress)
         if line == self._last:
             return
         now = self._clock.monotonic_ms()
+        # A line for each report would flood a log file.
         if not self._over and now - self._told < LINE_MS:
             self._waiting = line
             return
@@ -123,7 +124,7 @@ class Shown:
         print(f"{start}{line}", end=end, file=self._stream, flush=True)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Print the last line that waits, or end the terminal's line."""
         if self._over and self._last:
             print(file=self._stream)
         elif self._waiting and self._waiting != self._last:
@@ -131,7 +132,7 @@ class Shown:
 
 
 def far(progress: CopyFromProgress) -> str:
-    """How far a copy is, for people."""
+    """Return a copy's progress, for people."""
     return (
         f"{progress.files_done} of {progress.files} files, {progress.bytes_done / MIB:.1f} of "
         f"{progress.bytes / MIB:.1f} MiB read; {progress.rows} rows staged"

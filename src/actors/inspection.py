@@ -1,4 +1,4 @@
-"""Commands that look into a running service, or at what one has recorded."""
+"""Commands that show a running service, or its recorded traces."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _status(target: Target) -> dict[str, Any]:
 
 
 LISTED: Final = "penstock"
-"""Read alone it lists the relations, unless an object has that name."""
+"""Name under which `peek` lists the relations, unless an object has it."""
 _CONDITION: Final = re.compile(
     r"\s*`?([^`\s<>=!]+)`?\s*(<=|>=|<>|!=|=|<|>|is\s+not\s+null|is\s+null)\s*(.*?)\s*",
     re.IGNORECASE,
@@ -124,6 +124,7 @@ async def _peek(
     from actors.protocol.relations import PREFIX, is_relation, relation_of
 
     async with await Client.connect(target.address, settings=target.settings) as client:
+        # Only a condition needs a schema, for the type of its value.
         objects = (await client.status()).objects if conditions or name == LISTED else ()
         known = {found.name.lower(): found.schema for found in objects}
         if name == LISTED and LISTED not in known:
@@ -137,8 +138,8 @@ async def _peek(
 
 
 def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
-    """``amount > 5`` as a condition of `Client.peek`, its value read as the column's type; text
-    may stand in quotes. Raises `InvalidUsage`."""
+    """Return ``amount > 5`` as a condition of `Client.peek`, with its value in the column's type;
+    text may be quoted. Raises `InvalidUsage`."""
     import pyarrow as pa
 
     from actors.plan.schema import arrow_type
@@ -154,7 +155,7 @@ def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
         value = value[1:-1]
     types = {} if schema is None else {c.name.lower(): c.type for c in schema.columns}
     if column.lower() not in types:
-        return column, op, value  # the service says what is wrong
+        return column, op, value  # the service reports the unknown column
     kind = arrow_type(types[column.lower()])
     try:
         return column, op, pa.array([value]).cast(kind)[0].as_py()
@@ -197,7 +198,8 @@ def actors(
 
 
 async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
-    """Two looks; an actor born between them is measured since its birth."""
+    """Return the actors with rates between two reports; an actor started between them is measured
+    since its start."""
     import anyio
     import msgspec
 
@@ -342,7 +344,7 @@ async def _query(
 
 
 def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:
-    """With tabs between, or as lines of JSON; `headed`: names come first."""
+    """Print rows with tabs between, or as lines of JSON; `headed`: column names come first."""
     from actors.sinks.formats import JsonLines
 
     try:

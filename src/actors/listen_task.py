@@ -1,37 +1,30 @@
-"""ListenTask: one source of one dataflow, from its shard to part descriptions.
+"""ListenTask: listens to the shard of one source of a dataflow, and describes its parts.
 
 Theory of operation. It opens a leased reader, waits for `StartListen`, takes the snapshot at
-`as_of` if wanted, then listens from ``as_of + 1`` on. What the shard shows becomes `Described`:
-part descriptions, never bytes, with the interval of times that is meant of them and progress to
-its upper. Every wait for the shard is an effect, so `Release` and stop are obeyed at once, also
-when caught up and idle.
+`as_of` if wanted, then listens from ``as_of + 1`` on. It sends `Described`: part descriptions,
+never bytes, with their interval of times and progress to the interval's upper. Every wait for the
+shard is an effect, so `Release` and stop are obeyed at once.
 
-Room. The consumer answers each `Described` with exactly one `Grant`. A description is sent when
-none is unanswered, or when fewer than `described_in_flight_max` are and its bytes fit the
-credit (at first `inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives
-its own). What may not be sent waits, and while parts wait the shard is not asked: so at most one
-answer of the shard is kept here. Progress without parts joins what waits, so that only the
-newest is told when there is room again. Small batches that wait together are described together,
-each part with its own batch's interval.
+Room. The consumer answers each `Described` with one `Grant`. A description is sent if none is
+unanswered, or if fewer than `described_in_flight_max` are and its bytes fit the credit (initially
+`inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives its own). While
+parts wait the shard is not asked, so at most one answer of the shard is kept here. Progress without
+parts, and small batches, join the waiting description, each part with its own batch's interval.
 
-Until. Nothing at or beyond the `until` of the start signal is listed or described.
+Until. No time at or beyond the `until` of the start signal is listed or described.
 
-Leases. A part is held by the reader from the moment the shard names it (even while its
-description waits) until the consumer has released every description of it: a compacted batch
-may be described twice, in disjoint intervals. Parts whose times lie outside the interval are
-never described, and released at once. The reader's since follows what was listened to. It stays
-open until the task is stopped: who stops it gives up what it has not fetched.
+Leases. The reader holds a part from its listing until the consumer has released every description
+of it: a compacted batch may be described twice, in disjoint intervals. Parts outside the interval
+are never described, and released at once. The reader's since follows the listened frontier, and the
+reader stays open until the task is stopped.
 
-Filter. Parts that hold no row for the consumer, by their statistics, may be left out
-(`persist.sieve`): they are released at once, but for a share that is read first to prove it. The
-interval is described all the same, after that.
+Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.sieve`): they are
+released at once, except a share that is read first, to audit the filter. The interval is described
+all the same, after that.
 
-Errors. A store that fails is asked again, `fetch_attempts_max` times in all, with exponential
-backoff and jitter: to open the reader, too. A listing that fails all the same is told with
-`ListenFailed`, the task's last message: it then sends nothing more, whatever it is granted, so the
-source's frontier stays; it still obeys `Release` and stop. What it does not do: it reads no part
-that it describes, and filters no rows (a described part may repeat older updates, which its
-interval cuts off).
+Errors. A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and
+jitter. If a listing still fails the task sends `ListenFailed` and describes no more, so the
+source's frontier stays; it still obeys `Release` and stop.
 """
 
 from __future__ import annotations
@@ -74,7 +67,7 @@ log = logging.getLogger("penstock.listen")
 R = TypeVar("R")
 
 _JOINED_SHARE: Final = 16
-"""Batches that wait are described together up to this part of the whole credit."""
+"""Divisor of the whole credit that bounds the bytes of a joined description."""
 
 
 class _Opened(msgspec.Struct, frozen=True, gc=False):
@@ -90,7 +83,7 @@ class _Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Item(msgspec.Struct, frozen=True, gc=False):
-    """One description to be: parts (leased) and the interval that is meant of them."""
+    """A future description: leased parts and their interval."""
 
     parts: tuple[_Meant, ...]
     lower: Time
@@ -103,8 +96,10 @@ class _Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Meant(msgspec.Struct, frozen=True, gc=False):
-    """A part and the interval of its own batch: what is joined with others stays apart in it, so
-    that one that is missing holds up no time before its own."""
+    """A part and the interval of its own batch.
+
+    Joined batches keep their intervals, so that a missing part delays no time before its own.
+    """
 
     part: Any
     lower: Time
@@ -115,7 +110,7 @@ _Message: TypeAlias = ListenMessage | _Opened | _Listed | _Failed
 
 
 class ListenTask(Actor[_Message]):
-    """Messages: `ListenMessage` in; `Described` and `ListenFailed` to `consumer`."""
+    """Receives `ListenMessage`; sends `Described` and `ListenFailed` to `consumer`."""
 
     def __init__(
         self,
@@ -129,8 +124,11 @@ class ListenTask(Actor[_Message]):
         trail: Trail | None = None,
         wanted: PartFilter | None = None,
     ) -> None:
-        """`trail`: where to look for the traces that led to what is described; `wanted`: the
-        rows that the consumer looks at, None: all."""
+        """Create the task.
+
+        `trail` finds the traces that led to a description; `wanted` selects the consumer's rows
+        (None: all).
+        """
         self._sieve = None if wanted is None else sieve(wanted, settings)
         self._schema = source.schema
         self._trail = trail
@@ -146,33 +144,33 @@ class ListenTask(Actor[_Message]):
         self._start: StartListen | None = None
         self._snapshot_due = False
         self._frontier: Frontier = 0
-        """Everything below was taken from the shard."""
+        """Frontier below which all updates were listed."""
         self._until: Frontier = EMPTY
         self._listing = False
         self._error: PenstockError | None = None
         self._failures: tuple[int, str] = (0, "")
-        """How often in a row the store failed to answer what is asked, and how."""
+        """Number of failures in a row of the current request to the store, and the last error."""
         self._waiting: deque[_Item] = deque()
         self._credit = settings.inflight_bytes_per_dataflow_max
         self._unanswered = 0
         self._leases: dict[str, str] = {}
         """Key of a described part → the reader's key."""
         self._unproved: list[Part] = []
-        """Left out, held, and to be read before their interval is described."""
+        """Parts left out whose audit must precede the description of their interval."""
         self._uses: Counter[str] = Counter()
-        """Descriptions, sent or waiting, that need a part of the reader's."""
+        """Number of descriptions, sent or waiting, that need each part of the reader."""
 
     # -- life -------------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Opens the reader; its hold stands before the start signal comes."""
+        """Open the reader, so that its hold exists before the start signal comes."""
         reader_id = (
             f"{self._dataflow}-{self._incarnation}-{self._index}"
             f"-{self.ctx.random.getrandbits(64):016x}"
         )
 
         async def open_reader() -> Reader:
-            # Shielded: a stop in the middle would leave a lease that nobody closes.
+            # Shielded: a stop in the middle would leak the lease.
             with anyio.CancelScope(shield=True):
                 reader = await self._persist.open_reader(self._shard, reader_id)
                 self._reader = reader
@@ -183,7 +181,7 @@ class ListenTask(Actor[_Message]):
         self.ctx.effect(lambda: self._answer(open_reader), done=_Opened, failed=_failed)
 
     async def on_stop(self) -> None:
-        """Closes the reader: all its leases return."""
+        """Close the reader and release all its leases."""
         if self._reader is not None:
             try:
                 await self._reader.close()
@@ -193,7 +191,7 @@ class ListenTask(Actor[_Message]):
                 )
 
     async def receive(self, message: _Message) -> None:
-        """Handles one message."""
+        """Handle one message."""
         try:
             self._receive(message)
         except BaseException:
@@ -241,16 +239,18 @@ class ListenTask(Actor[_Message]):
     # -- describing -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Sends what may be sent; asks the shard when nothing waits."""
+        """Send waiting descriptions that have room; ask the shard if none waits."""
         if self._error is not None:
             return
         while self._waiting and self._may_send(self._waiting[0]):
             self._send(self._waiting.popleft())
+        # Waiting progress without parts does not stop the listing: more progress joins it.
         full = any(item.parts or item.snapshot for item in self._waiting)
         if not self._listing and not full and self._reader is not None and self._start is not None:
             self._list(self._reader, self._start)
 
     def _may_send(self, item: _Item) -> bool:
+        # Even a description larger than the whole credit must be sent some time.
         if self._unanswered == 0:
             return True
         limit = self._settings.described_in_flight_max
@@ -280,7 +280,7 @@ class ListenTask(Actor[_Message]):
             self._consumer.reply(described)
 
     def _traces(self, item: _Item) -> tuple[str, ...]:
-        """Those that led to what is described; a snapshot is no change."""
+        """Return the traces that led to the described changes; a snapshot has none."""
         if self._trail is None or item.snapshot or not item.parts:
             return ()
         return self._trail.between(self._shard, item.lower, item.upper)
@@ -288,7 +288,7 @@ class ListenTask(Actor[_Message]):
     def _describe(self, item: _Item, index: int) -> DescribedPart:
         meant = item.parts[index]
         part: Part = meant.part
-        # Intervals are disjoint, so this is unique, inline parts and repeated ones included.
+        # Unique even for inline and repeated parts, since the intervals are disjoint.
         key = f"{self._shard}[{item.lower},{item.upper})#{index}"
         self._leases[key] = part.key
         return DescribedPart(
@@ -303,7 +303,7 @@ class ListenTask(Actor[_Message]):
         )
 
     def _append(self, item: _Item) -> None:
-        """Queues a description, joined to the last one if that stays small."""
+        """Queue a description, joined to the last one if that stays small."""
         last = self._waiting[-1] if self._waiting else None
         joined_max = self._settings.inflight_bytes_per_dataflow_max // _JOINED_SHARE
         if last is None or last.snapshot or item.snapshot:
@@ -321,13 +321,14 @@ class ListenTask(Actor[_Message]):
 
     def _list(self, reader: Reader, start: StartListen) -> None:
         if self._frontier >= self._until:
-            return  # nothing more is wanted, or will come: the reader stays for the leases
+            return  # complete; the reader stays open for the leases
         self._listing = True
         if self._snapshot_due:
             self._snapshot_due = False
 
             async def snapshot() -> _Listed:
-                await reader.downgrade(start.as_of)  # first: the snapshot may wait long
+                # Before the snapshot, which may wait long: until then the lease blocks compaction.
+                await reader.downgrade(start.as_of)
                 return self._take_snapshot((await reader.snapshot(start.as_of))[0])
 
             self.ctx.effect(lambda: self._proved(snapshot), done=_same, failed=_failed)
@@ -340,7 +341,7 @@ class ListenTask(Actor[_Message]):
         self.ctx.effect(lambda: self._proved(listen), done=_same, failed=_failed)
 
     async def _answer(self, ask: Callable[[], Awaitable[R]]) -> R:
-        """What is asked of the shard. Raises what it failed with last."""
+        """Return the result of a request to the shard, with retries. Raise its last error."""
         try:
             while True:
                 try:
@@ -356,7 +357,7 @@ class ListenTask(Actor[_Message]):
             self._failures = 0, ""
 
     async def _proved(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
-        """What was listed, once the filter has been audited on it. Raises `UnsoundFilter`."""
+        """Return the listing, once the filter has been audited on it. Raise `UnsoundFilter`."""
         try:
             found = await self._answer(listing)
             if self._sieve is not None and self._unproved:
@@ -371,7 +372,8 @@ class ListenTask(Actor[_Message]):
             raise
 
     def _abandon(self) -> None:
-        """The actor crashes, and nobody stops it then: its lease would be renewed for ever."""
+        """Give up the reader before a crash."""
+        # `on_stop` does not run after a crash, and the lease would be renewed for ever.
         self._abandoned = True
         if self._reader is not None:
             self._reader.give_up()
@@ -379,8 +381,8 @@ class ListenTask(Actor[_Message]):
     async def _read(self, part: Part) -> pa.Table:
         return await self._persist.fetch(part, self._schema)
 
-    # The two below run in the effect, in the same turn of the loop as the reader's answer: no
-    # release can come between the reader's taking hold of a part and our counting it.
+    # The two methods below run in the effect, in the same turn of the loop as the reader's answer:
+    # no release can come between the reader's lease of a part and the count of its uses.
 
     def _take_snapshot(self, parts: Iterable[Part]) -> _Listed:
         kept = self._keep(parts, 0, self._frontier)
@@ -402,8 +404,8 @@ class ListenTask(Actor[_Message]):
         return _Listed(tuple(items))
 
     def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[_Meant, ...]:
-        """Return the parts that may hold times in the interval, and rows that are wanted, counted;
-        release the others."""
+        """Return the parts with wanted rows in the interval, counted as used; release the
+        others."""
         kept: list[_Meant] = []
         others: list[str] = []
         for part in parts:
@@ -421,8 +423,10 @@ class ListenTask(Actor[_Message]):
         return tuple(kept)
 
     def _release(self, keys: Iterable[str | None]) -> None:
-        """Returns one use of each part; its lease when that was the last. None and inline parts
-        have no lease."""
+        """Release one use of each part, and its lease after the last use.
+
+        None and inline parts (an empty key) have no lease.
+        """
         free = []
         for key in keys:
             if key is None:
@@ -436,7 +440,7 @@ class ListenTask(Actor[_Message]):
             self._reader.release(free)
 
     def describe(self) -> str:
-        """What it is doing or waiting for."""
+        """Return the current work or wait, as text for people."""
         if self._error is not None:
             return f"frozen at {format_frontier(self._frontier)}: {self._error}"
         if self._failures[0]:
@@ -462,7 +466,7 @@ def _same(listed: _Listed) -> _Listed:
 
 
 def _failed(error: Exception) -> _Failed:
-    """Errors of the family freeze the source; any other is a bug here and crashes the actor."""
+    """Return an error of the family, which freezes the source; raise any other, a bug."""
     if isinstance(error, PenstockError):
         return _Failed(error)
     raise error

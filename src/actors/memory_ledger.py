@@ -1,15 +1,13 @@
-"""Memory of the process: who holds it, and what the allocators say.
+"""Memory of the process: its holders, and what the allocators say.
 
-Theory of operation. Whoever holds rows for longer than a call adds a method to the ledger that
-tells how much (`MemoryLedger.add`). The ledger keeps methods weakly, so that a holder that is gone
-is gone from it as well. To what holders tell, `uses` adds what the allocators have given out beyond
-that since the ledger was made: Arrow's pool, C's malloc, Python's objects. All of these together
-are what the process needs. What it has from the system beyond them is the allocators' own: freed
-and kept for the next who asks, or lost between blocks. It has a row, too, so that the sum is what
-the process takes; `release` gives back of it what can be given back.
+An object that holds rows for longer than a call adds a method to the ledger that tells how much
+(`MemoryLedger.add`). To that `uses` adds what the allocators have given out beyond it since the
+ledger was made: Arrow's pool, C's malloc, Python's objects. The process has more from the system:
+memory that was freed and kept for reuse, or lost between blocks. It has a row, too, so that the sum
+is what the process takes; `release` gives back what can be given back.
 
-Bounds: a holder tells what it holds at the moment; nothing is remembered. What allocators and the
-system say is known on Linux with glibc and CPython; elsewhere those rows are missing.
+A holder tells what it holds at the moment; nothing is remembered. What allocators and the system
+say is known on Linux with glibc and CPython; elsewhere those rows are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import msgspec
 import pyarrow as pa
 
 RELEASE_MS: Final = 10_000
-"""A process that is a service alone releases so often."""
+"""Interval at which a process that is a service alone releases memory."""
 _ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
 
 
@@ -55,9 +53,10 @@ class MemoryLedger:
         self._taken = anonymous_bytes()
 
     def add(self, tell: Tell) -> None:
-        """Add a holder by a method of its, which is kept weakly."""
+        """Add a holder by a method of its own."""
         with self._lock:
             self._holders = [each for each in self._holders if each() is not None]
+            # Weakly: a holder that is gone is gone from the ledger as well.
             self._holders.append(WeakMethod(tell))
 
     def held(self) -> list[MemoryUse]:
@@ -93,13 +92,15 @@ def allocated() -> dict[str, int]:
     if _MALLINFO is not None:
         told = _MALLINFO()
         found["malloc"] = told.uordblks + told.hblkhd
+        # Arrow's memory comes from malloc then, and must not count twice.
         if pa.default_memory_pool().backend_name == "system":
             found["malloc"] -= found["arrow"]
     return found
 
 
 def anonymous_bytes() -> int:
-    """Return what the process has in memory that is of no file; 0 where it cannot be said."""
+    """Return the bytes of the process's memory that belongs to no file; 0 where that is not
+    known."""
     try:
         resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:
@@ -135,7 +136,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _of_libc(name: str, returns: Any) -> Any:
-    """A function of the C library; None where it has none of that name."""
+    """Return a function of the C library; None where it has none of that name."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     if function is not None:
         function.restype = returns
@@ -151,7 +152,7 @@ _STATISTICS: Final = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", Non
 
 
 def _python_bytes() -> int | None:
-    """Blocks of small objects that are in use: CPython tells them as text only."""
+    """Return the bytes of small objects that are in use; None where that is not known."""
     if _OPEN is None or _STATISTICS is None:
         return None
     text, size = ctypes.c_char_p(), ctypes.c_size_t()
@@ -159,6 +160,7 @@ def _python_bytes() -> int | None:
     if not stream:
         return None
     try:
+        # CPython tells them as text only.
         _STATISTICS(stream)
     finally:
         _CLOSE(stream)

@@ -1,18 +1,14 @@
-"""The oneshot task: reads files once and stages their rows as parts that nothing names yet.
+"""The oneshot task: reads files once and stages their rows as parts that no append names yet.
 
-Theory of operation. Pieces come from a `OneshotCopy`; they gather until they make a part, which is
-written while the next piece is read. Parts are written without a time: whoever appends them says
-at which (`persist.shard.placed`), so nothing here needs to know when that will be, and nothing is
-written twice. When all is read and no file has changed meanwhile, the parts are offered to whoever
-claims them, and the owner is told of them (`OneshotEnded`), once.
+Theory of operation. Pieces come from a `OneshotCopy` and gather until they make a part, which is
+written while the next piece is read. When all is read and no file has changed meanwhile, the parts
+are offered for an append, and the owner is told of them once (`OneshotEnded`).
 
-Rules and invariants:
-- memory is bounded: what gathers is at most about `source_inflight_bytes_max` and one piece, and
-  as much is being written; parts are at most `copy_parts_max`;
-- until it has told its owner, the parts are its own: when it fails or is stopped, they go;
-- it fails whole: the error names the file, and is told in place of the parts.
-
-It appends nothing, and knows no times and no keys.
+Rules:
+- memory is bounded: about `source_inflight_bytes_max` and one piece gather, and as much again is
+  being written; a copy has at most `copy_parts_max` parts;
+- parts belong to the task until its owner has been told: on failure or stop they are deleted;
+- a copy fails as a whole: the error names the file.
 """
 
 from __future__ import annotations
@@ -45,28 +41,28 @@ log = logging.getLogger("penstock.ingest")
 
 
 class OneshotReading(Protocol):
-    """Something outside that is read once; see `sources.oneshot.OneshotCopy`."""
+    """Files that are read once; see `sources.oneshot.OneshotCopy`."""
 
     async def prepare(self) -> None:
-        """Checks what can be checked. Raises `PenstockError`."""
+        """Check all that can be checked before rows are read. Raises `PenstockError`."""
         ...
 
     def pieces(self) -> AsyncGenerator[pa.Table, None]:
-        """The rows, with `DIFF`. Raises `PenstockError`."""
+        """Yield the rows, with `DIFF`. Raises `PenstockError`."""
         ...
 
     def progress(self) -> CopyProgress:
-        """How far it is."""
+        """Return the number of files, bytes and rows read."""
         ...
 
 
 def nothing_once(oneshot: RunOneshotIngestion) -> OneshotReading:
-    """Where nothing can be read once. Raises `InvalidUsage`."""
+    """Refuse every copy, in a service without connectors. Raises `InvalidUsage`."""
     raise InvalidUsage(f"nothing of kind {oneshot.request.kind} can be read here")
 
 
 class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: so much was read, and so many rows are in parts."""
+    """Task → owner: files, bytes and rows that were read, and rows that are in parts."""
 
     number: int
     progress: CopyProgress
@@ -74,24 +70,24 @@ class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
 
 
 class OneshotEnded(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: the end, once. The parts are the owner's."""
+    """Task → owner, sent once: the result. The parts belong to the owner from here on."""
 
     number: int
     result: StagingResult
 
 
 class _Prepared(msgspec.Struct, frozen=True, gc=False):
-    """What can be checked is right."""
+    """All checks have passed."""
 
 
 class _Read(msgspec.Struct, frozen=True, gc=False):
-    """The next piece; None: that was all."""
+    """The next piece; None: there are no more."""
 
     piece: pa.Table | None
 
 
 class _Wrote(msgspec.Struct, frozen=True, gc=False):
-    """What was to be written is among the parts."""
+    """The gathered rows are among the parts."""
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
@@ -113,7 +109,7 @@ class OneshotTask(Actor[_Message]):
         owner: Address[Any],
         settings: Settings,
     ) -> None:
-        """`make` may raise `PenstockError`."""
+        """Make a task. `make` may raise `PenstockError`."""
         self._number = number
         self._shard = shard
         self._make = make
@@ -128,7 +124,7 @@ class OneshotTask(Actor[_Message]):
         self._asking = self._writing = self._exhausted = self._ended = False
 
     async def on_start(self) -> None:
-        """Looks at what there is to read."""
+        """List and check the files."""
 
         async def prepare() -> _Prepared:
             self._reading = self._make()
@@ -139,7 +135,7 @@ class OneshotTask(Actor[_Message]):
         self.ctx.effect(prepare, done=lambda done: done, failed=_Failed)
 
     async def on_stop(self) -> None:
-        """What nobody was told of goes."""
+        """Delete the parts that the owner was not told of."""
         with anyio.CancelScope(shield=True):
             if self._pieces is not None:
                 await self._pieces.aclose()
@@ -147,7 +143,7 @@ class OneshotTask(Actor[_Message]):
             await self._persist.discard_parts(parts)
 
     async def receive(self, message: _Message) -> None:
-        """Handles what an effect brought."""
+        """Handle the result of an effect."""
         match message:
             case _Prepared():
                 self._tell()
@@ -172,7 +168,7 @@ class OneshotTask(Actor[_Message]):
             self._bytes += piece.nbytes
 
     def _go_on(self) -> None:
-        """Starts whatever may be under way and is not."""
+        """Start the read and the write that may be under way and are not."""
         limit = self._settings.source_inflight_bytes_max
         if len(self._parts) > self._settings.copy_parts_max:
             self._fail(
@@ -199,9 +195,9 @@ class OneshotTask(Actor[_Message]):
         limit_ms = self._settings.copy_part_timeout_ms
 
         async def write() -> _Wrote:
-            # What is being stopped waits for it: a thread that writes cannot be called back, and
-            # what it makes would be nobody's.
+            # Shielded: a thread that writes cannot be cancelled, and its parts would be orphans.
             with anyio.move_on_after(limit_ms / 1000, shield=True):
+                # Staged without a time: the append places them at one, so nothing is written twice.
                 self._parts += await self._persist.stage_parts(self._shard, rows)
                 return _Wrote()
             raise StorageError(
@@ -223,6 +219,7 @@ class OneshotTask(Actor[_Message]):
         assert self._reading is not None, "it was read"
         far = self._reading.progress()
         parts, self._parts = self._parts, []
+        # Offered before the owner is told: parts that nobody appends in time become orphans.
         self._persist.offer_parts(parts)
         batches = tuple(
             StagedBatch(msgspec.msgpack.encode(part), part.rows, part.bytes) for part in parts
@@ -238,6 +235,7 @@ class OneshotTask(Actor[_Message]):
             log.error("a copy from files failed by a fault of ours", exc_info=error)
         code, text, _ = to_wire(error)
         if isinstance(error, Malformed):
+            # A malformed file is the user's to repair; for this copy it is no matter of waiting.
             code = InvalidUsage.__name__
         if isinstance(error, Unreachable) and error.hint:
             text = f"{text} ({error.hint})"
@@ -245,7 +243,7 @@ class OneshotTask(Actor[_Message]):
         self.ctx.stop()
 
     def describe(self) -> str:
-        """Where it stands."""
+        """Return the task's state, for people."""
         if self._reading is None:
             return "looks at what there is to read"
         far = self._reading.progress()

@@ -1,6 +1,6 @@
-"""What a service gives its sources and sinks of the world: the clock, folders, the engine.
+"""Makes sources, sinks and copies from their configurations.
 
-The one place where configurations, which the rest passes on as bytes, become sources and sinks.
+The one place where configurations, opaque bytes to the controller and to storage, are decoded.
 """
 
 from __future__ import annotations
@@ -51,29 +51,30 @@ class WorldOutside:
         self._tasks = count(1)
 
     def source(self, configuration: Configuration, id: ObjectId) -> Source:
-        """A source that was not opened yet. Raises `InvalidUsage`."""
+        """Return a source that is not opened yet. Raises `InvalidUsage`."""
         config = source_kinds.decode(configuration.encoded)
         scratch = self._scratch / f"source-{id}-{next(self._tasks)}"
         around = Surroundings(self._clock, self._settings, scratch, self._run_job, id)
         return source_kinds.make_source(config, around)
 
     def new_source(self, kind: str, config: bytes) -> Configuration:
-        """The configuration of a new source, of what a user gave (JSON). Raises `InvalidUsage`."""
+        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`."""
         if kind not in source_kinds.KINDS:
             known = ", ".join(source_kinds.KINDS)
             raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
         found = source_kinds.decode(config)
         if source_kinds.kind_of(found) != kind:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
+        # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
         return Configuration(kind, source_kinds.encode(source_kinds.named(found, token)))
 
     def kept(self, configuration: Configuration, id: ObjectId) -> str:
-        """What the outside keeps for a source, as it is called there; empty: nothing."""
+        """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
         return source_kinds.kept(source_kinds.decode(configuration.encoded), id)
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
-        """A copy from files that was not begun yet. Raises `InvalidUsage`."""
+        """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""
         try:
             request = msgspec.json.decode(oneshot.request.encoded, type=CopyFrom)
         except msgspec.DecodeError as error:
@@ -83,7 +84,8 @@ class WorldOutside:
         return OneshotCopy(request, oneshot.schema, around)
 
     async def _run_job(self, job: Job) -> Answer:
-        """Has the engine do a job under a name of its own; cancelled with who waits for it."""
+        """Run a job of the engine and return its answer; a cancelled caller cancels the job."""
+        # Sources choose ids of their own; the executor needs ids that are unique in the process.
         named: Any = msgspec.structs.replace(job, job_id=f"outside/{next(self._jobs)}")
         done = False
         try:
@@ -95,23 +97,24 @@ class WorldOutside:
                 self._executor.reply(CancelJob(named.job_id))
 
     def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
-        """A sink that was not opened yet. Raises `InvalidUsage`."""
+        """Return a sink that is not opened yet. Raises `InvalidUsage`."""
         config = sink_kinds.decode(configuration.encoded)
         scratch = self._scratch / f"sink-{id}-{next(self._tasks)}"
         return sink_kinds.make_sink(config, id, self._settings, self._clock, self._random, scratch)
 
     def new_sink(self, kind: str, options: bytes) -> Configuration:
-        """The configuration of a new sink, of what a user gave (JSON). Raises `InvalidUsage`."""
+        """Return the configuration of a new sink from the user's JSON. Raises `InvalidUsage`."""
         try:
             given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"not the options of a sink: {error}") from None
+        # Tells this sink's commits from those of a dropped sink of the same id.
         creation = f"{self._random.getrandbits(128):032x}"
         config = sink_kinds.config_of(kind, given, creation)
         return Configuration(kind, sink_kinds.encode(config))
 
     def half(self, persist: PersistClient) -> Outside:
-        """The same for the storage halves of the workers."""
+        """Return the connectors for the storage half of a worker."""
 
         def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
             work = SinkWork(

@@ -29,7 +29,7 @@ EMPTY: Final = 1 << 62
 
 
 def format_frontier(frontier: Frontier) -> str:
-    """``[t]`` for a time, ``[]`` for the empty frontier."""
+    """Return ``[t]`` for a time, ``[]`` for the empty frontier."""
     return "[]" if frontier >= EMPTY else f"[{frontier}]"
 
 
@@ -50,5 +50,5 @@ def ms_behind(ahead: Frontier, behind: Frontier) -> int | None:
 
 
 def is_empty(frontier: Frontier) -> bool:
-    """Whether nothing more will come."""
+    """Return whether nothing more will come."""
     return frontier >= EMPTY

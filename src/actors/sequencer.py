@@ -1,16 +1,14 @@
-"""The sequencer: the one total order of everything that renders, changes or drops a dataflow.
+"""The sequencer: gives all commands that change dataflows one total order.
 
-Theory of operation. Whoever has a command to be ordered (worker 0 for a client's commands)
-sends `Propose`; the sequencer gives it the next index and sends it to every worker. All workers
-see the same indices in the same order, so they render the same dataflows in the same order.
+Theory of operation. Worker 0 sends `Propose` for each command of a client; the sequencer gives it
+the next index and sends it to every worker. All workers see the same indices in the same order, so
+they render the same dataflows in the same order.
 
-Rules (`Order`, pure): both halves are in one order, whose indices start at 0 and have no gap. A
-proposal of a generation older than the newest seen of the same half is dropped and counted:
-commands of a displaced connection are never applied after its successor's. Each half has
-connections of its own, so the one's displacement drops nothing of the other's.
+Both halves share the order, whose indices start at 0 and have no gap. Each half has connections of
+its own, so a new connection of one drops no proposals of the other.
 
 Flow: ``worker 0 → sequencer → other workers`` waits for room. Worker 0 itself is answered in the
-room that its proposal reserved, so the two cannot block each other.
+room that its proposal reserved, so the two cannot deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from actors.protocol.internal import Half, Propose, Sequenced
 
 
 class Order:
-    """Gives out indices."""
+    """Assigns the indices."""
 
     def __init__(self) -> None:
         self.next_index = 0
@@ -33,8 +31,9 @@ class Order:
         self.dropped = 0
 
     def propose(self, proposal: Propose) -> Sequenced | None:
-        """The ordered command, or None when its connection was displaced."""
+        """Return the ordered command, or None if its connection was displaced."""
         half = proposal.half
+        # A displaced connection's command must never be applied after its successor's.
         if proposal.generation < self.generations[half]:
             self.dropped += 1
             return None
@@ -55,7 +54,7 @@ class Sequencer(Actor[Propose]):
         self._order = Order()
 
     async def receive(self, message: Propose) -> None:
-        """Orders one command."""
+        """Order one command, and send it to all workers."""
         ordered = self._order.propose(message)
         if ordered is None:
             return
@@ -67,5 +66,5 @@ class Sequencer(Actor[Propose]):
                 await worker.send(ordered)
 
     def describe(self) -> str:
-        """How far the order has come."""
+        """Return the number of commands ordered and dropped, as text for people."""
         return f"{self._order.next_index} ordered, {self._order.dropped} dropped"

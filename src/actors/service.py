@@ -1,13 +1,12 @@
-"""The composition root: builds the whole cast in one event loop, and takes it down in order.
+"""The composition root: builds all actors in one event loop, and stops them in order.
 
 Start: settings → state directory (locked; refused by name when newer or in use) → stores, its own
-or those that URLs name (then an older service on them is fenced, and halts) → listeners
-bound → scratch emptied → engine, replicas, controller, sessions. The service answers while Spark
-is still starting; what needs Spark waits. A failure while starting undoes what was done.
+or those that URLs name (then an older service on them is fenced, and halts) → listeners bound →
+scratch emptied → engine, replicas, controller, sessions. The service answers while Spark is still
+starting; requests that need Spark wait. A failure while starting undoes what was done.
 
-Stop: sessions first, the store last, within `shutdown_deadline_ms`; what has not stopped by then
-is abandoned, which durable state permits at any moment. A crash of an actor that supervision
-does not repair ends the service with that error.
+Stop: sessions first, the store last, within `shutdown_deadline_ms`. A crash of an actor that
+supervision does not repair ends the service with that error.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ StartEngine: TypeAlias = Callable[[System, Settings, Path], Address[ExecutorMess
 
 
 def start_spark(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    """Starts the executor that holds Spark; it does not wait for Spark."""
+    """Start the executor that holds Spark; it does not wait for Spark."""
     address: Address[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
     return address
 
@@ -106,7 +105,7 @@ class Service:
     # -- starting ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Starts. Raises `BadSettings`, `InvalidUsage` (a URL of a store that is not understood),
+        """Start. Raises `BadSettings`, `InvalidUsage` (a URL of a store that is not understood),
         `StateDirectoryError`, `AddressInUse`, `StorageError`."""
         self.settings.check()
         async with AsyncExitStack() as stack:
@@ -132,6 +131,7 @@ class Service:
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
         found = await boot.load(persist)
+        # Before the engine starts: an address that is in use fails at once.
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
         scratch = directory / SCRATCH
@@ -139,10 +139,13 @@ class Service:
         system = System(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
         await stack.enter_async_context(system)
         self._system = system
+        # Runs before the system's own exit, which would wait without a deadline.
         stack.push_async_callback(self._stop_actors)
+        # Other processes may write to the stores, and another service may take them over.
         if not persist.exclusive:
             system.spawn(lambda: FollowTask(persist, self._halt), "following")
         executor = self._engine(system, settings, scratch / "engine")
+        # Before the controller: it creates the dataflows of the upgraded plans.
         found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
         self._outside = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
@@ -174,7 +177,8 @@ class Service:
         executor: Address[ExecutorMessage],
         scratch: Path,
     ) -> Supply:
-        """One replica lives and dies with the service; several each by themselves."""
+        """Start the replicas: one in this process's actors alone, or several that are made and
+        dropped."""
         settings, place = self.settings, scratch / "cluster"
         outside = self._half(persist)
         if settings.replicas > 1:
@@ -202,7 +206,7 @@ class Service:
         storage = None if outside is None else connect_storage
         return Fixed({"r1": connect}, cluster.statistics, storage)
 
-    # Where the service touches the world: a simulation puts its own in their place.
+    # The methods that reach the outside world: a simulation overrides them.
 
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
@@ -216,14 +220,14 @@ class Service:
         return WorldOutside(self.settings, self._clock, system.random, executor, scratch)
 
     def _half(self, persist: PersistClient) -> Outside | None:
-        """What the workers' storage halves reach the outside by; None: they have none."""
+        """Return the external access of the workers' storage halves; None: they have none."""
         return self._outside.half(persist)
 
     def _connect_storage(self, client: LocalClient) -> ClusterClient:
         return CheckedClient(client, self.settings, "storage")
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
-        """The way from the cluster's connections to an adapter."""
+        """Return the address by which the cluster's connections reach an adapter."""
         return adapter
 
     async def _bind(self, address: str) -> Listener:
@@ -244,28 +248,28 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Of the client listener: host:port or unix:/path."""
+        """Return the client listener's address: host:port or unix:/path."""
         assert self._listener is not None, "the service has not been started"
         return str(self._listener.address)
 
     @property
     def cluster_address(self) -> str:
-        """Of the replica protocol's listener; empty: there is none."""
+        """Return the address of the replica protocol's listener; empty if there is none."""
         return "" if self._cluster_listener is None else str(self._cluster_listener.address)
 
     @property
     def storage_address(self) -> str:
-        """Of the storage half's listener; empty: there is none."""
+        """Return the address of the storage half's listener; empty if there is none."""
         return "" if self._storage_listener is None else str(self._storage_listener.address)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
-        """A client's connection without a socket; see `Client.in_process`."""
+        """Return a client's connection without a socket; see `Client.in_process`."""
         if self._server is None:
             raise Closed("the service has not been started")
         return await self._server.ask(ConnectInProcess)
 
     def stop(self) -> None:
-        """Asks `wait_stopped` to return; leave the context to stop."""
+        """Make `wait_stopped` return; leave the context to stop."""
         self._stopping.set()
 
     def _halt(self, error: Exception) -> None:
@@ -277,8 +281,8 @@ class Service:
         self.stop()
 
     async def wait_stopped(self) -> None:
-        """Returns when `stop` was called or an actor failed for good (leaving the context then
-        raises `ActorCrashed`). Raises `Expired` when `expiration_ms` is over, `Fenced` when another
+        """Wait until `stop` was called or an actor failed for good (leaving the context then raises
+        `ActorCrashed`). Raises `Expired` when `expiration_ms` is over, `Fenced` when another
         service took over the stores."""
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
@@ -293,7 +297,7 @@ class Service:
             )
 
     def actors(self) -> list[ActorStatistics]:
-        """Every live actor."""
+        """Return every live actor."""
         assert self._system is not None, "the service has not been started"
         return self._system.statistics()
 
@@ -310,7 +314,7 @@ class Service:
         await stack.__aexit__(kind, error, trace)
 
     async def _stop_actors(self) -> None:
-        """Stops the actors, last started first, or cancels them when that takes too long."""
+        """Stop the actors, last started first, or cancel them when that takes too long."""
         system, self._system, self._server = self._system, None, None
         assert system is not None
         self._stopping.set()
@@ -319,6 +323,7 @@ class Service:
         if limit.cancelled_caught:
             busy = ", ".join(path for path, _ in system.describe())
             log.warning("abandoned after %d ms: %s", self.settings.shutdown_deadline_ms, busy)
+            # Safe at any moment: all that was acknowledged is durable.
             system.abort()
 
 
@@ -328,14 +333,15 @@ async def _first(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 def _empty(scratch: Path) -> None:
-    """Removes what an earlier life left there; persist's own part is persist's."""
+    """Remove what an earlier process left in scratch."""
     scratch.mkdir(parents=True, exist_ok=True)
     for place in scratch.iterdir():
+        # persist uses that folder already, and empties it itself.
         if place.name != "persist":
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _shown(settings: Settings) -> str:
-    """Where the state is."""
+    """Return the places of the state, for the log."""
     urls = [without_user(url) for url in (settings.blob_url, settings.consensus_url) if url]
     return ", ".join([settings.state_dir, *urls])

@@ -20,28 +20,29 @@ from actors.errors import BadSettings
 from actors.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
-"""What a frame may hold besides a result: names, trace context, names of fields."""
+"""Bytes of a frame beside a result: names, trace context, names of fields."""
 TOKEN_BYTES_MAX = 64
-"""Of a nonce and of a peek's uuid."""
+"""Length of a nonce and of a peek's uuid."""
 NAME_BYTES_MAX = 256
-"""Of an object's id."""
+"""Length of an object's id."""
 REPLICAS_MAX = 5
-"""Of one instance."""
+"""Replicas of one instance."""
 BUCKET_URL: Final = re.compile(
     r"(?P<kind>s3|gs|az)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221}[a-z0-9])"
     r"(?P<path>(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._=@+,-]+)*)/?"
 )
-"""A bucket (az: a container), and what lies below it; nobody's credentials, port or query."""
+"""A bucket (az: a container) and a path below it, without credentials, port or query."""
 
 BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
-"""Lists of such URLs."""
+"""Settings that are lists of such URLs."""
 MAPPINGS: Final = ("spark_conf", "kernel_limits")
 """Settings with names of their own: from a TOML file alone, not from the environment."""
 
 
 def without_user(url: str) -> str:
-    """A URL as it may be shown: what stands before an @ may be somebody's secret."""
+    """Return a URL as it may be shown."""
     scheme, found, rest = url.partition("://")
+    # What stands before an @ may be a secret.
     return scheme + found + rest.rpartition("@")[2]
 
 
@@ -51,18 +52,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # where
     state_dir: str = "state"
     listen: str = "127.0.0.1:6874"
-    """Of the client listener: host:port (port 0 takes a free one) or unix:/path."""
+    """Address of the client listener: host:port (port 0 takes a free one) or unix:/path."""
     cluster_listen: str = ""
-    """Of the replica protocol's listener, in the same way; empty: in process only."""
+    """Address of the replica protocol's listener, in the same way; empty: in process only."""
     storage_listen: str = ""
-    """Of its storage half's listener."""
+    """Address of the listener of its storage half."""
     workers: int = 2
-    """Of one replica."""
+    """Workers of one replica."""
     replicas: int = 1
     """Whole clusters of the instance in this process, named r1, r2, … (at most 5)."""
     standby_ms: int = 1_000
-    """Of several replicas: one that was not the first to write a view waits so long for the
-    other's next step, before it makes that step itself."""
+    """Wait of a standby: of several replicas, one that was not the first to write a view waits so
+    long for the other's next step, before it makes that step itself."""
 
     # mailboxes and frames
     mailbox_messages_max: int = 1024
@@ -72,18 +73,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stash_responses_max: int = 4096
     """Responses one channel adapter keeps for nonces not yet served."""
     commands_in_flight_max: int = 32
-    """Of one half of one worker: between the adapter and their place in the one order of both."""
+    """Commands of one half of one worker between the adapter and their place in the one order of
+    both."""
     responses_in_flight_max: int = 64
-    """Of one worker: handed to its channel adapter and not yet taken by the client."""
+    """Responses of one worker handed to its channel adapter and not yet taken by the client."""
     peeks_pending_max: int = 16_384
-    """Of one replica's client; more are refused with `Busy`."""
+    """Unanswered peeks of one replica's client; more are refused with `Busy`."""
     requests_in_flight_max: int = 256
-    """Per client connection."""
+    """Unanswered requests of one client connection."""
     dataflows_max: int = 65_536
-    """Of one replica's client; more are refused."""
+    """Dataflows of one replica's client; more are refused."""
     connect_timeout_ms: int = 5_000
     frame_timeout_ms: int = 120_000
-    """A frame that has begun is waited for so long in all."""
+    """Timeout of a whole frame, from its beginning."""
     write_timeout_ms: int = 30_000
     """A peer that takes no byte of what waits for it for so long is given up (at most
     `idle_timeout_ms`)."""
@@ -92,9 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # time
     retain_history_ms: int = 3_600_000
-    """How far a since trails its upper, unless an object says otherwise."""
+    """Distance of a since behind its upper, unless an object says otherwise."""
     index_history_ms: int = 60_000
-    """How far back an index serves reads; older ones are read from the shard."""
+    """History for which an index serves reads; older ones are read from the shard."""
     oracle_reserve_ms: int = 5_000
     read_ahead_ms_max: int = 60_000
     peek_deadline_ms: int = 30_000
@@ -103,10 +105,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queries_in_flight_max: int = 4
     """Queries that Spark runs for clients at a time; more are refused with `Busy`."""
     group_commit_ms: int = 2
-    """How long the first write of a group waits for company."""
+    """Wait of the first write of a group for others."""
     hold_downgrade_ms: int = 1_000
     clock_tick_ms: int = 1_000
-    """How often idle tables are sealed up to now while a view over them follows the clock."""
+    """Interval at which idle tables are sealed up to now while a view over them follows the
+    clock."""
     maintenance_ms: int = 250
 
     # storage
@@ -114,20 +117,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inline_part_bytes_max: int = 16 * 1024
     inline_bytes_per_shard_max: int = 128 * 1024
     state_bytes_max: int = 256 * 1024
-    """Of a shard's document: near it, who appends waits for compaction."""
+    """Size of a shard's document; near it, appends wait for compaction."""
     part_list_parts_min: int = 16
     """A batch of so many parts is described by a blob of its own, not in its shard's document."""
     part_statistics_bytes_max: int = 1024
-    """Of one part, in the state: the least and the greatest value of its columns."""
+    """Size of one part's statistics in the state: the least and the greatest value of its
+    columns."""
     filter_parts: bool = True
-    """Whether a view's source leaves out parts that hold no row for it."""
+    """True if a view's source leaves out parts that hold no row for it."""
     filter_audit_one_in: int = 100
-    """Of the parts that a filter by statistics leaves out, one in so many is read all the same,
-    to prove the filter right."""
+    """Share of the parts that a filter by statistics leaves out: one in so many is read all the
+    same, to prove the filter right."""
     filter_audit_bytes_max: int = 128 * 1024 * 1024
     """The same in bytes, of one source of one dataflow, beside one in so many of what it reads."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
-    """Parts kept as they were decoded or written, for all who want them at about the same time."""
+    """Size of parts kept as they were decoded or written, for readers at about the same time."""
     batches_per_shard_max: int = 24
     """Compaction starts beyond this many batches."""
     reader_lease_ms: int = 900_000
@@ -135,43 +139,46 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # stores elsewhere: files, buckets, PostgreSQL
     blob_url: str = ""
-    """Where the parts of shards lie; see `actors.persist.places`. Empty: in the state directory."""
+    """URL of the store of shards' parts; see `actors.persist.places`. Empty: in the state
+    directory."""
     consensus_url: str = ""
-    """Where the documents lie: everything else that is durable. Empty: in the state directory."""
+    """URL of the store of documents: everything else that is durable. Empty: in the state
+    directory."""
     store_request_timeout_ms: int = 15_000
-    """Of one request to a bucket, and of one transaction of PostgreSQL."""
+    """Timeout of one request to a bucket, and of one transaction of PostgreSQL."""
     store_request_retries_max: int = 3
-    """Of one request that can be made again."""
+    """Retries of one request that can be made again."""
     disk_timeout_ms: int = 60_000
-    """Of one operation on local files, and of one transaction of SQLite."""
+    """Timeout of one operation on local files, and of one transaction of SQLite."""
     store_poll_ms: int = 500
-    """Where other processes write and the store does not tell: how often it is looked at."""
+    """Interval at which a store is polled that other processes write and that sends no
+    notifications."""
     store_requests_in_flight_max: int = 32
-    """Of one process to one bucket; further ones wait."""
+    """Requests of one process to one bucket; further ones wait."""
     store_bytes_in_flight_max: int = 128 * 1024 * 1024
     """The same in bytes of objects that are read or written; one that is larger goes alone."""
 
     # dataflows
     inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
     fetches_in_flight_max: int = 8
-    """Per fetch task."""
+    """Fetches of one fetch task at a time."""
     fetch_attempts_max: int = 5
-    """Of one part or listing, while the store fails; then the source freezes."""
+    """Attempts to read one part or listing, while the store fails; then the source freezes."""
     described_in_flight_max: int = 16
     """Descriptions that a listen task sends ahead of its consumer's grants."""
     hydration_chunk_bytes: int = 128 * 1024 * 1024
-    """Of the inputs' parts: a view of projections, filters and UNION ALL is computed first in
-    chunks of this size, each noted when it is done."""
+    """Size of a chunk of the inputs' parts: a view of projections, filters and UNION ALL is
+    computed first in such chunks, each noted when it is done."""
     lookup_rows_max: int = 200_000
     """A step that touches more rows of one arrangement scans its shard in Spark instead."""
     step_pairs_max: int = 20_000_000
     """A step of several times whose changes would make more pairs with the rows that they meet is
     halved; of one time there is no smaller one."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024
-    """Of a shared arrangement: what one dataflow that lags behind may keep from being compacted.
-    Beyond this it goes on alone, with an arrangement of its own."""
+    """Bytes of a shared arrangement that one dataflow that lags behind may keep from being
+    compacted. Beyond this it goes on alone, with an arrangement of its own."""
     arrangement_slack_ms: int = 1_000
-    """How far a shared arrangement's since stays behind its users, so that new ones join."""
+    """Distance of a shared arrangement's since behind its users, so that new ones join."""
     eager_aggregation_rows_min: int = 1_000
     """A view's sums of a table are kept below its join to another if the table has so many rows for
     each of the other's when the view is made; each change of it then keeps one state more."""
@@ -182,13 +189,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
-    """Of a response's rows. More of a subscribe's changes go to the client by the stash; a row of
-    a peek that is larger is an error to its reader."""
+    """Size of a response's rows. More of a subscribe's changes go to the client by the stash; a row
+    of a peek that is larger is an error to its reader."""
     inline_bytes_max: int = 4 * 1024 * 1024
-    """Of one worker's part of a peek's result, and of what a subscribe begins with; larger ones go
-    to the client by the stash, in pieces of this size."""
+    """Size of one worker's part of a peek's result, and of what a subscribe begins with; larger
+    ones go to the client by the stash, in pieces of this size."""
     stash_orphan_ms: int = 600_000
-    """A stashed result or batch that nobody has read by then is removed."""
+    """A stashed result or batch that was not read by then is removed."""
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
     subscribe_idle_ms: int = 60_000
     """A subscriber that takes nothing of what waits for it for so long is cut off."""
@@ -201,23 +208,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folders below which sources and copies may read files, with `:` (Windows: `;`) between;
     empty: none may be read."""
     secret_env_prefix: str = "PENSTOCK_SECRET_"
-    """A source's password may come from environment variables that begin so, from no others: who
-    may make sources chooses where a password is sent."""
+    """A source's password may come from environment variables that begin so, from no others: the
+    user who makes a source chooses where the password is sent."""
     secret_dir: str = ""
     """Files with passwords and keys of sources lie below this folder; empty: there are none."""
     source_buckets: tuple[str, ...] = ()
     """Sources and copies may read at or below these URLs (s3://bucket/prefix, gs://…,
     az://container/…), in no other bucket; empty: in none. In text: separated by commas."""
     source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
-    """Of objects of a bucket that one source or copy has on local disk at a time; none that is
-    larger can be read."""
+    """Size of the objects of a bucket that one source or copy has on local disk at a time; none
+    that is larger can be read."""
     source_tick_ms: int = 1_000
-    """How often the shards of an idle source are sealed up to now."""
+    """Interval at which the shards of an idle source are sealed up to now."""
     statistics_ms: int = 1_000
-    """How often sources and sinks tell what they have done."""
+    """Interval at which sources and sinks report what they have done."""
     source_inflight_bytes_max: int = 32 * 1024 * 1024
-    """Of one source: rows that were read and are not durable yet. More of one transaction are
-    written as parts before it ends."""
+    """Bytes of rows of one source that were read and are not durable yet. More of one transaction
+    are written as parts before it ends."""
 
     # copies from files
     copy_parts_max: int = 4_096
@@ -239,10 +246,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Copies at a time, of all clients, into files and again from files; more are refused with
     `Busy`."""
     copy_request_timeout_ms: int = 30_000
-    """Of one request to the store of a bucket, also those of sources and sinks."""
+    """Timeout of one request to the store of a bucket, also those of sources and sinks."""
     copy_request_retries_max: int = 4
-    """Of one request that the store failed or did not answer; then the copy fails, and a source
-    or a sink is started again."""
+    """Retries of one request that the store failed or did not answer; then the copy fails, and a
+    source or a sink is started again."""
 
     # sinks
     sink_dir: str = ""
@@ -251,13 +258,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Sinks may write at or below these URLs (s3://bucket/prefix, gs://…, az://container/…), in no
     other bucket; empty: in none. In text: separated by commas."""
     sink_commit_ms: int = 1_000
-    """A sink commits changes at most so often."""
+    """Interval between two commits of a sink, at least."""
     sink_bytes_max: int = 64 * 1024 * 1024
-    """Of one commit of a sink: about; more where one batch of the shard alone holds more."""
+    """Size of one commit of a sink, about; more where one batch of the shard alone holds more."""
     sink_frontier_ms: int = 60_000
-    """A sink of which nothing changes moves its upper so often."""
+    """Interval at which a sink moves its upper while nothing changes."""
     sink_deadline_ms: int = 60_000
-    """One blocking call of a sink; then it is started again."""
+    """Deadline of one blocking call of a sink, which is then started again."""
 
     # engine
     spark_master: str = "local[*]"
@@ -271,7 +278,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `Busy`."""
     engine_cancel_timeout_ms: int = 30_000
-    """An engine that has not let go of a canceled job by then is replaced."""
+    """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
@@ -279,30 +286,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     that no grouping makes fewer go into files, and so do answers of more rows than fit into
     twice as much."""
     engine_plan_nodes_max: int = 400
-    """Of one Spark plan of strata that run together; larger ones are done in pieces."""
+    """Nodes of one Spark plan of strata that run together; larger ones are done in pieces."""
     engine_statement_bytes_max: int = 2 * 1024 * 1024
-    """Of one SQL text; with a larger one a job is refused with `JobTooLarge`, and never sent."""
+    """Length of one SQL text; a job with a larger one is refused with `JobTooLarge`, and never
+    sent."""
     engine_nesting_max: int = 1_000
     """Brackets within brackets in an SQL text: over several thousand Spark's parser works for
     minutes before its stack overflows. Refused in the same way."""
     view_tree_nodes_max: int = 100_000
-    """Of the plan that Spark makes of a view's text, expressions among them; one of more is
-    recomputed."""
+    """Nodes of the plan that Spark makes of a view's text, expressions among them; a view of more
+    is recomputed."""
     view_plan_nodes_max: int = 8_000
-    """Of all pieces of a step in which all inputs change; a view that needs more is recomputed."""
+    """Nodes of all pieces of a step in which all inputs change; a view that needs more is
+    recomputed."""
     engine_attempts_max: int = 2
     """A job during which the engine dies this often, with nothing beside it, is given up with
     `JobTooLarge`."""
     engine_killer_retry_ms_min: int = 60_000
-    """So long such a job is not run again, and the view that it is for is not computed; then once,
-    alone. The pause doubles each time that it kills again."""
+    """Pause before such a job is run again, and the view that it is for is computed: once, alone.
+    The pause doubles each time that the job kills again."""
     engine_killer_retry_ms_max: int = 3_600_000
     prepared_plans_max: int = 128
     """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each
     takes about 0.6 MB of the driver's heap for every input that it reads."""
     prepared_plans_per_dataflow_max: int = 16
     prepared_slot_bytes_max: int = 4 * 1024 * 1024
-    """Of one input of a prepared step, as Parquet; larger steps are planned anew."""
+    """Size of one input of a prepared step, as Arrow; larger steps are planned anew."""
     engine_round_steps_max: int = 16
     """Prepared steps in one Spark job."""
     engine_round_wait_ms_max: int = 100
@@ -325,30 +334,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
-    """Of `penstock wal serve`, for proposers and readers of the log: host:port."""
+    """Address of `penstock wal serve`, for proposers and readers of the log: host:port."""
     wal_dir: str = "wal"
-    """Its timelines lie here, a folder for each: tenant/timeline."""
+    """Folder of the acceptor's timelines, with a folder for each: tenant/timeline."""
     wal_node_id: int = 1
-    """Of this acceptor, among those of one log."""
+    """Number of this acceptor, among those of one log."""
     wal_jwt_keys: str = ""
-    """Of those who sign tokens for acceptors: a public Ed25519 key as a PEM file, or a folder of
-    them. Such a token is taken beside those of `token_file`; empty: none is."""
+    """Keys of those who sign tokens for acceptors: a public Ed25519 key as a PEM file, or a folder
+    of them. Such a token is taken beside those of `token_file`; empty: none is."""
     wal_jwt_tenants_only: bool = False
-    """Of signed tokens only those for one tenant are taken."""
+    """True if of signed tokens only those for one tenant are taken."""
     wal_messages_max: int = 256
-    """Of one proposer: read and not yet in the log; then its socket is not read."""
+    """Messages of one proposer that are read and not yet in the log; then its socket is not
+    read."""
     wal_replies_max: int = 16
-    """To one proposer: not yet written to its socket; then its messages wait."""
+    """Replies to one proposer that are not yet written to its socket; then its messages wait."""
     wal_flush_ms: int = 1_000
-    """What a proposer that never pauses sent is flushed so often at least."""
+    """Interval at which the log of a proposer that never pauses is flushed at least."""
     wal_slow_ms: int = 5_000
     """A message that waits for room for so long is warned of."""
     wal_sample_ms: int = 5_000
-    """The queue of each proposer's connection is measured so often."""
+    """Interval at which the queue of each proposer's connection is measured."""
     wal_idle_timeout_ms: int = 600_000
     """A peer that sends nothing for so long is given up."""
     wal_save_ms: int = 300
-    """A timeline whose positions moved is looked at so often, whether to save them."""
+    """Interval at which a timeline whose positions moved is checked, whether to save them."""
     wal_control_age_ms: int = 300_000
     """Positions that moved and are in memory alone are saved after so long."""
 
@@ -356,32 +366,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The other acceptors of its logs: host:port,host:port; empty: the members that a timeline's
     configuration names."""
     wal_peer_interval_ms: int = 1_000
-    """Peers are asked so often how far they are."""
+    """Interval at which peers are asked for their positions."""
     wal_blob_url: str = ""
-    """Committed whole segments are kept there; see `actors.persist.places`. Empty: nowhere else,
-    and none is removed here."""
+    """URL of a store that keeps committed whole segments; see `actors.persist.places`. Empty: they
+    are kept nowhere else, and none is removed here."""
     wal_keep_bytes: int = 1024 * 1024 * 1024
-    """Of the log behind its commit: segments kept at `wal_blob_url` stay here for so long, too.
-    Older ones go, also when consumers have not read them; those are read from there."""
+    """Length of the log behind its commit that stays here although its segments are kept at
+    `wal_blob_url`. Older segments go, also when consumers have not read them; those are read from
+    there."""
     wal_offload_ms: int = 1_000
-    """Timelines are looked at so often for segments to keep elsewhere."""
+    """Interval at which timelines are checked for segments to offload."""
     wal_offload_turn_ms: int = 5_000
     """An acceptor waits so long for each that comes before it; then it keeps a segment itself."""
     wal_blob_timeout_ms: int = 60_000
-    """Of one segment, written and read back, or read."""
+    """Timeout of one segment, written and read back, or read."""
     wal_blob_segments_max: int = 4
-    """Of those read back for readers of the log: so many stay in memory (16 MiB each)."""
+    """Segments that were read back for readers of the log and stay in memory (16 MiB each)."""
 
     # the WAL's proposers: `penstock wal push`, `relay`
     wal_heartbeat_ms: int = 1_000
-    """So long after the last message an acceptor is sent an empty one."""
+    """Time after the last message to an acceptor at which it is sent an empty one."""
     wal_silence_ms: int = 10_000
     """An acceptor that owes a message for so long is hung up on, and dialled anew."""
     wal_donor_absent_ms: int = 30_000
     """While the only acceptor with the log's end is away for so long a proposer gives up; the
     next one campaigns without it."""
     wal_fetch_timeout_ms: int = 10_000
-    """Of a piece of log that is read from one acceptor for another."""
+    """Timeout of a piece of log that is read from one acceptor for another."""
     wal_redial_ms_max: int = 5_000
     """The pause before an acceptor is dialled again grows from `retry_delay_ms_min` to this."""
 
@@ -405,16 +416,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def piece_bytes_max(self) -> int:
-        """Of a piece of what goes by the stash."""
+        """Return the size of a piece of what goes by the stash."""
         return min(self.inline_bytes_max, self.result_bytes_max)
 
     def engine_killer_retry_ms(self, kills: int) -> int:
-        """The pause before a job that has killed the engine so many times is run again."""
+        """Return the pause before a job that has killed the engine so many times is run again."""
+        # The shift is bounded, as the count of kills is not.
         doubled = self.engine_killer_retry_ms_min << min(kills - 1, 30)
         return min(self.engine_killer_retry_ms_max, doubled)
 
     def retry_delay_ms(self, failures: int) -> int:
-        """How long to wait after so many failures in a row (from 1): doubled by each."""
+        """Return how long to wait after so many failures in a row (from 1): doubled by each."""
+        # The shift is bounded, as the count of failures is not.
         doubled = self.retry_delay_ms_min << min(failures - 1, 30)
         return min(self.retry_delay_ms_max, doubled)
 
@@ -442,7 +455,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
     def check(self) -> None:
-        """Raises `BadSettings` when a limit is out of range or two contradict each other."""
+        """Raise `BadSettings` when a limit is out of range or two contradict each other."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
@@ -519,7 +532,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from defaults, a TOML file, the environment and flags, in rising precedence.
+    """Return settings from defaults, a TOML file, the environment and flags, in rising precedence.
 
     Raises `BadSettings` naming the file, variable or flag that does not fit.
     """
@@ -547,7 +560,8 @@ def load(
 
 
 def _from_text(field: msgspec.structs.FieldInfo, text: str) -> Any:
-    """A variable's value; text that is none stays text, to be refused under its name."""
+    """Return a variable's value; a text that fits no value stays text, to be refused under its
+    name."""
     try:
         return msgspec.convert(text, field.type, strict=False)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Shards as JSON and as lines for people: pure."""
+"""Reports about shards as JSON and as lines for people. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from actors.persist.verifying import Verified
 
 SHOWN_MAX: Final = 200
-"""Lines of one kind; JSON has all."""
+"""Limit of lines of one kind; JSON has all."""
 
 
 def size_text(count: int) -> str:
-    """Bytes, for people."""
+    """Return a number of bytes, for people."""
     for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -37,7 +37,7 @@ def _shown(time: int | None) -> str:
 
 
 def listed(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]:
-    """One shard, in short; an `upper` of None is the empty frontier."""
+    """Return one shard's summary; an `upper` of None is the empty frontier."""
     parts = [part for batch in state.batches for part in batch.parts]
     return {
         "shard": state.id,
@@ -53,7 +53,7 @@ def listed(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]
 
 
 def listed_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """All shards, with a line of headings."""
+    """Yield a line of headings, then one line for each shard."""
     yield _cells("shard", "object", "since", "upper", "parts", "rows", "bytes")
     for row in rows:
         of = row["object"] or "-"
@@ -75,8 +75,8 @@ def _cells(*cells: object) -> str:
 def inspected(
     state: ShardState, upper: Frontier, of: str | None, document: tuple[int, int], now_ms: int
 ) -> dict[str, Any]:
-    """All that a document says, but for the bytes of inline parts; `document`: how many
-    bytes it has, as stored and unpacked."""
+    """Return a document's contents, except the bytes of inline parts; `document`: its size in
+    bytes, as stored and unpacked."""
     return listed(state, upper, of) | {
         "table": state.tables,
         "own_upper": _frontier(state.upper),
@@ -140,7 +140,7 @@ def _plain(value: object) -> object:
 
 
 def inspected_lines(report: dict[str, Any]) -> Iterator[str]:
-    """For people."""
+    """Yield the lines of a report of `inspected`."""
     kind = " (table)" if report["table"] else ""
     yield f"shard {report['shard']}: {report['object'] or 'of no object of the catalog'}{kind}"
     yield f"  columns   {report['columns']}"
@@ -220,7 +220,7 @@ def _cut(lines: Iterable[str], more: str) -> Iterator[str]:
 
 
 def waste_lines(found: Sequence[Waste], done: str) -> Iterator[str]:
-    """Blobs that nothing names, and sums."""
+    """Yield unreferenced blobs, and their sums."""
 
     def line(one: Waste) -> str:
         stays = f"; stays: {one.kept}" if one.kept else ""
@@ -235,7 +235,7 @@ def waste_lines(found: Sequence[Waste], done: str) -> Iterator[str]:
 
 
 def verified_lines(reports: Sequence[Verified], unnamed: Sequence[Waste]) -> Iterator[str]:
-    """What was read, and every fault."""
+    """Yield the shards that were read, and every fault."""
     for report in reports:
         faults = len(report.faults)
         yield (

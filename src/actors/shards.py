@@ -1,7 +1,7 @@
-"""Commands that look after shards themselves: beside a running service, or where none runs.
+"""Commands for the maintenance of shards, beside a running service or without one.
 
-All but `gc` are guests of the stores (`actors.persist.guests`): whatever a service does there
-meanwhile, they do no harm.
+All but `gc` attach to the stores as external processes (`actors.persist.guests`): they are safe
+beside any service that runs there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import msgspec
 import typer
 
 from actors.errors import (
-    BadSettings,
     Corrupt,
     InvalidUsage,
     PenstockError,
@@ -26,7 +25,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.settings import Settings, load
-from actors.terminal import run_loop, set_up_logging, takes
+from actors.terminal import parse_settings, run_loop, set_up_logging, takes
 
 if TYPE_CHECKING:
     from actors.kernel import Clock
@@ -41,7 +40,7 @@ shard = typer.Typer(
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """The stores that a command works on."""
+    """Stores that a command works on."""
 
     place: Any
     settings: Settings
@@ -69,13 +68,7 @@ def _stores(
 ) -> Stores:
     from actors.persist.attach import place_of
 
-    flags: dict[str, Any] = {}
-    for pair in settings or []:
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
-            raise BadSettings(f"--set {pair}: write it as name=value")
-        flags[name] = int(value) if value.lstrip("-").isdigit() else value
-    chosen = load(config, flags=flags)
+    chosen = load(config, flags=parse_settings(settings or []))
     given = (state_dir, blob_url, consensus_url)
     if given == (None, None, None):
         given = (chosen.state_dir, chosen.blob_url or None, chosen.consensus_url or None)
@@ -93,7 +86,7 @@ def _with(
     call: Callable[[Attached, Clock], Awaitable[R]],
     opened: Callable[[Place, Settings, Clock], AbstractAsyncContextManager[Attached]] | None = None,
 ) -> R:
-    """What the call brings on the open stores."""
+    """Return the result of a call on the open stores."""
 
     async def run() -> R:
         from actors.kernel import SystemClock
@@ -107,7 +100,7 @@ def _with(
 
 
 async def _owners(attached: Attached) -> dict[str, str]:
-    """What each shard is of; nothing where the catalog cannot be read."""
+    """Return each shard's object; nothing if the catalog cannot be read."""
     from actors.persist.objects import CATALOG, objects_of, owners
 
     try:
@@ -118,7 +111,8 @@ async def _owners(attached: Attached) -> dict[str, str]:
 
 
 async def _found(attached: Attached, name: str) -> str:
-    """The shard of that id, or else of the table or view of that name. Raises `UnknownObject`."""
+    """Return the shard of that id, or else of the table or view of that name. Raises
+    `UnknownObject`."""
     from actors.persist.attach import find_shard
     from actors.persist.objects import CATALOG, objects_of, shard_of
 
@@ -190,7 +184,7 @@ def inspect_shard(stores: Stores, name: Name, as_json: Json = False) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Tells how far it is on stderr, in place, where that is a terminal."""
+    """Show progress on stderr, in place, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -275,7 +269,7 @@ def collect(
         for name in await attached.client.list_shards():
             await attached.client.upkeep.collect(name)
         if attached.client.exclusive:
-            # Nobody else appends what is old by the one clock of this machine.
+            # No other process appends: a blob that is old by this machine's clock is an orphan.
             for one in found:
                 if one.kind != RETIRED and not one.kept:
                     await attached.blob.delete(one.key)
@@ -334,14 +328,16 @@ async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[A
     from actors.persist.garbage import waste
     from actors.persist.guests import is_guest
 
-    infos = await attached.blob.list_keys()  # before the documents: see `waste`
+    # Ordered before the documents are read: see `waste`.
+    infos = await attached.blob.list_keys()
     states = {}
     for name in await attached.client.list_shards():
         with suppress(UnknownObject):  # dropped since it was listed
             states[name] = await attached.client.upkeep.state_now(name)
     dead: frozenset[str] = frozenset()
     if attached.place.consensus_url is None:
-        # A service here is alone: in its documents only the leases of guests are more than notes.
+        # The one service of a state directory deletes blobs itself and knows its own readers: only
+        # the leases of guests count here.
         leases = (lease for state in states.values() for lease in state.leases)
         dead = frozenset(lease for lease in leases if not is_guest(lease))
     return waste(
@@ -392,6 +388,7 @@ def verify_shards(
                     continue  # dropped since it was listed
                 reports.append(report)
         broken = any(not fault.batch for report in reports for fault in report.faults)
+        # If a document cannot be read, the blobs that it names would count as unreferenced.
         unnamed = [] if broken else await _waste(attached, stores.settings, clock)
         return reports, unnamed
 

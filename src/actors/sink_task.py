@@ -1,25 +1,18 @@
-"""SinkTask: drives one sink, from its object's shard to what stands outside.
+"""SinkTask: drives one sink, from its object's shard to the external system.
 
-Theory of operation. When writes are allowed it opens the sink, which tells up to where everything
-is outside; takes the shard's hold ``sink/ID`` there, and reads from there on: first the contents,
-then changes. A batch reaches up to a time that is sealed (`sinks.batches` says which). Its parts
-are read one by one, summed up (on disk when memory should not hold them), given to the sink piece
-by piece, and committed; then the hold moves. All of it is one effect, one thing after another.
+Theory of operation. When writes are allowed, the task opens the sink, which returns the upper that
+is durable outside; sets the shard's hold ``sink/ID`` there, and reads from there on: first the
+contents, then changes. A batch reaches up to a sealed time (`sinks.batches`). Its parts are read
+one by one, consolidated (on disk beyond a limit of memory), written piece by piece, and committed;
+then the hold advances. All of it is one effect, one step after another.
 
 Pace. Changes are committed at most every `sink_commit_ms`, or as soon as they have
-`sink_bytes_max`. Where nothing changes the upper alone is committed, every `sink_frontier_ms`.
+`sink_bytes_max`. Without changes the upper alone is committed, every `sink_frontier_ms`.
 
-Errors of the object (a view in error) are no end: the sink stands still before the first time in
-error, tells so, and goes on when the error is gone: then what changed meanwhile is of the first
-time with contents again. So nothing outside is ever of a time without contents.
-
-All other errors are its end: it tells (`stalled`), closes what it holds, and says `SinkEnded` as
-its last word. Its owner starts another one, later; it will go on where this one stood, whatever
-had happened. The hold stays: who drops the sink drops it (`hold_of`). A sink that is done
-(`ceased`) has dropped it itself.
-
-Stopping is in two steps: `StopSink` ends the work, waits for calls that are under way, and is
-answered by `SinkEnded`; then nothing is written any more, and the actor stops.
+Errors. While the object is in error the sink stalls before the first time in error; changes made
+meanwhile are written at the first time with contents again. Any other error ends the task: it sends
+`stalled`, closes, and sends `SinkEnded`. Its owner starts another task, which resumes at the
+durable upper.
 """
 
 from __future__ import annotations
@@ -76,14 +69,14 @@ class _Over(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Closed(msgspec.Struct, frozen=True, gc=False):
-    """The effect holds nothing any more."""
+    """The effect has closed the sink and the reader."""
 
 
 _Message: TypeAlias = WritesAllowed | StopSink | _Over | _Closed
 
 
 class SinkTask(Actor[_Message]):
-    """Messages: `WritesAllowed`, `StopSink` in; `SinkProgress`, `SinkStatus` and, last,
+    """Receives `WritesAllowed` and `StopSink`; sends `SinkProgress`, `SinkStatus` and, last,
     `SinkEnded` to `consumer`, each with the `number` of this rendering."""
 
     def __init__(
@@ -98,8 +91,8 @@ class SinkTask(Actor[_Message]):
         writable: bool = False,
         make: MakeSink = make_sink,
     ) -> None:
-        """`scratch`: a folder for this task alone, which it makes and removes; `make`: tests put
-        others in its place."""
+        """Make a task. `scratch`: a folder for this task alone, made and removed by it; `make`: the
+        factory of the sink, replaced in tests."""
         self._work = work
         self._number = number
         self._persist = persist
@@ -113,13 +106,13 @@ class SinkTask(Actor[_Message]):
         self._driver: _Driver | None = None
 
     async def on_start(self) -> None:
-        """Begins, unless it may not write yet."""
+        """Begin, if writes are allowed already."""
         self._tell(SinkStatus(self._work.id, self._number, "starting"))
         if self._writable:
             self._begin()
 
     async def receive(self, message: _Message) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case WritesAllowed():
                 self._begin()
@@ -128,6 +121,8 @@ class SinkTask(Actor[_Message]):
                 if self._running is None:
                     self._end(None)
                 else:
+                    # Two steps: the effect waits for blocking calls and closes (`_Closed`); only
+                    # then does `SinkEnded` promise that nothing is written any more.
                     self._running.cancel()
             case _Closed():
                 if self._stopping:
@@ -185,24 +180,26 @@ class SinkTask(Actor[_Message]):
         self._consumer.reply(message)
 
     def describe(self) -> str:
-        """What it is doing or waiting for."""
+        """Return what the task is doing or waiting for."""
         if self._driver is None:
             return "waits until writes are allowed"
         return self._driver.doing
 
 
 def _failed(error: Exception) -> _Over:
-    """Errors of the family end the task; any other is a bug here and crashes the actor."""
+    """Return the message that ends the task; raise an error that is a bug, which crashes the
+    actor."""
     if isinstance(error, PenstockError):
         return _Over(error)
     raise error
 
 
-# -- the work ------------------------------------------------------------------------------------
+# -- the driver ----------------------------------------------------------------------------------
 
 
 class _Found(msgspec.Struct, frozen=True, gc=False):
-    """What the shard shows from a frontier on; `known`: below that."""
+    """Parts of the shard from a frontier on, and the upper below which they are complete
+    (`known`)."""
 
     parts: tuple[Any, ...]
     listed: tuple[Listed, ...]
@@ -210,7 +207,7 @@ class _Found(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Driver:
-    """One life of a sink, as one effect."""
+    """Runs a sink from open to close, as one effect."""
 
     def __init__(
         self,
@@ -236,7 +233,7 @@ class _Driver:
         self._sink: Sink
         self._reader: Reader
         self._opened: list[Callable[[], Awaitable[None]]] = []
-        """How to close what is open, in the order of opening."""
+        """Functions that close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
         self._known: Frontier = 0
         self._meters = Meters(clock.monotonic_ms, OF_SINK, work.id)
@@ -247,7 +244,7 @@ class _Driver:
         self.doing = "opens its sink"
 
     async def run(self) -> None:
-        """Everything, until the shard ends. Raises all that ends the task."""
+        """Run until the shard ends. Raises every error that ends the task."""
         work, scratch = self._work, self._scratch
         await self._blocking(partial(shutil.rmtree, scratch, ignore_errors=True))
         self._sink = await self._blocking(
@@ -260,6 +257,7 @@ class _Driver:
         self._first = upper is None
         self._lower = work.as_of if upper is None else upper
         known = self._known = await self._persist.upper(work.shard)
+        # The shard was restored from an older state: writing on would contradict what is outside.
         if upper is not None and upper > known:
             raise InvalidUsage(
                 f"outside everything below {format_frontier(upper)} is there, and {work.name} "
@@ -268,9 +266,12 @@ class _Driver:
                 "anew"
             )
         if self._lower < EMPTY:
+            # Hold before reader: compaction must not pass the sink's frontier. The hold outlives
+            # the task.
             await self._persist.set_hold(work.shard, hold_of(work.id), self._lower)
             name = f"sink-{work.id}-{self._random.getrandbits(64):016x}"
-            with anyio.CancelScope(shield=True):  # a reader that is open is closed
+            # Shielded, so that a reader that was opened is among those that `close` closes.
+            with anyio.CancelScope(shield=True):
                 self._reader = await self._persist.open_reader(work.shard, name)
                 self._opened.append(self._reader.close)
             await self._reader.downgrade(self._lower)
@@ -278,11 +279,12 @@ class _Driver:
         self._progress()
         while self._lower < EMPTY:
             await self._batch()
+        # Only a sink that is done drops its hold; else the hold goes with the sink (`hold_of`).
         await self._persist.drop_hold(work.shard, hold_of(work.id))
         self._tell(SinkStatus(work.id, self._number, "ceased"))
 
     async def close(self) -> None:
-        """Frees what is open; errors are logged."""
+        """Close the sink and the reader; errors are logged."""
         for close in reversed(self._opened):
             try:
                 await close()
@@ -291,7 +293,7 @@ class _Driver:
         await self._blocking(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
     async def _blocking(self, function: Callable[[], R]) -> R:
-        """On a thread, and to its end."""
+        """Run a function in a thread, and wait for its end even when cancelled."""
         with anyio.CancelScope(shield=True):
             result = await self._clock.run_blocking(function)
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -302,10 +304,10 @@ class _Driver:
         told = self._work.id, self._number, self._lower, counts, known
         self._tell(SinkProgress(*told, self._meters.statistics()))
 
-    # -- which batch ------------------------------------------------------------------------------
+    # -- choosing a batch -------------------------------------------------------------------------
 
     async def _batch(self) -> None:
-        """One batch: waited for, written, committed."""
+        """Wait for one batch, write and commit it."""
         found, chosen = await self._due()
         upper = chosen.upper
         assert upper is not None, "it is due"
@@ -321,20 +323,21 @@ class _Driver:
         self._committed_ms = began
         self._lower, self._first = upper, False
         if upper < EMPTY:
+            # After the commit: until then a restarted task reads again from the old frontier.
             await self._persist.set_hold(self._work.shard, hold_of(self._work.id), upper)
             await self._reader.downgrade(upper)
         self._progress()
         self._show(chosen.error, upper)
 
     async def _due(self) -> tuple[_Found, Cut]:
-        """The next batch, when it is time to commit it."""
+        """Return the next batch when it is time to commit it."""
         self.doing = f"waits for changes from {self._lower} on"
         as_of = self._lower
         while True:
             found = await self._look(as_of)
             if found.known > self._known:
                 self._known = found.known
-                self._progress()  # so that it is seen how far it is behind
+                self._progress()  # shows the sink's lag
             stretches = stretches_in_error(await self._errors(found), found.known)
             chosen = cut(
                 self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
@@ -349,6 +352,7 @@ class _Driver:
                 SINK_COMMIT.crossed(chosen.upper < found.known) or now >= due
             ):
                 return found, chosen
+            # Compaction may delete them while we wait: `_look` lists the parts anew.
             self._reader.release([part.key for part in found.parts])
             if chosen.upper is None:
                 as_of = (await self._later(found.known)) - 1
@@ -365,13 +369,14 @@ class _Driver:
         return self._committed_ms + (limits.sink_commit_ms if changes else limits.sink_frontier_ms)
 
     async def _later(self, known: Frontier) -> Frontier:
-        """What is known, when it is more than that."""
+        """Return the shard's upper once it is beyond `known`."""
         if known >= EMPTY:
-            await anyio.sleep_forever()  # it ends in error, or with nothing more to come
+            await anyio.sleep_forever()  # the shard is complete, and ends in error
         return await self._persist.wait_upper(self._work.shard, known)
 
     async def _look(self, as_of: Time) -> _Found:
-        """What is there below the upper, once there is anything; of the contents, as of a time."""
+        """Return the parts below the upper, once there are any; for the first batch the snapshot at
+        `as_of`."""
         if self._first:
             as_of = min(as_of, TIME_MAX)
             parts, _ = await self._reader.snapshot(as_of)
@@ -383,7 +388,7 @@ class _Driver:
         return _Found(tuple(part for part in every if part.time_min < known), listed, known)
 
     async def _errors(self, found: _Found) -> list[tuple[Time, str, int]]:
-        """The error updates among it."""
+        """Return the error updates in these parts: (time, text, diff)."""
         rows: list[tuple[Time, str, int]] = []
         for part in found.parts:
             if part.has_errors:
@@ -396,11 +401,11 @@ class _Driver:
 
     @property
     def _from(self) -> Time:
-        """From which time on updates belong to the batch."""
+        """Return the least time of updates that belong to the batch."""
         return 0 if self._first else self._lower
 
     def _show(self, error: str | None, at: Frontier) -> None:
-        """Tells whether the object's own error holds it up, when that changes."""
+        """Send the status when the object's own error stalls the sink, or no longer does."""
         if error == self._stalled:
             return
         self._stalled = error
@@ -416,18 +421,20 @@ class _Driver:
             )
         self._tell(status)
 
-    # -- writing it -------------------------------------------------------------------------------
+    # -- writing a batch --------------------------------------------------------------------------
 
     async def _write(self, found: _Found, upper: Frontier, stretches: tuple[Stretch, ...]) -> None:
-        """Gives the sink all updates below `upper`, summed up."""
+        """Give the sink all updates below `upper`, consolidated."""
         parts = [part for part in found.parts if part.time_min < upper]
         times = self._sink.keeps_times
         collapse = self._first or not times
+        # Without retractions there is nothing to cancel: rows are written as they come, each copy.
         plain = self._first and not times and not any(part.retracts for part in parts)
         schema = self._work.schema
         shape = schema
         if times:
             shape = Schema((*schema.columns, Column(_at(schema), "bigint")))
+        # Where the sink keeps times, the time is one of the columns that rows are summed by.
         gathered = None if plain else Gathered(shape, self._scratch / "gathered")
         try:
             for part in parts:
@@ -460,7 +467,7 @@ class _Driver:
     def _meant(
         self, updates: pa.Table, upper: Frontier, stretches: tuple[Stretch, ...], collapse: bool
     ) -> pa.Table:
-        """Those of the batch, at the times at which they are given."""
+        """Return the batch's updates without errors, at the times at which they are written."""
         plain, _ = split_errors(between(updates, self._from, upper))
         shape = self._work.schema.arrow_updates()
         plain = plain.select(shape.names).cast(shape)
@@ -489,7 +496,7 @@ class _Driver:
 
 
 def _at(schema: Schema) -> str:
-    """The name of a column for the times of updates, among those that tell rows apart."""
+    """Return the name of a column for times that no column of the schema has."""
     name = "__at"
     while name in schema.names:
         name += "_"

@@ -1,21 +1,18 @@
-"""Opening spans, and carrying their contexts from message to message.
+"""Opens spans, and carries their contexts from message to message.
 
-Theory of operation. `TRACEPARENT` holds the W3C context of the message being handled, or None.
-A mailbox puts it into the envelopes of messages sent meanwhile, so inside a process a context
-travels by itself; on a wire it is a field of the message (`accept` lets it in). `span` opens a
-span below it, and what is sent inside the span becomes its child. An effect starts without a
-context, because most of them outlive their cause (a read loop, a timer): one that goes on with
-a message's work is given its parent by name (`span_below`).
+`TRACEPARENT` holds the W3C context of the message being handled, or None. A mailbox puts it into
+the envelopes of messages sent meanwhile, so inside a process a context travels by itself; on a wire
+it is a field of the message, which `accept` checks. `span` opens a span below the current one, and
+messages sent inside the span become its children. An effect starts without a context, because most
+of them outlive their cause (a read loop, a timer): one that goes on with a message's work is given
+its parent by name (`span_below`).
 
-Rules
-- Only a sampled context travels: an unsampled message goes bare, and `span` on its way is one
-  look at a context variable. Where no exporter was started (`actors.tracing`) nothing is opened
-  and nothing is let in: such a process takes no part, and passes nothing on.
+- Only a sampled context travels: an unsampled message has none, and costs `span` one look at a
+  context variable. Where no exporter was started (`actors.tracing`) nothing is opened, accepted or
+  passed on.
 - The decision is taken once, where a trace begins (`root`): in the client, else in the session.
-  A client that decided against says so (`UNSAMPLED`), and nobody decides again.
+  A client that decided against it says so (`UNSAMPLED`).
 - A span serves one parent; others that it serves are links, `LINKS_MAX` at most.
-
-What it does not do: it exports nothing, samples nothing and imports no SDK.
 """
 
 from __future__ import annotations
@@ -57,14 +54,14 @@ LINKS_MAX: Final = 32
 
 
 class Instruments(Protocol):
-    """Where measures go (`actors.tracing.metrics`)."""
+    """The receiver of measures (`actors.tracing.metrics`)."""
 
     def measure(self, name: str, value: float, key: str, /) -> None:
-        """Adds, records or sets, as is the measure's kind; `key`: the dataflow or object."""
+        """Add, record or set a value, as is the measure's kind; `key`: the dataflow or object."""
         ...
 
     def forget(self, key: str, names: Iterable[str], /) -> None:
-        """Takes back the measures of those names that have this key."""
+        """Take back the measures of those names that have this key."""
         ...
 
 
@@ -72,17 +69,17 @@ class Instruments(Protocol):
 
 
 class Exporting(Protocol):
-    """What `actors.tracing.setup` puts in place."""
+    """The tracing that `actors.tracing.setup` puts in place."""
 
     tracer: Tracer
 
     @property
     def begins(self) -> bool:
-        """Whether a trace may begin here: False when all would be sampled out."""
+        """Return whether a trace may begin here: False when all would be sampled out."""
         ...
 
     def engine(self, pid: int, /) -> Tracer:
-        """For spans of an engine's process."""
+        """Return the tracer for spans of an engine's process."""
         ...
 
 
@@ -91,36 +88,36 @@ _instruments: Instruments | None = None
 
 
 def export_by(exporting: Exporting | None) -> None:
-    """Starts (None: ends) the tracing of this process."""
+    """Start (None: end) the tracing of this process."""
     global _exporting
     _exporting = exporting
 
 
 def measure_by(instruments: Instruments | None) -> None:
-    """Starts (None: ends) the measuring of this process."""
+    """Start (None: end) the measuring of this process."""
     global _instruments
     _instruments = instruments
 
 
 def exporting() -> Exporting | None:
-    """What was started."""
+    """Return the tracing that was started; None if there is none."""
     return _exporting
 
 
 def measure(name: str, value: float, key: str = "") -> None:
-    """Gives a value to the instrument of that name, if somebody measures."""
+    """Give a value to the instrument of that name, if this process measures."""
     if _instruments is not None:
         _instruments.measure(name, value, key)
 
 
 def forget_measures(key: str, *names: str) -> None:
-    """Takes back what was measured under a key: the dataflow or object is no more."""
+    """Take back what was measured under a key: the dataflow or object is gone."""
     if _instruments is not None:
         _instruments.forget(key, names)
 
 
 def measuring() -> bool:
-    """Whether `measure` does anything."""
+    """Return whether `measure` does anything."""
     return _instruments is not None
 
 
@@ -139,12 +136,13 @@ def _parse(traceparent: str) -> SpanContext | None:
 
 
 def traceparent_of(context: SpanContext) -> str:
-    """The W3C text of a span context."""
+    """Return the W3C text of a span context."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def accept(traceparent: str | None) -> str | None:
-    """A context that came over a wire, if it is well-formed and sampled and this process traces."""
+    """Return a context that came over a wire, if it is well-formed and sampled and this process
+    traces."""
     if traceparent is None or _exporting is None:
         return None
     context = _parse(traceparent)
@@ -152,7 +150,7 @@ def accept(traceparent: str | None) -> str | None:
 
 
 def ids(traceparent: str) -> tuple[str, str]:
-    """(trace id, span id) as hexadecimal."""
+    """Return (trace id, span id) as hexadecimal."""
     return traceparent[3:35], traceparent[36:52]
 
 
@@ -169,22 +167,22 @@ class Opened:
         self._span = span
         self._ended = False
         self.traceparent = traceparent_of(span.get_span_context())
-        """Its context, for what it sends."""
+        """Context for the messages that are sent inside it."""
 
     def describe(self, *values: Value) -> None:
-        """All attributes of its hop, where they are worth something only to a span that records."""
+        """Set all attributes of its hop, where making them pays only for a span that records."""
         self._span.set_attributes(dict(zip(self._hop.attributes, values, strict=True)))
 
     def note(self, name: str, value: Value) -> None:
-        """One more attribute, by a name of the table."""
+        """Set one more attribute, by a name of the table."""
         self._span.set_attribute(name, value)
 
     def fail(self, text: str) -> None:
-        """It failed, and why."""
+        """Mark the span as failed, with the reason."""
         self._span.set_status(Status(StatusCode.ERROR, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over. A cancel is noted and is no failure. Twice is harmless."""
+        """End the span. A cancel is noted and is no failure. A second call is harmless."""
         if self._ended:
             return
         self._ended = True
@@ -249,7 +247,7 @@ _NOTHING: Final[nullcontext[None]] = nullcontext()
 
 
 def span(hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
-    """A span below the context at hand; nothing where there is none."""
+    """Return a span below the current context; one that does nothing where there is no context."""
     parent = TRACEPARENT.get()
     if parent is None or _exporting is None:
         return _NOTHING
@@ -257,34 +255,37 @@ def span(hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
 
 
 def span_below(parent: str | None, hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
-    """A span below a context that was kept. None: what is sent in the block goes bare."""
+    """Return a span below a context that was kept. None: messages sent in the block carry no
+    context."""
     if parent is None or _exporting is None:
+        # Messages of the block must not become children of the current span.
         return _NOTHING if TRACEPARENT.get() is None else _Carrying(None)
     return _Spanning(hop, values, parent, links)
 
 
 def root(hop: Hop, *values: Value) -> Spanning:
-    """Where a trace may begin: the sampler decides. Below the context at hand if there is one, or
-    else below the program's own span."""
+    """Return a span where a trace may begin: the sampler decides. The span is below the current
+    context if there is one, or else below the program's own span."""
     if _exporting is None or not _exporting.begins:
         return _NOTHING
     return _Spanning(hop, values, TRACEPARENT.get(), ())
 
 
 def begin_root(hop: Hop, *values: Value) -> Opened | None:
-    """As `root`, for a span that one block cannot hold: whoever has it ends it."""
+    """Begin a span as `root` does, when one block cannot hold it: the caller ends it."""
     if _exporting is None or not _exporting.begins:
         return None
     return _open(hop, values, TRACEPARENT.get(), ())
 
 
 def begin(hop: Hop, *values: Value, parent: str | None, links: Iterable[str] = ()) -> Opened | None:
-    """As `span_below`, for a span that one block cannot hold: whoever has it ends it."""
+    """Begin a span as `span_below` does, when one block cannot hold it: the caller ends it."""
     return None if parent is None or _exporting is None else _open(hop, values, parent, links)
 
 
 def begin_request(hop: Hop, *values: Value, traceparent: str | None) -> Opened | None:
-    """A request has come in: below what it brings, or as a root when it brings nothing."""
+    """Begin the span of a request that came in: below its context, or as a root when it has
+    none."""
     if _exporting is None:
         return None
     if traceparent is None:
@@ -293,14 +294,15 @@ def begin_request(hop: Hop, *values: Value, traceparent: str | None) -> Opened |
 
 
 def carrying(traceparent: str | None) -> AbstractContextManager[None]:
-    """What is sent in the block belongs to this context (None: to none)."""
+    """Return a block whose messages belong to this context (None: to none)."""
     if traceparent is None and TRACEPARENT.get() is None:
         return _NOTHING
     return _Carrying(traceparent)
 
 
 def outgoing(opened: Opened | None) -> str | None:
-    """What a request brings to the service: its context, or that it was decided against."""
+    """Return the context for a request to the service, or the mark that the request is not
+    traced."""
     if opened is not None:
         return opened.traceparent
     return None if _exporting is None else UNSAMPLED
@@ -328,7 +330,8 @@ def _open(
 
 
 def attributes_of(hop: Hop, values: Sequence[Value]) -> dict[str, Value]:
-    """A hop's attributes: the conventions' and its own, unless `describe` is to give these."""
+    """Return a hop's attributes: the conventions' and its own, unless `describe` is to give
+    these."""
     own = dict(zip(hop.attributes, values, strict=True)) if values else {}
     return {**own, **_conventions(hop)}
 
@@ -345,7 +348,7 @@ def _conventions(hop: Hop) -> dict[str, Value]:
 
 
 def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
-    """Each once, the parent not at all, so many as are allowed."""
+    """Return each link once, without the parent, and no more than are allowed."""
     wanted = [each for each in dict.fromkeys(traceparents) if each != parent]
     contexts = [_parse(each) for each in wanted[:LINKS_MAX]]
     return [Link(context) for context in contexts if context is not None]
@@ -361,7 +364,7 @@ def adopt(
     pid: int,
     parent: str | None,
 ) -> str | None:
-    """Exports a span that the engine's process number `pid` has handed over; its context.
+    """Export a span that the engine's process number `pid` has handed over, and return its context.
 
     Times are of the wall clock. Raises `KeyError` when the table has no such name.
     """

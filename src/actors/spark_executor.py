@@ -1,28 +1,22 @@
-"""The engine's actor: the only owner of Spark, which lives in a child process.
+"""The engine's actor: the only owner of Spark, which runs in a child process.
 
-Theory of operation. Jobs wait in a bounded queue and go to the child while fewer than
-`engine_jobs_in_flight_max` are there. One effect owns a child for its whole life: it starts it,
-reads its answers, and kills it and everything it started when the effect ends, for whatever
-reason. A child that died is replaced after a delay that doubles from one failure to the next.
+Theory of operation. Jobs wait in a bounded queue and go to the child while it has fewer than
+`engine_jobs_in_flight_max`. One effect owns a child for its whole life: it starts it, reads its
+answers, and finally kills it and all processes that it started. A child that died is replaced after
+a delay that doubles with each failure.
 
 Rules
-- Every `Run` is answered exactly once: the entry of a job leaves the tables when it is.
-- A new child is first told every plan prepared so far, which costs it nothing, then gets what was
-  in flight, in the order in which it came. A job is a pure function of its message, so running it
-  again is harmless.
-- What was in flight when a child died is suspected of it, and runs alone from then on until it has
-  an answer: so an innocent job is cleared at its next run. What did run alone goes last, so that
-  all others have their turn between two deaths. One during which
-  `engine_attempts_max` children died with nothing beside it is given up with `JobTooLarge`, and
-  is not run again for a while (`actors.spark.quarantine`).
-- A cancel answers its caller at once, wherever the job is. The place it took in the child is
-  free when the child says so; a child that does not say so in `engine_cancel_timeout_ms` is
-  replaced. An answer that comes for a canceled job is dropped, and its file removed.
+- Every `Run` is answered exactly once; a job's entry then leaves the tables.
+- A new child is first sent every prepared plan, then the jobs that were in flight, in their order.
+- Jobs in flight when a child died by itself are suspects, and run alone until they have an answer,
+  so an innocent job is cleared at its next run. A job during which `engine_attempts_max` children
+  died while it ran alone fails with `JobTooLarge`, and is refused for a while
+  (`actors.spark.quarantine`).
+- A cancel answers its caller at once. The job's slot in the child is free when the child confirms;
+  a child that does not within `engine_cancel_timeout_ms` is replaced.
 - Messages of a child carry its number: those of a predecessor are ignored.
-- An engine that cannot be started fails what waits with `EngineUnavailable` and is tried
-  again: at once if it never was up, else after `START_FAILURES_MAX` starts that failed.
-
-What it does not do: it knows nothing of what a job means.
+- If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: at once if it never
+  was up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
 """
 
 from __future__ import annotations
@@ -70,11 +64,13 @@ from actors.spark.quarantine import JobQuarantine
 
 START_FAILURES_MAX: Final = 3
 DEATHS_OUTSIDE: Final = 3
-"""So many SIGKILLs count as one death: they come from an operator, or from a system that is short
-of memory, where a job may be to blame or not."""
+"""Number of SIGKILLs that count as one death.
+
+They come from an operator or from a system short of memory, so a job may not be to blame.
+"""
 
 Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
-"""Starts a child (another one in tests)."""
+"""Starts a child (tests replace it)."""
 
 
 class _Started(msgspec.Struct, frozen=True, gc=False):
@@ -89,13 +85,13 @@ class _Answered(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
-    """A child is gone (`why`), or could not be started (`error`)."""
+    """A child ended (`why`), or could not be started (`error`)."""
 
     number: int
     error: PenstockError | None
     why: str = ""
     outside: bool = False
-    """It was killed, and so proves little of what it ran."""
+    """True if the child was killed from outside, which proves little about its jobs."""
 
 
 class _StartAgain(msgspec.Struct, frozen=True, gc=False):
@@ -119,12 +115,12 @@ class _Entry:
         self.run = run
         self.order = order
         self.attempts = Fraction(0)
-        """Deaths of the engine while it was running with nothing beside it."""
+        """Number of deaths of the engine while the job ran alone."""
         self.alone = alone
-        """Whether nothing may run beside it."""
+        """True if no other job may run beside it."""
         self.canceled = False
         self.overdue: Effect | None = None
-        """The timer that watches a canceled job."""
+        """Timer of a canceled job."""
 
     @property
     def job(self) -> Job:
@@ -132,13 +128,12 @@ class _Entry:
 
 
 class SparkExecutor(Actor[_Message]):
-    """Runs jobs in a child process that holds PySpark; see the module's text.
+    """Runs jobs in a child process that holds PySpark; see the module's docstring.
 
-    `directory` is the engine's scratch folder, used by no other engine. Answers lie in its
-    folder ``out``; what an earlier service left there is removed at the start.
-    Answers of `Run` are `Analyzed`, `Prepared` or `RowsDone`; errors are `DefiniteError`,
-    `QueryRejected`, `JobTooLarge`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and
-    `InvalidUsage`.
+    `directory` is the engine's scratch folder, used by no other engine. Answers are written to its
+    folder ``out``; files of an earlier service are removed at the start. Answers of `Run` are
+    `Analyzed`, `Prepared` or `RowsDone`; errors are `DefiniteError`, `QueryRejected`,
+    `JobTooLarge`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and `InvalidUsage`.
     """
 
     def __init__(self, settings: Settings, directory: Path, launch_engine: Launch = launch) -> None:
@@ -154,7 +149,7 @@ class SparkExecutor(Actor[_Message]):
         self._order = 0
         self._deaths = 0
         self._replaced = False
-        """Whether this actor has killed the child itself."""
+        """True if this actor itself has killed the child."""
         self._quarantine = JobQuarantine(settings)
         self._plans: dict[str, Prepare] = {}
         self._waiting: deque[_Entry] = deque()
@@ -162,18 +157,18 @@ class SparkExecutor(Actor[_Message]):
         self._log = JobLog(settings.log_rows_max)
 
     async def on_start(self) -> None:
-        """Cleans the folder and starts the first child."""
+        """Clean the folder and start the first child."""
         await self.ctx.clock.run_blocking(lambda: clean(self._directory))
         self._start()
 
     async def on_stop(self) -> None:
-        """Answers what is left; the child is dead by now."""
+        """Fail the remaining jobs; the child is dead by now."""
         for entry in self._entries():
             entry.run.reply.fail(Closed("the engine was stopped"))
         await self.ctx.clock.run_blocking(lambda: clean(self._directory))
 
     async def receive(self, message: _Message) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case Run():
                 self._run(message)
@@ -200,7 +195,7 @@ class SparkExecutor(Actor[_Message]):
         self._send_waiting()
 
     def describe(self) -> str:
-        """What it runs and what waits, for people."""
+        """Return the engine's state and its jobs, as text for people."""
         if self._ready is not None:
             ready = self._ready
             where = f"on Java {ready.java_version}" if ready.jvm_pid else "over Spark Connect"
@@ -261,6 +256,7 @@ class SparkExecutor(Actor[_Message]):
         flying = self._flying.get(job_id)
         if flying is None or flying.canceled:
             return
+        # The entry stays: its slot is taken until the child confirms.
         flying.canceled = True
         self._fail(flying, Canceled(f"job {job_id} was canceled"))
         self._send(Cancel(job_id))
@@ -268,15 +264,16 @@ class SparkExecutor(Actor[_Message]):
         flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
 
     def _fail(self, entry: _Entry, error: PenstockError) -> None:
-        """Answers a job with an error."""
+        """Answer a job with an error."""
         self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), error)
         entry.run.reply.fail(error)
 
     def _overdue(self, job_id: str) -> None:
         entry = self._flying.get(job_id)
         if entry is not None and entry.canceled and self._process is not None:
+            # The jobs in flight are not suspected of this death.
             self._replaced = True
-            self._process.kill()  # its end is then reported like any other
+            self._process.kill()  # `_Ended` follows, as after any other end
 
     def _send_waiting(self) -> None:
         while self._process is not None and self._waiting and self._has_room(self._waiting[0]):
@@ -295,7 +292,7 @@ class SparkExecutor(Actor[_Message]):
                 self._plans[entry.job.dataflow] = entry.job
 
     def _has_room(self, entry: _Entry) -> bool:
-        """Whether a job may go to the child beside what is there."""
+        """Return whether a job may go to the child beside its other jobs."""
         if entry.alone or any(other.alone for other in self._flying.values()):
             return not self._flying
         return len(self._flying) < self._settings.engine_jobs_in_flight_max
@@ -319,11 +316,13 @@ class SparkExecutor(Actor[_Message]):
             self._discard(answer)
         elif isinstance(answer, JobFailed):
             self._failures = 0
+            # A plan that failed must not be sent to new children.
             if isinstance(entry.job, Prepare) and self._plans.get(entry.job.dataflow) is entry.job:
                 del self._plans[entry.job.dataflow]
             self._fail(entry, from_wire(answer.code, answer.text, True))
         else:
             self._failures = 0
+            # An answer proves that the job does not kill the engine.
             self._quarantine.acquit(entry.job)
             self._log.ended(answer.job_id, self.ctx.monotonic_ms(), answer)
             if entry.run.reply.answered:  # the caller has gone
@@ -331,7 +330,7 @@ class SparkExecutor(Actor[_Message]):
             entry.run.reply.set(answer)
 
     def _discard(self, answer: Answer) -> None:
-        """Removes the files of an answer that nobody will read."""
+        """Remove the files of an answer without a reader."""
         paths = answer.paths() if isinstance(answer, RowsDone) else ()
 
         def remove_all() -> None:
@@ -373,6 +372,7 @@ class SparkExecutor(Actor[_Message]):
         self._process, self._ready = message.process, message.ready
         self._unavailable = None
         for plan in self._plans.values():
+            # Cheap: the child neither builds nor answers a known plan.
             self._process.send(msgspec.structs.replace(plan, known=True))
 
     def _ended(self, message: _Ended) -> None:
@@ -391,8 +391,10 @@ class SparkExecutor(Actor[_Message]):
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
     def _take_back(self, why: str, share: int) -> None:
-        """Puts what was in flight in front of what waits, in the order in which it came; behind
-        it, what was running alone. It takes `share` such deaths to count as one."""
+        """Requeue the jobs that were in flight: in front, in their order; former lone runners last.
+
+        `share` such deaths count as one.
+        """
         blamed = not self._replaced
         single = len(self._flying) == 1
         self._replaced = False
@@ -402,6 +404,7 @@ class SparkExecutor(Actor[_Message]):
             entry.alone |= blamed
             if entry.overdue is not None:
                 entry.overdue.cancel()
+            # A canceled job was answered before.
             if entry.canceled:
                 continue
             if entry.run.reply.answered:
@@ -411,8 +414,10 @@ class SparkExecutor(Actor[_Message]):
             else:
                 again.append(entry)
         self._flying.clear()
+        # Running a job again is safe: it is a pure function of its message.
         again.sort(key=lambda entry: entry.order)
         self._waiting.extendleft(entry for entry in reversed(again) if not entry.attempts)
+        # Last, so that all other jobs have their turn between two deaths.
         self._waiting.extend(entry for entry in again if entry.attempts)
 
     def _attempts_max(self, entry: _Entry) -> int:

@@ -1,4 +1,4 @@
-"""Commands that change what a running service holds: tables, views, indexes, and rows."""
+"""Commands that change a running service's tables, views, indexes, and rows."""
 
 from __future__ import annotations
 
@@ -166,14 +166,15 @@ async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]
 
 
 def tables(lines: BinaryIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the rows of so many lines at a time. Raises `InvalidUsage` for what is no row of the
-    table, with its line."""
+    """Yield the rows of the lines, `ROWS_AT_ONCE` at a time. Raises `InvalidUsage` with the number
+    of a line that is no row of the table."""
     from actors.plan.schema import DIFF
     from actors.sources.json_rows import Misfit, RowsOfTable
 
     rows = RowsOfTable(schema, schema, skips=False, naive=True)
     numbers: list[int] = []
     for number in count(1):
+        # Bounded: a file without line ends must not be read into memory whole.
         line = lines.readline(LINE_BYTES_MAX + 1)
         if len(line) > LINE_BYTES_MAX:
             raise InvalidUsage(f"line {number} is longer than {LINE_BYTES_MAX} bytes")

@@ -19,9 +19,9 @@ Set by `hold` alone."""
 
 
 class Held(msgspec.Struct):
-    """How many blocks hold a context now. While none does, no message looks for one: that look
-    is a tenth of what a message costs."""
+    """Counts the blocks that hold a context now."""
 
+    # While it is 0 no message looks for a context, a look that is a tenth of what a message costs.
     blocks: int = 0
 
 
@@ -29,7 +29,8 @@ HELD: Final = Held()
 
 
 def hold(traceparent: str | None) -> Token[str | None]:
-    """Makes a context that of what is sent from here on, until `release`. In the loop's thread.
+    """Make a context that of all that is sent from here on, until `release`. Call it in the loop's
+    thread.
 
     A task that was started in between and goes on afterwards has no context of its own.
     """
@@ -38,20 +39,20 @@ def hold(traceparent: str | None) -> Token[str | None]:
 
 
 def release(token: Token[str | None]) -> None:
-    """Ends what `hold` began."""
+    """End what `hold` began."""
     HELD.blocks -= 1
     TRACEPARENT.reset(token)
 
 
 UNSAMPLED: Final = "00-00000000000000000000000000000001-0000000000000001-00"
-"""On a wire: somebody before has decided that this request is not traced."""
+"""Context on a wire by which the sender says that it decided not to trace this request."""
 
 SYSTEM: Final = "penstock"
 
 # -- the table: attributes -------------------------------------------------------------------------
 
 NONCE: Final = "penstock.nonce"
-"""Of the connection to the cluster that a command came on."""
+"""Nonce of the connection to the cluster that a command came on."""
 WORKER: Final = "penstock.worker"
 DATAFLOW: Final = "penstock.dataflow"
 SHARD: Final = "penstock.shard"
@@ -93,13 +94,14 @@ class Hop(msgspec.Struct, frozen=True):
     kind: SpanKind
     attributes: tuple[str, ...] = ()
     type: str = ""
-    """By the messaging conventions: ``send``, ``receive`` or ``process``; empty: no message."""
+    """Type by the messaging conventions: ``send``, ``receive`` or ``process``; empty: no
+    message."""
     apart: bool = False
-    """It may begin after what led to it has ended; all others lie within their parents."""
+    """True if it may begin after its cause has ended; all others lie within their parents."""
 
     @property
     def name(self) -> str:
-        """Of the span."""
+        """Return the name of the span."""
         return f"{self.operation} {self.destination}"
 
 
@@ -115,7 +117,7 @@ STATEMENT: Final = Hop("process", "statement", _INTERNAL, (REQUEST, OBJECT))
 HYDRATION: Final = Hop(
     "process", "hydration", _CONSUMER, (DATAFLOW, OBJECT, INCARNATION), "process", True
 )
-"""A dataflow that was let run, until its first contents are durable, or read."""
+"""A dataflow, from its permission to run until its first contents are durable, or read."""
 GROUP_COMMIT: Final = Hop("commit", "group", _CONSUMER, (BATCH,), "process")
 """The table writer: one group of writes, made durable at one time. Links to all its writes."""
 APPEND: Final = Hop("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
@@ -186,7 +188,7 @@ HOPS: Final[dict[str, Hop]] = {
         CLIENT_CHANGES,
     )
 }
-"""By name."""
+"""All kinds of spans, by name."""
 
 # -- the table: measures ---------------------------------------------------------------------------
 
@@ -204,18 +206,18 @@ REASON: Final = "penstock.reason"
 WAL_RECEIVERS: Final = "penstock.wal.receivers"
 """Proposers connected now."""
 WAL_QUEUE_DEPTH: Final = "penstock.wal.queue.depth"
-"""Of one proposer's messages, looked at every 5 s."""
+"""Messages that wait of one proposer, looked at every 5 s."""
 WAL_QUEUED: Final = "penstock.wal.queue.messages"
 WAL_QUEUE_BYTES: Final = "penstock.wal.queue.size"
-"""Of all proposers."""
+"""Bytes that wait of all proposers."""
 WAL_MESSAGES: Final = "penstock.wal.messages"
 WAL_OUTCOME: Final = "penstock.wal.outcome"
 WAL_BYTES: Final = "penstock.wal.written"
 WAL_WRITE_SECONDS: Final = "penstock.wal.write.duration"
 WAL_FLUSH_SECONDS: Final = "penstock.wal.flush.duration"
 WAL_RECOVERED_BYTES: Final = "penstock.wal.recovered"
-"""Of log, fetched from peers."""
+"""Bytes of log that were fetched from peers."""
 WAL_OFFLOADED: Final = "penstock.wal.offload.segments"
 WAL_OFFLOAD_FAILURES: Final = "penstock.wal.offload.failures"
 WAL_BACKUP_LAG: Final = "penstock.wal.offload.lag"
-"""Of a timeline: bytes that are committed and kept nowhere else."""
+"""Bytes of a timeline that are committed and kept nowhere else."""

@@ -1,13 +1,11 @@
-"""What all commands share: the event loop, log lines, options with one meaning everywhere.
-
-Here the event loop is chosen (uvloop).
-"""
+"""Parts shared by all commands: the event loop (uvloop), log lines, common options."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -58,14 +56,14 @@ DEFAULT_ADDRESS: Final = Settings().listen
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The service that a command speaks to, and how it proves itself there."""
+    """Service that a command connects to, with the settings for authentication there."""
 
     address: str
     settings: Settings
 
 
 def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
-    """What the call brings, made by a client of the service that is connected for it alone."""
+    """Return the result of a call with a client that is connected to the service for it alone."""
 
     async def run() -> R:
         from actors.client import Client
@@ -77,8 +75,8 @@ def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
 
 
 def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
-    """A command whose first parameter, `name`, is what `options` makes: its parameters become
-    options of the command."""
+    """Return a decorator for commands whose first parameter, `name`, is made by `options`; the
+    parameters of `options` become options of the command."""
 
     def wrapped(command: Callable[..., None]) -> Callable[..., None]:
         shared = inspect.signature(options).parameters
@@ -92,6 +90,7 @@ def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., Non
         parameters = [*shared.values(), *(own[option] for option in own if option != name)]
         hints = get_type_hints(command, include_extras=True)
         hints |= get_type_hints(options, include_extras=True)
+        # typer reads the options from the signature.
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
@@ -99,16 +98,16 @@ def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., Non
             ]
         )
         run.__annotations__ = {one.name: hints[one.name] for one in parameters}
-        del run.__dict__["__wrapped__"]  # typer would read the annotations of what is wrapped
+        del run.__dict__["__wrapped__"]  # typer would read the wrapped function's annotations
         return run
 
     return wrapped
 
 
 def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter, `target`, is made from the options ``--connect``,
-    ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and
-    ``--identity``, or from the environment (``PENSTOCK_TLS_KEY``)."""
+    """Make `target`, the command's first parameter, from the options ``--connect``,
+    ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
+    or from the environment (``PENSTOCK_TLS_KEY``)."""
 
     def options(
         connect: Connect = DEFAULT_ADDRESS,
@@ -133,7 +132,8 @@ def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Imports what only an extra installs. Raises `BadSettings` where it is not there."""
+    """Guard imports of packages that an extra installs. Raises `BadSettings` if they are
+    missing."""
     try:
         yield
     except ImportError as error:
@@ -149,22 +149,23 @@ class OneLine(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """The record's time as ISO 8601, in UTC, with milliseconds."""
+        """Return the record's time as ISO 8601, in UTC, with milliseconds."""
         when = datetime.fromtimestamp(record.created, UTC)
         return f"{when:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record, without line ends."""
+        """Return the record as one line."""
         return " | ".join(line for line in super().format(record).splitlines() if line.strip())
 
 
 def set_up_logging(level: str, *, traced: bool = False) -> None:
-    """Everything of `level` and above to stderr; `traced`: by structlog, with the ids of traces
-    (which takes a while to import). Raises `BadSettings` for an unknown level."""
+    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids. Raises
+    `BadSettings` for an unknown level."""
     if level.lower() not in LEVELS:
         raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     if traced:
+        # Imported only here: structlog takes a while to load.
         from actors.tracing.logs import formatter
 
         handler.setFormatter(formatter())
@@ -176,5 +177,30 @@ def set_up_logging(level: str, *, traced: bool = False) -> None:
 
 
 def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Runs `body` on uvloop."""
+    """Run `body` on uvloop and return its result."""
     return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]+")
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """Return ``name=value`` pairs as flags. Raises `BadSettings` for a malformed pair.
+
+    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
+    ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
+    """
+    flags: dict[str, Any] = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise BadSettings(f"--set {pair}: write it as name=value")
+        if name.startswith("spark_conf."):
+            flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
+            continue
+        number = int(value) if _WHOLE_NUMBER.fullmatch(value) else value
+        if name.startswith("kernel_limits."):
+            flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
+        else:
+            flags[name] = number
+    return flags

@@ -3,17 +3,16 @@ how often each side was taken.
 
 A path that only large data take is never taken by small tests. So each such decision names its
 threshold here, is made through it, and is counted: `docs/testing.md` lists the counts of the last
-full test run, and a full run fails when a side was never taken. The thresholds are settings, so
-that tests draw small values from their seed (`actors.testing.drawn_settings`) and ten rows take
-every path that ten million take.
+full test run, and a full run fails when a side was never taken. Tests draw small thresholds from
+their seed (`actors.testing.drawn_settings`), and ten rows take every path that ten million take.
 
-A `SettingThreshold` compares with a field of `Settings`, which its caller has at hand. A
-`KernelLimit` belongs to a pure function far below any settings (how many rows Python sums faster
-than Arrow does): its limit is one for the process, which `use_kernel_limits` sets from the setting
-`kernel_limits`. No kernel limit changes a result; it chooses between two ways to the same one.
+A `SettingThreshold` compares with a field of `Settings`. A `KernelLimit` belongs to a pure function
+far below any settings (how many rows Python sums faster than Arrow does): its limit is one for the
+process, which `use_kernel_limits` sets from the setting `kernel_limits`. No kernel limit changes a
+result; it chooses between two ways to the same one.
 
-Where counts are kept: in memory, or, when the environment variable `COUNTS_VARIABLE` names a
-folder, in a mapped file of this process there, which a process that is killed leaves behind, too.
+Counts are in memory, or, when the environment variable `COUNTS_VARIABLE` names a folder, in a
+mapped file of this process there.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class SettingThreshold(Threshold):
     __slots__ = ("setting",)
 
     def __init__(self, setting: str, within: str, beyond: str, *, decision: str = "") -> None:
-        """`decision` tells apart several decisions by one setting."""
+        """Name the decision. `decision` tells apart several decisions by one setting."""
         super().__init__(f"{setting}: {decision}" if decision else setting, within, beyond)
         self.setting: Final = setting
 
@@ -77,7 +76,7 @@ class KernelLimit(Threshold):
 
 
 THRESHOLDS: Final[list[Threshold]] = []
-"""All of them, in the order of their counts."""
+"""All thresholds, in the order of their counts."""
 
 # -- persist ---------------------------------------------------------------------------------------
 
@@ -594,7 +593,7 @@ SMALL_FILES: Final = KernelLimit(
 KERNEL_LIMITS: Final[Mapping[str, KernelLimit]] = {
     each.name: each for each in THRESHOLDS if isinstance(each, KernelLimit)
 }
-"""By their names, as the setting `kernel_limits` has them."""
+"""Kernel limits by their names, as the setting `kernel_limits` has them."""
 
 _counts: memoryview[int] | list[int] = [0] * (2 * len(THRESHOLDS))
 
@@ -612,13 +611,14 @@ def use_kernel_limits(limits: Mapping[str, int]) -> None:
 
 def count_into(folder: str) -> None:
     """Count from now on into a new file of this process in `folder`, what was counted so far
-    included. Raise `OSError` when there can be none."""
+    included. Raises `OSError` when there can be none."""
     global _counts
     name = f"{os.getpid()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
     size = COUNT_BYTES * 2 * len(THRESHOLDS)
     file = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.ftruncate(file, size)
+        # Mapped: a process that is killed leaves its counts behind, too.
         mapped = memoryview(mmap.mmap(file, size)).cast("Q")
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""Commands of the WAL: an acceptor that serves its timelines, and how far timelines are."""
+"""Commands of the WAL: serve an acceptor's timelines, show their status, inspect segments."""
 
 from __future__ import annotations
 
@@ -119,11 +119,12 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
         limit_ms = settings.connect_timeout_ms
         return await dial(address, tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls)
 
-    # As many as an executor has. Uploads have others: nobody's flush waits behind them.
+    # As many threads as an executor has. Uploads have their own, so that no flush waits for one.
     clock, node_id = ThreadedClock((os.cpu_count() or 1) + 4), settings.wal_node_id
     url = settings.wal_blob_url
     archive = await Archive.at(url, settings, SystemClock()) if url else None
     served = Timelines(Path(settings.wal_dir), node_id, FileDisk(), clock, settings, archive)
+    # Before anything listens: a proposer must find every timeline that is on disk.
     await served.open()
     try:
         async with System(clock=clock) as system, anyio.create_task_group() as group:
@@ -166,6 +167,7 @@ async def _listen(
                 metrics.watch(system.statistics)
                 page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
                 print(f"measures on {page}", flush=True)
+            # The last line before serving: callers wait for it.
             print("ready", flush=True)
             listener = WalListener(
                 served, system, clock, settings, tls=tls, knows=knows, check=check
@@ -297,7 +299,7 @@ async def _of_acceptor(
     )
     try:
         lines = await connection.query("TIMELINE_STATUS")
-        with suppress(WalRefused):  # others' acceptors know no such command
+        with suppress(WalRefused):  # Neon's acceptors have no such commands
             for row in await connection.query("PEER_STATUS"):
                 told = parse_status(row)
                 more["term"] = told.term

@@ -1,4 +1,4 @@
-"""The command that puts changes into a timeline of the WAL; `wal.pushing` does it."""
+"""The command that appends changes to a timeline of the WAL; `wal.pushing` does the work."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def push(
 
 
 def _check_ids(tenant: str, timeline: str) -> None:
-    """Raises `InvalidUsage`."""
+    """Raise `InvalidUsage` for an id that is none."""
     for name, value in (("tenant", tenant), ("timeline", timeline)):
         if len(value) != 32 or value.strip("0123456789abcdef"):
             raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
 
 
 def _source_of(file: str) -> BinaryIO:
-    """Raises `InvalidUsage`."""
+    """Open the input. Raises `InvalidUsage`."""
     try:
         return sys.stdin.buffer if file == "-" else Path(file).open("rb")
     except OSError as error:
@@ -114,12 +114,13 @@ def _source_of(file: str) -> BinaryIO:
 
 
 def settings_of(certificate: str | None, key: str | None, authority: str | None) -> Settings:
-    """By flags, or the environment. Raises `BadSettings`."""
+    """Return the settings, with TLS from flags or the environment. Raises `BadSettings`."""
+    # Flags that are None leave the environment's value.
     return load(flags={"tls_certificate": certificate, "tls_key": key, "tls_authority": authority})
 
 
 def token_of(path: Path) -> str:
-    """The first line of a file. Raises `InvalidUsage`."""
+    """Read the first line of a file. Raises `InvalidUsage`."""
     try:
         return path.read_text().partition("\n")[0].strip()
     except OSError as error:

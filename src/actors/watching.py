@@ -1,10 +1,8 @@
-"""What a running service does, told to people: the lines of `penstock status`, once or again and
-again.
+"""The lines of `penstock status` for a running service, once or repeatedly.
 
-A `Sight` is what was seen at one moment: the objects, and rows of the relations of the service
-about itself. `lines` and `picture` draw it, for a file or a terminal, and are pure; rates come
-from two sights. `watch` looks every few seconds until it is interrupted; a service that goes
-away is waited for.
+A `Sight` is a snapshot of the service: its objects, and rows of its relations about itself. `lines`
+and `picture` render it, for a file or a terminal, and are pure; rates need two snapshots. `watch`
+takes one every few seconds until it is interrupted, and reconnects when the service goes away.
 """
 
 from __future__ import annotations
@@ -41,12 +39,11 @@ _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
     "reconciliation": ("replica", "worker", "flag", "total"),
     "errors": ("object", "state", "text", "since_ms"),
 }
-"""Relations that a look reads, and their columns."""
+"""Relations that `look` reads, and their columns."""
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """What was seen at one moment: `at_ms` is of a monotonic clock of ours, `time` the
-    service's."""
+    """Snapshot of a service: `at_ms` is of this process's monotonic clock, `time` the service's."""
 
     at_ms: float
     time: int
@@ -58,12 +55,12 @@ class Connect(Protocol):
     """Makes a client of the service that is watched."""
 
     def __call__(self) -> Awaitable[Client]:
-        """Raises as `Client.connect` does."""
+        """Return a connected client. Raises as `Client.connect`."""
         ...
 
 
 async def look(client: Client) -> Sight:
-    """Sees what is there now."""
+    """Return a snapshot of the service."""
     report = msgspec.to_builtins(await client.status())
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, columns in _LOOKED_AT.items():
@@ -79,7 +76,7 @@ HEADINGS: Final = ("name", "kind", "state", "since", "upper", "lag", "steps", ""
 
 
 def cells(found: dict[str, Any]) -> tuple[str, ...]:
-    """An object's line, by `HEADINGS`."""
+    """Return the cells of an object's line, one for each of `HEADINGS`."""
     return (
         found["name"],
         found["kind"],
@@ -93,12 +90,12 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _of_target(found: dict[str, Any]) -> str:
-    """Return how old it may be, where it says so."""
+    """Return the target lag after a slash; empty if there is none."""
     return f"/{found['target_lag_ms']}" if found["target_lag_ms"] else ""
 
 
 def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
-    """All objects, with a line of headings."""
+    """Yield a line of headings, then one line for each object."""
     yield f"{'name':<24} {'kind':<7} {'state':<12} {'since':>15} {'upper':>15} {'lag':>9} steps"
     for found in objects:
         name, kind, state, since, upper, lag, steps, rest = cells(found)
@@ -108,7 +105,7 @@ def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def held(found: dict[str, Any]) -> str:
-    """What the workers hold of an index, for people."""
+    """Return the size of an index in the workers, for people; empty if it has no rows."""
     if not found["held_rows"]:
         return ""
     return (
@@ -118,7 +115,7 @@ def held(found: dict[str, Any]) -> str:
 
 
 def doing(found: dict[str, Any]) -> str:
-    """What an object says of itself, and how far it has read its first contents."""
+    """Return an object's status text, with the progress of its hydration."""
     if not found["parts_total"]:
         return str(found["text"])
     read = (
@@ -129,7 +126,7 @@ def doing(found: dict[str, Any]) -> str:
 
 
 def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
-    """What the service does, as (what, how much); rates are those since `before`."""
+    """Return the service's activity as (name, value); rates are those since `before`."""
     rows = sight.rows
     reconciled = rows["reconciliation"]
     workers = {(row["replica"], row["worker"]) for row in reconciled}
@@ -160,6 +157,7 @@ def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
         told.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
     totals: Counter[str] = Counter()
     for row in reconciled:
+        # Each worker reconciles the same commands: one of them counts.
         totals[row["flag"]] += row["total"] if row["worker"] == 0 else 0
     counted = [f"{flag} {n}" for flag, n in totals.items() if n]
     told.append(("reconciled", ", ".join(counted) or "nothing"))
@@ -182,11 +180,12 @@ def _states(states: Iterator[str]) -> str:
 
 
 def _rate(sight: Sight, before: Sight | None) -> str:
-    """Steps since `before`. A dataflow that began afresh counts from 0: it is no negative rate."""
+    """Return the steps a second since `before`."""
     if before is None:
         return "…"
     seconds = max(1e-3, (sight.at_ms - before.at_ms) / 1000)
     done = _steps(sight) - _steps(before)
+    # A restarted dataflow counts from 0: that is no negative rate.
     return f"{max(0, done) / seconds:.1f}"
 
 
@@ -195,7 +194,7 @@ def _steps(sight: Sight) -> int:
 
 
 def lines(sight: Sight, before: Sight | None) -> Iterator[str]:
-    """A sight as plain lines."""
+    """Yield the lines of a snapshot."""
     yield from object_lines(sight.objects)
     yield ""
     for what, much in summary(sight, before):
@@ -203,7 +202,7 @@ def lines(sight: Sight, before: Sight | None) -> Iterator[str]:
 
 
 def picture(sight: Sight, before: Sight | None, note: str = "") -> Group:
-    """A sight for a terminal; `note` says what is wrong just now."""
+    """Return a snapshot for a terminal; `note` is a present problem."""
     objects = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
         right = heading in ("since", "upper", "lag", "steps")
@@ -221,9 +220,9 @@ def picture(sight: Sight, before: Sight | None, note: str = "") -> Group:
 
 
 async def watch(connect: Connect, seconds: float, console: Console) -> None:
-    """Shows what the service does every so many seconds, until SIGINT or SIGTERM.
+    """Show the service's activity every so many seconds, until SIGINT or SIGTERM.
 
-    Raises what the first connection fails with; later ones are tried again for ever.
+    Raises the first connection's error; later connections are retried forever.
     """
     client = await connect()
     async with anyio.create_task_group() as group:
@@ -270,6 +269,7 @@ async def _look_on(
                 before = last = sight
             except (Broken, Closed, Busy, DeadlineExceeded, OSError) as error:
                 if last is None:
+                    # The first snapshot has failed: no outage to wait out.
                     raise
                 await _close(client)
                 lost = True
@@ -280,5 +280,6 @@ async def _look_on(
 
 
 async def _close(client: Client) -> None:
+    # Shielded: a signal has cancelled the scope, and the connection must still be closed.
     with anyio.CancelScope(shield=True), suppress(PenstockError, OSError):
         await client.aclose()

@@ -1,27 +1,25 @@
-"""The worker: performs what its state machine (`compute.state`) decides.
+"""The worker: performs the effects of its state machine (`compute.state`).
 
-One of N actors that each own a partition of every index. Worker 0 also hears the client's
-commands, offers them to the sequencer, and owns the dataflow actors as its children; every
-worker owns its fetch tasks, and the listen tasks that fall to it.
+Each of N workers owns a partition of every index, its fetch tasks, and some of the listen tasks.
+Worker 0 also proposes the client's commands to the sequencer, and owns the dataflow actors.
 
-No cycle of actors can block, because sends that wait for room form an acyclic graph::
+Sends that wait for room form an acyclic graph, so no cycle of actors can deadlock::
 
     connection → adapter i → worker i
     worker 0 → sequencer → worker i (i > 0)
     worker 0 → worker i (i > 0);  worker 0 → dataflow → listen and fetch tasks, executor
 
-Everything else uses `Address.reply`, in room that something bounded reserved:
+All other messages use `Address.reply`, in reserved room that is bounded:
 
 - sequencer → worker 0: one for each proposal of worker 0;
-- dataflow → worker: one `StartSources` an incarnation; one `Install` or `Emit` until `Installed`
-  or `Emitted`; progress and status once a step;
-- task → dataflow: bounded by grants and asked-for fetches;
+- dataflow → worker: one `StartSources` for each incarnation; one `Install` or `Emit` until
+  `Installed` or `Emitted`; progress and status once a step;
+- task → dataflow: bounded by grants and requested fetches;
 - worker → adapter: a window (`compute.outbox`), reopened by `Passed`;
 - a worker's own effects: one result each.
 
-Stopping children waits, so it is done beside the actor, never while handling a message. The
-order of a drop: worker 0 stops the dataflow, then tells the others (`DataflowStopped`); each
-then stops its tasks and removes its partition, and only then reports the end.
+A drop stops the dataflow on worker 0, which then informs the other workers (`DataflowStopped`);
+each stops its tasks and removes its partition, and only then reports the end.
 """
 
 from __future__ import annotations
@@ -96,16 +94,16 @@ from actors.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
 log = logging.getLogger("penstock.worker")
 
 REPLACED_LOGGED_MAX: Final = 64
-"""Of one reconciliation: dataflows logged with both plans; the others are counted."""
+"""Number of replaced dataflows of a reconciliation that are logged with both plans."""
 
 
 def replica_name(life: str) -> str:
-    """The name, for people, of the replica whose life is so named (see `cluster.hosts`)."""
+    """Return the name, for people, of the replica with this life (see `cluster.hosts`)."""
     return life.partition(".")[0] or "r1"
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
-    """A worker at one moment."""
+    """Statistics of a worker at one moment."""
 
     rendered: int
     dropping: int
@@ -114,19 +112,20 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     commands_ignored: int
     commands_applied: int
     dataflows_reused: int = 0
-    """By all reconciliations."""
+    """Number of dataflows kept by all reconciliations."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
-    """The same, by flag (`compute.reconcile`); one dataflow may have several."""
+    """Number of dataflows replaced, by flag (`compute.reconcile`); one dataflow may have
+    several."""
     indexes: tuple[IndexStatistics, ...] = ()
-    """This worker's partitions."""
+    """Statistics of this worker's partitions."""
     stashed: int = 0
-    """Blobs of results that this worker wrote and has not seen off."""
+    """Number of blobs of results that this worker wrote and has not removed."""
     replica: str = ""
-    """Whose it is, where there are several."""
+    """Name of the worker's replica, if there are several."""
 
 
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
-    """Asks for `WorkerStatistics`."""
+    """Request for `WorkerStatistics`."""
 
     reply: Reply[WorkerStatistics]
 
@@ -151,9 +150,9 @@ WorkerMessage: TypeAlias = (
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers`, `adapters` and `lanes` (the ways of commands here, of each half) hold all of them by
-    index; they may be filled after construction, before the first message. `replica` names their
-    cluster among several in one process.
+    `workers`, `adapters` and `lanes` (of commands, for each half) hold those of all workers by
+    index; they may be filled after construction, before the first message. `replica` names the
+    worker's cluster among several in one process.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class Worker(Actor[WorkerMessage]):
         )
         self._live: dict[int, Live] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
-        """Of dataflows that worker 0 rendered and this one has not yet: the latest of a kind."""
+        """Latest message of each kind from dataflows that this worker has not rendered yet."""
         self._logs = Logs(
             self._state, self._live, settings.log_rows_max, cast.shared, replica_name(replica)
         )
@@ -209,7 +208,7 @@ class Worker(Actor[WorkerMessage]):
         self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
-        """Makes the parts that need the context, and starts the maintenance timer."""
+        """Create the parts that need the context, and start the maintenance timer."""
         site = Site(
             self.ctx,
             self._index,
@@ -225,6 +224,7 @@ class Worker(Actor[WorkerMessage]):
         self._tasks = Tasks(site)
         self._installs = Installs(site)
         self._peeking = Peeking(site, self._persist, self._logs)
+        # One worker does it for all.
         if self._index == 0:
             self._peeking.clear_stash()
         self._children = Children(site, self._tasks, self._state.commands_for)
@@ -246,13 +246,14 @@ class Worker(Actor[WorkerMessage]):
             self._logs.beside = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
-        """Handles one message and sends what may go to the adapter."""
+        """Handle one message and send the responses that have room to the adapter."""
         self._peeking.new_turn()
         match message:
             case Tagged():
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
+                # Without a proposal the command needs no place in the order.
                 if not effects:
                     self._done_with_one()
             case Sequenced():
@@ -298,16 +299,16 @@ class Worker(Actor[WorkerMessage]):
             self._storage.flush()
 
     def _keep_tick(self) -> None:
-        """Begin a new interval when the client has just configured another one: it counts at
-        once, however long the former was."""
+        """Restart the maintenance timer if the client configured another interval."""
         wanted_ms = self._state.maintenance_ms or self._settings.maintenance_ms
         if wanted_ms != self._tick_ms:
+            # The new interval counts at once, however long the former was.
             self._tick.cancel()
             self._tick_ms = wanted_ms
             self._tick = self.ctx.after(wanted_ms, Tick())
 
     def _done_with_one(self) -> None:
-        """A command of compute's client has its place in the one order, or needs none."""
+        """Release the lane: a compute command was sequenced, or needs no place in the order."""
         if self._lanes:
             self._lanes[self._index].done()
 
@@ -378,13 +379,15 @@ class Worker(Actor[WorkerMessage]):
             await self._from_dataflow(parked)
 
     def _drop(self, live: Live) -> None:
+        # First: no read may find a partition that is being removed.
         if live.index is not None:
             self._partitions.take(live.id, self._index, live.index)
         self._children.drop(live)
 
     def _reconciled(self, done: e.Reconciled) -> None:
-        """Counts, and on worker 0 logs: all workers decide alike."""
+        """Count a reconciliation, and log it on worker 0."""
         self._logs.reconciliation.note(done)
+        # All workers decide alike, so one logs for all.
         if self._index != 0:
             return
         measure(RECONCILED_REUSED, done.reused)
@@ -410,7 +413,7 @@ class Worker(Actor[WorkerMessage]):
             )
 
     def _signed(self, emit: Emit) -> Emit:
-        """A batch with the context of its way through here."""
+        """Return the batch with the context of this worker's span."""
         batch = emit.batch
         with span_below(batch.traceparent, WORKER_EMIT) as opened:
             if opened is None:
@@ -420,19 +423,23 @@ class Worker(Actor[WorkerMessage]):
             batch = msgspec.structs.replace(batch, traceparent=opened.traceparent)
             return msgspec.structs.replace(emit, batch=batch)
 
-    # -- what dataflows say ------------------------------------------------------------------------
+    # -- messages of dataflows ---------------------------------------------------------------------
 
     async def _from_dataflow(self, signed: FromDataflow) -> None:
         number, message = signed.number, signed.message
         live = self._live.get(number)
         if live is None:
+            # Worker 0 rendered it first: this worker's command is still to come.
             if number > self._state.last_number:
                 self._parked.setdefault(number, {})[type(message).__name__] = signed
             return
+        # Only the end of a dropped dataflow is reported, once it has stopped.
         if live.dropping:
             return
         if self._index != 0:
+            # Only worker 0 spawns the actor: the others learn its address from its messages.
             live.dataflow = signed.dataflow
+        # A message of an actor that has crashed since.
         elif live.dataflow is not signed.dataflow:
             return
         match message:
@@ -480,7 +487,7 @@ class Worker(Actor[WorkerMessage]):
         )
 
     def describe(self) -> str:
-        """What it holds, and for whom."""
+        """Return the worker's client and contents, as text for people."""
         state = self._state
         client = f"client {state.nonce}" if state.connected else "no client"
         stage = ", initializing" if state.incoming is not None else ""

@@ -169,6 +169,16 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
         )
 
 
+async def test_a_refused_view_leaves_no_hold(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        wrong = CreateView(world.number(), "v", "select id from t", target_lag_ms=-1)
+        assert await world.refused(wrong) == "InvalidUsage"
+        wrong = CreateView(world.number(), "v", "select id from t", retain_history_ms=0)
+        assert await world.refused(wrong) == "InvalidUsage"
+        assert set((await world.persist.state("u1")).holds) == {RETAIN}
+
+
 async def test_a_drop_takes_shards_dataflow_and_holds(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         await _table(world)

@@ -132,6 +132,9 @@ async def test_a_time_that_is_forgotten_is_refused(tmp_path: Path) -> None:
             await settle()
         assert await world.refused(CopyTo(world.number(), "t", "x", as_of=1)) == "ReadBelowSince"
         assert not [name for name in await holds(world) if name.startswith("copy/")]
+        await settle()
+        ended = [each for each in world.replica.commands if isinstance(each, AllowCompaction)]
+        assert EMPTY not in [each.frontier for each in ended], "it was never created"
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["running", "before it holds"])

@@ -4,6 +4,8 @@ publication, what is held is what PostgreSQL holds, or the table says what is wr
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from postgres_fuzz import Fuzz  # type: ignore[import-not-found]
 from postgres_house import Driver, House  # type: ignore[import-not-found]
@@ -26,10 +28,10 @@ CREATE TABLE finish (n int PRIMARY KEY);
 EXPORTS: dict[str, tuple[str, ...]] = {"parts": (), "plain": (), "finish": ()}
 
 
-async def begun(db: House, poll_ms: int = 3_600_000) -> tuple[PostgresSource, Driver]:
+async def begun(db: House, poll_ms: int = 3_600_000, **more: Any) -> tuple[PostgresSource, Driver]:
     """A source that has given its first contents, and does not look by itself."""
     await db.run(f"CREATE TYPE mood AS ENUM ('sad', 'glad'); {PARTS}")
-    source = db.source(poll_ms=poll_ms)
+    source = db.source(poll_ms=poll_ms, **more)
     driver = Driver(await source.describe(EXPORTS))
     await driver.open(source)
     while driver.position is None:
@@ -94,6 +96,21 @@ async def test_what_the_stream_does_not_tell_fills_the_table_anew(
     again = db.source(poll_ms=3_600_000)
     await driver.open(again)
     await finish(db, driver, again, 2)
+    await agree(db, driver)
+    assert not driver.failed
+
+
+async def test_a_publication_for_all_tables_that_was_altered_fills_anew(db: House) -> None:
+    await db.run("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root)")
+    source, driver = await begun(db, publication="everything")
+    await source.close()
+    await db.run(
+        "ALTER PUBLICATION everything SET (publish = 'insert'); DELETE FROM plain WHERE id < 3;"
+        " ALTER PUBLICATION everything SET (publish = 'insert, update, delete, truncate')"
+    )
+    again = db.source(poll_ms=3_600_000, publication="everything")
+    await driver.open(again)
+    await finish(db, driver, again)
     await agree(db, driver)
     assert not driver.failed
 

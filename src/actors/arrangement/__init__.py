@@ -1,4 +1,4 @@
-"""Collections kept ready by key, as immutable sorted runs of Arrow. What others use."""
+"""Collections indexed by key, as immutable sorted runs of Arrow. Re-exports the public names."""
 
 from actors.arrangement.arrangement import Arrangement as Arrangement
 from actors.arrangement.arrangement import ArrangementStatistics as ArrangementStatistics

@@ -1,21 +1,19 @@
-"""An arrangement: a collection kept ready by key, with its times.
+"""An arrangement: a collection indexed by key, with its times.
 
-Theory of operation. Inserts become runs (`run`), sorted by key hash (`hashing`); a lookup
-searches every run; `maintain` merges runs (`merge`) so that there are few. Everything a reader
-needs is one immutable record (`_State`) swapped whole, so lookups take no lock and see one
-moment. Small runs stay in memory, within a budget; larger ones are mapped files.
+Inserts become runs (`run`), sorted by key hash (`hashing`); a lookup searches every run; `maintain`
+merges runs (`merge`) so that there are few. Readers use one immutable record (`_State`) that is
+swapped whole, so lookups take no lock and see one moment. Small runs stay in memory, within a
+budget; larger ones are mapped files.
 
 Rules.
 - One thread inserts at a time; `maintain` may run beside it and beside any number of readers.
-  A merge replaces exactly the runs it read: an insert that came meanwhile is kept, because
-  inserts only append and merges exclude one another.
-- ``lower <= time < upper`` for every insert, with `lower` the upper before it. Only what is
-  there from the start may come in pieces: `fill`, before the first insert.
+- ``lower <= time < upper`` for every insert, with `lower` the upper before it. Only the initial
+  contents may come in pieces: `fill`, before the first insert.
 - Reads are at ``time < before`` with ``since < before <= upper``; beyond either end they are
   refused, never wrong.
-- A lookup answers a superset: all updates whose key columns equal a given row as Spark may
-  see it, some others, and every error update (an error belongs to the whole collection).
-  Neither consolidated nor ordered.
+- A lookup returns a superset: all updates whose key columns equal a given row as Spark may see it,
+  some others, and every error update (an error belongs to the whole collection). Neither
+  consolidated nor ordered.
 
 It does not persist: a new arrangement starts empty, whatever the directory held.
 """
@@ -50,33 +48,33 @@ from actors.threshold_probes import (
 )
 
 _RUN_NUMBERS: Final = itertools.count()
-"""Of the process: a new arrangement in the directory of an old one never meets its file names."""
+"""Numbers of the process: a new arrangement in an old one's directory never reuses a file name."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
 
     memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
-    """Larger runs become files."""
+    """Size beyond which a run becomes a file."""
     memory_bytes_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_MEMORY.limit)
-    """Of all runs in memory together."""
+    """Bound of all runs in memory together."""
     memory_runs_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_RUNS.limit)
-    """Beyond this an insert merges small runs itself, so that lookups stay fast between calls
-    of `maintain`."""
+    """Number of runs in memory beyond which an insert merges small runs itself, so that lookups
+    stay fast between calls of `maintain`."""
     block_bytes: int = msgspec.field(default_factory=lambda: MERGED_BLOCK.limit)
-    """Target size of a block of a merged run: what a merge holds in memory."""
+    """Target size of a block of a merged run, which a merge holds in memory."""
 
 
 class ArrangementStatistics(msgspec.Struct, frozen=True):
     """An arrangement at one moment."""
 
     rows: int
-    """Updates held, before consolidation."""
+    """Number of updates, before consolidation."""
     runs: int
     bytes_mapped: int
     bytes_memory: int
     rows_read: int
-    """Updates that lookups have copied out of runs so far."""
+    """Number of updates that lookups have copied out of runs so far."""
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Table]:
-    """Updates split over `count` owners by key hash, the same way in every process.
+    """Split updates over `count` owners by key hash, the same way in every process.
 
     Equal keys (and all error updates) have one owner. Raises `InvalidUsage` for a count below 1.
     """
@@ -95,6 +93,7 @@ def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Ta
     if count == 1:
         return [updates]
     owners = key_hashes(updates, key) % np.uint64(count)
+    # One stable sort, then slices without copies.
     order = np.argsort(owners, kind="stable")
     sizes = np.bincount(owners.astype(np.int64), minlength=count)
     sorted_updates = updates.take(pa.array(order))
@@ -106,7 +105,7 @@ def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Ta
 
 
 def check_key(schema: Schema, key: tuple[str, ...]) -> None:
-    """Raises `InvalidUsage` when the key is not of the schema or cannot be compared."""
+    """Raise `InvalidUsage` when the key is not of the schema or cannot be compared."""
     updates = schema.arrow_updates()
     for name in key:
         if name not in schema.names:
@@ -120,7 +119,7 @@ class Arrangement:
     def __init__(
         self, directory: Path, schema: Schema, key: tuple[str, ...], limits: Limits | None = None
     ) -> None:
-        """Empty, with `directory` for its own files (made if needed, old runs removed).
+        """Start empty, with `directory` for its own files (made if needed, old runs removed).
 
         An empty `key` makes every lookup a scan. Raises `InvalidUsage` when the key is not of
         the schema or cannot be compared.
@@ -131,11 +130,12 @@ class Arrangement:
         self._limits = limits or Limits()
         self._updates_schema = schema.arrow_updates()
         self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
-        """Of an Arrow IPC stream of rows: user columns and their weight."""
+        """Header of an Arrow IPC stream of rows: user columns and their weight."""
         self.key_types = tuple(self._updates_schema.field(name).type for name in key)
         self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
+        # Runs of a killed process: they are never read back.
         for left in directory.glob("run-*.arrow"):
             left.unlink()
         self._state = _State()
@@ -148,19 +148,19 @@ class Arrangement:
 
     @property
     def upper(self) -> Frontier:
-        """Everything below is in."""
+        """Return the upper: all updates below are inserted."""
         return self._state.upper
 
     @property
     def since(self) -> Time:
-        """Reads need ``before > since`` (any `before` while it is 0)."""
+        """Return the since: reads need ``before > since`` (any `before` while it is 0)."""
         return self._state.since
 
     # -- writing ----------------------------------------------------------------------------------
 
     def fill(self, updates: pa.Table) -> None:
-        """Adds updates before the first insert, which must move the upper beyond all of them;
-        times below `since` are advanced to it. Raises as `insert` does."""
+        """Add updates before the first insert, which must move the upper beyond all of them; times
+        below `since` are advanced to it. Raises as `insert` does."""
         self._check_open()
         if self._state.upper:
             raise InvalidUsage("only an arrangement without inserts can be filled")
@@ -168,8 +168,8 @@ class Arrangement:
             self._append(self._make_run(advance(updates, self._state.since)), 0)
 
     def insert(self, updates: pa.Table, upper: Frontier, *, consolidated: bool = False) -> None:
-        """Adds updates with times from the present upper to below `upper`, and moves it there.
-        `consolidated`: no two of them at one time are equal, which makes reading them cheap.
+        """Add updates with times from the present upper to below `upper`, and advance the upper to
+        it. `consolidated`: no two of them at one time are equal, which makes reading them cheap.
 
         Raises `InvalidUsage` when `upper` goes back or a time lies outside, `Closed`, and
         `StorageError` (then nothing was inserted).
@@ -196,7 +196,7 @@ class Arrangement:
             if not closed:
                 runs = self._state.runs if run is None else (*self._state.runs, run)
                 self._state = _State(runs, upper, self._state.since)
-        if closed:
+        if closed:  # `close` did not see this run's file
             if run is not None:
                 run.remove()
             self._check_open()
@@ -223,8 +223,8 @@ class Arrangement:
         return on_disk(batches, schema, state.since, path, consolidated=consolidated)
 
     def allow_compaction(self, since: Time) -> None:
-        """Reads below `since` are given up; `maintain` may then advance times to it. A since
-        that lies further back than the present one changes nothing."""
+        """Advance the since: `maintain` may then advance times to it. An earlier since changes
+        nothing."""
         with self._lock:
             state = self._state
             self._state = _State(state.runs, state.upper, max(state.since, since))
@@ -232,7 +232,7 @@ class Arrangement:
     # -- maintenance ------------------------------------------------------------------------------
 
     def merge_due(self) -> bool:
-        """Whether `maintain` would find something to do."""
+        """Return whether `maintain` has work."""
         state = self._state
         sizes = [run.rows for run in state.runs]
         return merge_from(sizes) < len(sizes) or any(
@@ -240,7 +240,7 @@ class Arrangement:
         )
 
     def maintain(self) -> None:
-        """Merges runs until few are left, and compacts old times. May run beside an insert.
+        """Merge runs until few are left, and compact old times. May run beside an insert.
 
         Raises `StoreFull` and `StorageError`; the arrangement is then as it was.
         """
@@ -261,28 +261,29 @@ class Arrangement:
         return False
 
     def _merge_small(self) -> None:
-        """Keeps the number of runs in memory down between calls of `maintain`, with work that
-        the memory budget bounds. A merge under way already does as well."""
+        """Bound the number of runs in memory between calls of `maintain`."""
         limits = self._limits
         small = sum(run.path is None for run in self._state.runs)
         if not ARRANGEMENT_RUNS.crossed(small > limits.memory_runs_max):
             return
         if not self._merging.acquire(blocking=False):
-            return
+            return  # the merge under way does it
         try:
             state = self._state
             start = merge_from([run.rows for run in state.runs])
             while start < len(state.runs) and (
+                # Bounded by the memory budget: an insert must not wait for a merge of files.
                 sum(run.bytes for run in state.runs[start:]) > limits.memory_bytes_max
             ):
                 start += 1
+            # A single run would only be rewritten.
             if len(state.runs) - start > 1:
                 self._replace(start, len(state.runs), state)
         finally:
             self._merging.release()
 
     def _replace(self, first: int, last: int, seen: _State) -> None:
-        """Merges ``seen.runs[first:last]`` into one run, and swaps that in."""
+        """Merge ``seen.runs[first:last]`` into one run, and swap that in."""
         old = seen.runs[first:last]
         limits = self._limits
         new = merge(
@@ -294,6 +295,8 @@ class Arrangement:
             block_bytes=limits.block_bytes,
         )
         with self._lock:
+            # Inserts only append, and merges exclude one another: the places of the old runs still
+            # hold.
             state = self._state
             swapped = not self._closed
             if swapped:
@@ -301,6 +304,7 @@ class Arrangement:
                 middle = () if new is None else (new,)
                 runs = (*state.runs[:first], *middle, *state.runs[last:])
                 self._state = _State(runs, state.upper, state.since)
+        # The old files, or the new one if the arrangement was closed meanwhile.
         for run in old if swapped else [new]:
             if run is not None:
                 run.remove()
@@ -308,18 +312,18 @@ class Arrangement:
     # -- reading ----------------------------------------------------------------------------------
 
     def lookup(self, keys: pa.Table, before: Time) -> pa.Table:
-        """Updates with ``time < before`` whose key equals a row of `keys` (columns by position):
-        a superset, and all error updates (then with column ``__error``).
+        """Return updates with ``time < before`` whose key equals a row of `keys` (columns by
+        position): a superset, and all error updates (then with column ``__error``).
 
-        The cost follows the keys and what they match. Key types that compare only after a
-        rounding conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`,
-        `InvalidUsage` (`before` beyond upper, wrong number of columns) and `Closed`.
+        The cost follows the keys and what they match. Key types that compare only after a rounding
+        conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`, `InvalidUsage`
+        (`before` beyond upper, wrong number of columns) and `Closed`.
         """
         return self.lookup_all((keys,), before)
 
     def lookup_all(self, tables: Sequence[pa.Table], before: Time) -> pa.Table:
-        """As `lookup`, for the rows of several tables (whose types may differ) at once: a key
-        that occurs often is looked up once."""
+        """Look up the rows of several tables (whose types may differ) at once: a key that occurs
+        often is looked up once. Otherwise as `lookup`."""
         for keys in tables:
             if keys.num_columns != len(self.key):
                 raise InvalidUsage(
@@ -330,6 +334,7 @@ class Arrangement:
         hashes = [self._wanted(keys) for keys in tables]
         narrow = [found for found in hashes if found is not None]
         if len(narrow) < len(hashes) or not self.key:
+            # A superset is allowed: the caller compares keys itself.
             return self._scan(state, before)
         wanted = np.unique(np.concatenate(narrow)) if narrow else np.empty(0, np.uint64)
         found = [batch for run in state.runs if run.time_min < before for batch in run.find(wanted)]
@@ -338,7 +343,7 @@ class Arrangement:
         return self._answer(found, state, before)
 
     def _wanted(self, keys: pa.Table) -> Hashes | None:
-        """Hashes to look for; None when a lookup cannot be narrowed."""
+        """Return the hashes to look for; None when a lookup cannot be narrowed."""
         columns = []
         kept = np.ones(keys.num_rows, np.bool_)
         for name, given in zip(self.key, keys.columns, strict=True):
@@ -351,8 +356,8 @@ class Arrangement:
         return hash_columns(columns, keys.num_rows)[kept]
 
     def scan(self, before: Time) -> pa.Table:
-        """All updates with ``time < before``; mapped rows are not copied unless a time filter
-        is needed. Raises as `lookup` does."""
+        """Return all updates with ``time < before``; mapped rows are copied only for a time filter.
+        Raises as `lookup` does."""
         return self._scan(self._readable(before), before)
 
     def _scan(self, state: _State, before: Time) -> pa.Table:
@@ -360,13 +365,13 @@ class Arrangement:
         return self._answer(found, state, before)
 
     def view(self, before: Time) -> View:
-        """The contents at that moment, to be read piece by piece (`reading`). It stays good when
-        the arrangement goes on or is closed. Raises as `lookup` does."""
+        """Return the contents before that time, to be read piece by piece (`reading`). The view
+        stays valid when the arrangement goes on or is closed. Raises as `lookup` does."""
         return View(self._readable(before).runs, before, self.schema)
 
     def _readable(self, before: Time) -> _State:
         state = self._state
-        self._check_open()  # after the look at the state: `close` empties it last
+        self._check_open()  # after the state was read: `close` marks first, then empties it
         if state.since and before <= state.since:
             raise ReadBelowSince(
                 f"contents before {before} were given up: the arrangement's since is {state.since}"
@@ -386,6 +391,7 @@ class Arrangement:
             table = pa.concat_tables(tables, promote_options="default")
         else:
             table = pa.Table.from_batches(batches)
+        # Most reads are at the upper, where no filter is needed.
         if any(run.time_max >= before for run in state.runs):
             table = table.filter(pc.less(table[TIME], pa.scalar(before, pa.int64())))
         names = list(self._updates_schema.names)
@@ -396,7 +402,7 @@ class Arrangement:
     # -- the rest ---------------------------------------------------------------------------------
 
     def statistics(self) -> ArrangementStatistics:
-        """Sizes at this moment."""
+        """Return the sizes at this moment."""
         runs = self._state.runs
         return ArrangementStatistics(
             rows=sum(run.rows for run in runs),
@@ -407,10 +413,11 @@ class Arrangement:
         )
 
     def close(self, remove: bool = True) -> None:
-        """Ends it; with `remove` its files go too. Tables already read stay good."""
+        """Close it; with `remove` delete its files, too. Tables already read stay valid."""
         with self._lock:
             self._closed = True
             runs = self._state.runs
+            # Without runs their mappings can be freed.
             self._state = _State((), self._state.upper, self._state.since)
         if remove:
             for run in runs:
@@ -418,7 +425,7 @@ class Arrangement:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it is closed."""
         return self._closed
 
     def _check_open(self) -> None:

@@ -1,7 +1,6 @@
-"""Updates of one time gathered from many parts, and summed up, in bounded memory. Blocking.
+"""Gathers updates of one time from many parts, and sums them, in bounded memory. Blocking.
 
-What is added is kept in memory, and beyond `GATHERED_BYTES` in a throw-away arrangement on disk.
-When all is there, `contents` gives its rows with their sums, each once, a batch after another.
+Updates are kept in memory, and beyond `GATHERED_BYTES` in a throw-away arrangement on disk.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ class Contents(Protocol):
     """A collection at one time."""
 
     def errors(self) -> pa.Table:
-        """The errors that it holds, summed: columns `ERROR` and `DIFF`."""
+        """Return the summed errors: columns `ERROR` and `DIFF`."""
         ...
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """User columns and `DIFF`, summed and without zeros."""
+        """Yield user columns and `DIFF`, summed and without zeros."""
         ...
 
 
 class Gathered:
-    """Updates that all count at the same time; `place`: a folder that may be made."""
+    """Updates that all count at the same time; `place`: a folder for spilling, made on demand."""
 
     def __init__(self, schema: Schema, place: Path) -> None:
         self._schema = schema
@@ -45,7 +44,7 @@ class Gathered:
         self._spilled: Arrangement | None = None
 
     def add(self, updates: pa.Table) -> None:
-        """Takes updates (an `ERROR` column where there are errors). Raises `StoreFull`,
+        """Add updates (an `ERROR` column where there are errors). Raises `StoreFull`,
         `StorageError`."""
         if not updates.num_rows:
             return
@@ -58,29 +57,31 @@ class Gathered:
         if self._spilled is None:
             self._spilled = Arrangement(self._place, self._schema, _hashable(self._schema))
         held = pa.concat_tables(self._held, promote_options="default")
+        # All times count as one: equal rows meet whatever their times were.
         times = pa.repeat(pa.scalar(0, pa.int64()), held.num_rows)
         self._spilled.fill(set_column(held, TIME, times))
         self._held, self._held_bytes = [], 0
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes it takes in memory, and in files."""
+        """Return the bytes in memory, and in files."""
         spilled = None if self._spilled is None else self._spilled.statistics()
         if spilled is None:
             return self._held_bytes, 0
         return self._held_bytes + spilled.bytes_memory, spilled.bytes_mapped
 
     def contents(self) -> Contents:
-        """All that was added, summed."""
+        """Return all updates, summed."""
         if self._spilled is None:
             return _Held(self._held, self._schema)
         if self._held:
             self._spill()
+        # An empty insert advances the upper, so that the view sees what was filled.
         self._spilled.insert(self._schema.arrow_updates().empty_table(), 1)
         return self._spilled.view(1)
 
     def close(self) -> None:
-        """Removes what was spilled. What is being read stays good."""
+        """Remove the spilled files. A view that is being read stays valid."""
         if self._spilled is not None:
             self._spilled.close(remove=True)
             shutil.rmtree(self._place, ignore_errors=True)
@@ -115,15 +116,16 @@ class _Held:
 
 
 def raise_error(errors: pa.Table) -> None:
-    """Raises `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
+    """Raise `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
     for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
+        # A negative sum is corrupt input, and no error to report to users.
         if diff < 0:
             raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
         raise ViewInError(text)
 
 
 def check_positive(batch: pa.RecordBatch) -> None:
-    """Raises `Corrupt` unless every row is there at least once."""
+    """Raise `Corrupt` unless every row has a positive sum."""
     diffs = batch.column(DIFF)
     if pc.min(diffs).as_py() < 0:
         bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
@@ -133,7 +135,7 @@ def check_positive(batch: pa.RecordBatch) -> None:
 
 
 def _hashable(schema: Schema) -> tuple[str, ...]:
-    """Columns to spread the rows by."""
+    """Return the columns that can be hashed, as the key to spread rows by."""
     names = []
     for field in schema.arrow():
         try:

@@ -1,15 +1,14 @@
 """The key hash: 64 bits for each row, the same in every process and every release.
 
-Theory of operation. Rows meet when their hashes meet, so the one rule is: values that Spark's
-``=`` or ``<=>`` may call equal hash alike. Hence integers of every width hash as int64, floats
-as double with one zero and one NaN, strings without trailing spaces (``char`` pads), decimals
-by unscaled value (so only within one scale; `matching` rescales), nested values by their
-elements, NULL as a value of its own. Different values may collide: a lookup is a superset.
+Rows meet when their hashes meet, so the one rule is: values that Spark's ``=`` or ``<=>`` may call
+equal hash alike. Hence integers of every width hash as int64, floats as double with one zero and
+one NaN, strings without trailing spaces (``char`` pads), decimals by unscaled value (so only within
+one scale; `matching` rescales), nested values by their elements, NULL as a value of its own.
+Different values may collide: a lookup returns a superset.
 
-The arithmetic is whole-column numpy on wrapping uint64: a mixing step (splitmix64's), and for
-bytes a sum of products of two mixed numbers, one for the byte and one for its place. Nothing
-depends on Python's seeded ``hash``. It is not meant to withstand an adversary, who could make
-lookups slow but never wrong.
+The arithmetic is whole-column numpy on wrapping uint64: a mixing step (splitmix64's), and for bytes
+a sum of products of two mixed numbers, one for the byte and one for its place. An adversary could
+make lookups slow but never wrong.
 
 An update of an error has no key: all of them share `ERROR_HASH`, and every lookup asks for it.
 """
@@ -38,7 +37,7 @@ _MIX_2: Final = np.uint64(0x94D0_49BB_1331_11EB)
 
 
 def mix(values: Hashes) -> Hashes:
-    """Spreads every bit of each value over all 64 (a bijection)."""
+    """Spread every bit of each value over all 64 (a bijection)."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> np.uint64(30)
     mixed *= _MIX_1
@@ -52,7 +51,7 @@ _BYTE_FACTORS: Final = mix(np.arange(1, 257, dtype=np.uint64))
 
 
 def check_key_type(name: str, kind: pa.DataType) -> None:
-    """Raises `InvalidUsage` for a type that Spark itself cannot compare."""
+    """Raise `InvalidUsage` for a type that Spark itself cannot compare."""
     if pa.types.is_map(kind):
         raise InvalidUsage(f"key column {name} is a {kind}: a map has no equality, name others")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -63,7 +62,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
 
 
 def key_hashes(updates: pa.Table, key: Sequence[str]) -> Hashes:
-    """The hash of each row's `key` columns; of error updates, `ERROR_HASH`."""
+    """Return the hash of each row's `key` columns; of error updates, `ERROR_HASH`."""
     hashes = hash_columns([updates[name] for name in key], updates.num_rows)
     if ERROR in updates.column_names:
         failed = updates[ERROR].is_valid().to_numpy()
@@ -72,7 +71,7 @@ def key_hashes(updates: pa.Table, key: Sequence[str]) -> Hashes:
 
 
 def hash_columns(columns: Sequence[pa.ChunkedArray], rows: int) -> Hashes:
-    """One hash for each of `rows` rows, over all columns in order."""
+    """Return one hash for each of `rows` rows, over all columns in order."""
     hashes = np.zeros(rows, np.uint64)
     for column in columns:
         chunks = [_hash_array(chunk) for chunk in column.chunks]
@@ -92,8 +91,9 @@ _PLACE_FACTORS: Final[list[int]] = (
 
 
 def hash_values(values: Iterable[int | str | None]) -> int | None:
-    """What `hash_columns` gives for one row of integers (booleans too) and strings, without
-    numpy's cost a call. None for a string too long for this way."""
+    """Return the hash that `hash_columns` gives for one row of integers (booleans too) and strings;
+    None for a string too long for this way."""
+    # Plain Python: one row does not repay numpy's cost a call.
     hash_ = 0
     for value in values:
         if value is None:
@@ -132,12 +132,13 @@ def _hash_array(array: Any) -> Hashes:
         return np.full(len(array), NULL_HASH, np.uint64)
     hashes = mix(_raw_hashes(array, kind))
     if array.null_count:
+        # After mixing: the filler in NULL's place must not count.
         hashes[array.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
     return hashes
 
 
 def _raw_hashes(array: Any, kind: pa.DataType) -> Hashes:
-    """Before the last mixing; what stands in NULL's place does not matter."""
+    """Return the hashes before the last mixing; those of NULLs are arbitrary."""
     if pa.types.is_struct(kind):
         fields = [pa.chunked_array([field]) for field in array.flatten()]
         return hash_columns(fields, len(array))
@@ -166,7 +167,7 @@ def _integers(array: Any, kind: pa.DataType) -> Hashes:
 
 def _float_bits(array: Any) -> Hashes:
     values = array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    values = values + 0.0  # a copy, in which -0.0 has become 0.0
+    values = values + 0.0  # a copy, which turns -0.0 into 0.0
     values[np.isnan(values)] = np.nan
     bits: Hashes = values.view(np.uint64)
     return bits
@@ -214,12 +215,13 @@ def _list_hashes(array: Any) -> Hashes:
 
 
 def _sum_products(elements: Hashes, bounds: npt.NDArray[np.int64]) -> Hashes:
-    """For each sequence ``elements[bounds[i]:bounds[i+1]]``: Σ element × factor of its place,
-    with its length."""
+    """Hash each sequence ``elements[bounds[i]:bounds[i+1]]``: Σ element × factor of its place, with
+    its length."""
     lengths = np.diff(bounds)
     places = np.arange(len(elements)) - np.repeat(bounds[:-1], lengths)
     longest = int(lengths.max(initial=0))
     factors = mix(np.arange(longest, dtype=np.uint64)) | np.uint64(1)
+    # Prefix sums: wrapping differences of them are exact for any sequence.
     sums = np.zeros(len(elements) + 1, np.uint64)
     np.cumsum(elements * factors[places], out=sums[1:])
     return sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64) * _GOLDEN

@@ -25,7 +25,8 @@ _EXACT: Final = decimal.Context(prec=80)
 def conform(
     values: pa.ChunkedArray, held: pa.DataType
 ) -> tuple[pa.ChunkedArray, list[bool]] | None:
-    """Values that hash as equal values of type `held` do, and which of them can match at all.
+    """Return values that hash as equal values of type `held` do, and which of them can match at
+    all.
 
     None when matches cannot be found by hash. An empty list keeps every row.
     """
@@ -76,6 +77,7 @@ def _widens(given: pa.DataType, held: pa.DataType) -> bool:
     one, other = _digits(given), _digits(held)
     if one is None or other is None:
         return False
+    # Beyond 38 digits Spark's common type overflows: no exact equality.
     return max(one[0], other[0]) + max(one[1], other[1]) <= _DECIMAL_DIGITS_MAX
 
 
@@ -94,9 +96,11 @@ def _rescale(values: pa.ChunkedArray, held: pa.DataType) -> tuple[pa.ChunkedArra
             kept.append(True)
             fitting.append(None)
             continue
+        # Exact: a rounded key would match a row that it does not equal.
         shifted = decimal.Decimal(value).scaleb(scale, _EXACT)
         unscaled = int(shifted)
         fits = shifted == unscaled and -limit <= unscaled < limit
+        # A decimal's range is symmetric, an integer's is not.
         fits = fits and (unscaled != -limit or not pa.types.is_decimal(held))
         kept.append(fits)
         fitting.append(make(unscaled) if fits else None)

@@ -1,15 +1,11 @@
-"""Merging runs: which ones, and how, in bounded memory.
+"""Merges runs: which ones, and how, in bounded memory.
 
-Theory of operation. Runs stand in order of age. `merge_from` keeps every run larger than all
-newer ones together, so there are at most ``log2(rows) + 1`` of them and a row is rewritten at
-most that often. A merge walks the hash space in slices that hold about one block of rows each,
-takes the slice from every run without copying, raises times to `since`, sums the diffs of
-equal rows, drops zeros, and writes the block. Equal rows have equal hashes, hence meet in one
-slice; so memory stays at a few blocks whatever the runs' size (one key that alone fills more
-than a block is the exception).
-
-`wants_compaction` finds the runs in which half of the rows could be advanced to a common time:
-that is when history may cancel. It fires at most once for a run, so its cost is amortised.
+Runs are in order of age. `merge_from` keeps every run larger than all newer ones together, so there
+are at most ``log2(rows) + 1`` of them and a row is rewritten at most that often. A merge walks the
+hash space in slices that hold about one block of rows each, takes the slice from every run without
+copying, raises times to `since`, sums the diffs of equal rows, drops zeros, and writes the block.
+Equal rows have equal hashes, hence meet in one slice; so memory stays at a few blocks whatever the
+runs' size (one key that alone fills more than a block is the exception).
 """
 
 from __future__ import annotations
@@ -30,7 +26,8 @@ from actors.threshold_probes import MERGED_BLOCK
 
 
 def merge_from(sizes: Sequence[int]) -> int:
-    """Index of the oldest run to merge, with all newer ones; ``len(sizes)`` when none need it.
+    """Return the index of the oldest run to merge, with all newer ones; ``len(sizes)`` when none
+    need it.
 
     `sizes` are rows, oldest run first.
     """
@@ -44,7 +41,9 @@ def merge_from(sizes: Sequence[int]) -> int:
 
 
 def wants_compaction(run: Run, since: Time) -> bool:
-    """Whether rewriting this run alone with times advanced to `since` is likely to pay."""
+    """Return whether rewriting this run alone with times advanced to `since` is likely to pay."""
+    # True once half of the rows would share a time, as history may cancel then. It holds at most
+    # once for a run (``run.since < run.time_middle``), so its cost is amortised.
     return run.time_min < min(since, run.time_max) and run.since < run.time_middle <= since
 
 
@@ -57,7 +56,7 @@ def merge(
     memory_bytes: int,
     block_bytes: int,
 ) -> Run | None:
-    """One consolidated run of all of these; None when everything cancels.
+    """Merge the runs into one consolidated run; None when everything cancels.
 
     `schema` is that of the rows with `HASH`, without `ERROR`. Stays in memory when the inputs
     have at most `memory_bytes`, else goes to `path`. Raises `StoreFull` and `StorageError`.
@@ -90,7 +89,7 @@ def _slices(
 
 
 def boundaries(runs: Sequence[Run], count: int) -> Hashes:
-    """Ascending hashes that cut the rows of all runs into about `count` equal slices."""
+    """Return ascending hashes that cut the rows of all runs into about `count` equal slices."""
     if count <= 1:
         return np.empty(0, np.uint64)
     rows = sum(run.rows for run in runs)
@@ -110,8 +109,9 @@ def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _consolidate(updates: pa.Table) -> pa.Table:
-    """Consolidated and in hash order. Only rows that share hash and time with another can
-    meet, so only those go through the (slower) grouping."""
+    """Return the updates consolidated and in hash order."""
+    # Only rows that share hash and time with another can be equal: the slow grouping gets only
+    # those.
     hashes = updates[HASH].to_numpy()
     times = updates[TIME].to_numpy()
     order = np.lexsort((times, hashes))

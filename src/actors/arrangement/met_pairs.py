@@ -1,8 +1,8 @@
-"""How many pairs changed rows make with the rows that they meet: what a join of them costs.
+"""Counts the pairs that changed rows make with the rows that they match: the cost of their join.
 
 A key that many rows have, and that changes at many times of a step, multiplies both: a few changed
-rows at each of a hundred times, each of which meets a hundred thousand, are ten million pairs and
-more. Looking keys up costs the sum only, so the product is found before anything is joined.
+rows at each of a hundred times, each matching a hundred thousand, are ten million pairs and more.
+Looking keys up costs the sum only, so the product is computed before the join.
 """
 
 from __future__ import annotations

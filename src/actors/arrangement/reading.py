@@ -1,18 +1,16 @@
-"""Reading an arrangement at one moment: rows summed up, in bounded pieces, copying little.
+"""Reads an arrangement at one moment: rows summed up, in bounded pieces, copying little.
 
-Theory of operation. A `View` is a list of runs and a time; both stay as they are, whatever
-becomes of the arrangement (the pages of a removed file live as long as who reads them). Equal
-rows have equal hashes, so the walk cuts the hash space into slices of bounded size
-and sums each by itself. Within a slice only rows that could meet another go through grouping:
-those whose hash occurs in more than one run, or twice in a run that is not *plain*. A run is
-plain if it holds every row once, at one time that counts, and no errors: its rows are the answer
-as they stand. So a large run with few changes beside it is handed out without being copied where
-nothing changed. Rows that meet are few in most slices, and grouping a few costs as much as
-grouping many: they are gathered over the slices, as many as a slice may hold, and summed together.
+A `View` is a list of runs and a time; both are immutable, whatever becomes of the arrangement
+(pages of a removed file live as long as their mapping). Equal rows have equal hashes, so the walk
+cuts the hash space into slices of bounded size and sums each by itself. Within a slice only rows
+that could meet another are grouped: those whose hash occurs in more than one run, or twice in a run
+that is not *plain*. A run is plain if it holds every row once, at one time that counts, and no
+errors: its rows are the answer as they are. So a large run with few changes beside it is yielded
+without a copy where nothing changed.
 
-Rules. Every row comes once over all batches, with its sum in `DIFF`, never zero; a negative sum
-is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at any
-batch. A slice that one hash fills alone is as large as its rows.
+Rules. Every row is yielded once over all batches, with its sum in `DIFF`, never zero; a negative
+sum is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at
+any batch. A slice that one hash fills alone is as large as its rows.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ from actors.progress import Time
 from actors.threshold_probes import GROUPED_REST, RESIDENT_BYTES, VIEW_SLICE
 
 BYTES_AT_ONCE: Final = 4 << 20
-"""Slices have as many rows as this and `VIEW_SLICE` allow."""
+"""Bound of a slice, beside the rows of `VIEW_SLICE`."""
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
-    """The contents of an arrangement, updates with ``time < before``."""
+    """The contents of an arrangement: updates with ``time < before``."""
 
     runs: tuple[Run, ...]
     before: Time
     schema: Schema
 
     def errors(self) -> pa.Table:
-        """The errors that are held, summed: columns `ERROR` and `DIFF`."""
+        """Return the summed errors: columns `ERROR` and `DIFF`."""
         found = [
             _timely(batch, run, self.before).select([ERROR, DIFF])
             for run in self._counting()
@@ -59,7 +57,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
         return consolidate(table.filter(pc.is_valid(table[ERROR])))
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """User columns and `DIFF`; with `wanted` (ascending, distinct) rows of these hashes."""
+        """Yield user columns and `DIFF`; with `wanted` (ascending, distinct) only rows of these
+        hashes."""
         names = [*self.schema.names, DIFF]
         runs = self._counting()
         if wanted is not None:
@@ -72,6 +71,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
         bytes_ = sum(run.bytes for run in runs)
         step = max(1, min(VIEW_SLICE.limit, BYTES_AT_ONCE * rows // max(1, bytes_)))
         VIEW_SLICE.crossed(rows > step)
+        # Walked pages of large mapped runs need not stay resident.
         passed = runs if RESIDENT_BYTES.exceeded_by(bytes_) else []
         if len(runs) == 1 and is_plain(runs[0], self.before):
             for block in runs[0].blocks:
@@ -81,7 +81,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
             return
         lower = np.uint64(0)
         count = rows // step + 1
-        # Where a block of the largest run begins, too: it would meet itself in a slice.
+        # Cut where a block of the largest run begins, too: a slice over two of its blocks would
+        # hold two batches of that run, which would meet each other.
         largest = max(runs, key=lambda run: run.rows, default=None)
         firsts = [] if largest is None else [block.hashes[0] for block in largest.blocks[1:]]
         cuts = np.unique(np.append(boundaries(runs, count), np.array(firsts, np.uint64)))
@@ -89,6 +90,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
         for upper in [*cuts, None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
             yield from _summed(parts, self.before, names, rest)
+            # Grouping few rows costs as much as many: they are gathered over slices.
             if rest.rows >= step:
                 yield from rest.take()
             _let_go(passed)
@@ -97,8 +99,8 @@ class View(msgspec.Struct, frozen=True, gc=False):
         yield from rest.take()
 
     def point(self, wanted: int) -> list[tuple[Run, Block, int, int]] | None:
-        """Where the rows of one hash stand: (run, block, first, beyond) each. None: there are
-        errors, which belong to every answer."""
+        """Return the places of the rows of one hash: (run, block, first, beyond) each; None when
+        there are errors, which belong to every answer."""
         hash_ = np.uint64(wanted)
         found = []
         for run in self.runs:
@@ -125,7 +127,7 @@ def _let_go(runs: Sequence[Run]) -> None:
 
 
 def is_plain(run: Run, before: Time) -> bool:
-    """Whether the run's rows at that time are its rows as they stand."""
+    """Return whether the run's rows before that time are its rows as they are."""
     single = run.time_min == run.time_max < before
     return single and run.consolidated and not run.has_errors
 
@@ -137,7 +139,7 @@ def _timely(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
 
 
 def _rows_of(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
-    """Those that count, without errors."""
+    """Return the rows that count, without errors."""
     batch = _timely(batch, run, before)
     if ERROR in batch.schema.names:
         batch = batch.filter(pc.is_null(batch.column(ERROR)))
@@ -164,11 +166,12 @@ class _Rest:
 def _summed(
     parts: Sequence[tuple[Run, pa.RecordBatch]], before: Time, names: list[str], rest: _Rest
 ) -> Iterator[pa.RecordBatch]:
-    """Sums the parts of one slice: what can meet nothing is handed out, the others go to `rest`."""
+    """Yield the rows of one slice that meet no other, and pass the rest to `rest`."""
     counting = [(run, _rows_of(batch, run, before)) for run, batch in parts]
     counting = [(run, batch) for run, batch in counting if batch.num_rows]
     if not counting:
         return
+    # The largest batch is the base: most of it is yielded without grouping.
     counting.sort(key=lambda part: part[1].num_rows)
     run, base = counting.pop()
     others = [batch for _, batch in counting]
@@ -176,7 +179,7 @@ def _summed(
     wanted = [HASH, *names]
     if meeting is not None:
         others.append(base.take(pa.array(np.flatnonzero(meeting))))
-        # Only what is handed out is worth copying.
+        # Select before the filter: only yielded columns are copied.
         base = base.select(names).filter(_bits(~meeting))
     if base.num_rows:
         yield from _without_zeros(base.select(names), run)
@@ -187,7 +190,8 @@ def _summed(
 def _meeting(
     hashes: Hashes, others: Sequence[pa.RecordBatch], plain: bool
 ) -> np.typing.NDArray[np.bool_] | None:
-    """Which of the rows with these hashes (ascending) may equal another; None: not one."""
+    """Return the mask of rows with these hashes (ascending) that may equal another; None for
+    none."""
     mask = np.zeros(len(hashes), np.bool_)
     if not plain:
         same = hashes[1:] == hashes[:-1]
@@ -204,7 +208,7 @@ def _meeting(
 
 
 def _bits(mask: np.typing.NDArray[np.bool_]) -> pa.Array:
-    """A mask as Arrow has it, made by numpy, which takes a tenth of the time."""
+    """Convert a mask to Arrow, with numpy, which takes a tenth of the time."""
     packed = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, packed])
 
@@ -217,9 +221,10 @@ def _without_zeros(batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
 
 
 def _grouped(rest: pa.Table) -> pa.Table:
-    """Sums rows with their hashes; those whose hash stands alone need no grouping."""
+    """Sum rows with their hashes."""
     alone: list[pa.Table] = []
     if GROUPED_REST.exceeded_by(rest.num_rows):
+        # Rows whose hash is unique need no grouping.
         hashes = rest[HASH].to_numpy()
         order = np.argsort(hashes, kind="stable")
         same = hashes[order][1:] == hashes[order][:-1]

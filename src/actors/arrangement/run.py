@@ -1,12 +1,10 @@
 """A run: updates sorted by key hash, immutable, in memory or as a mapped Arrow IPC file.
 
-Theory of operation. A run is a sequence of blocks (record batches) with `HASH` as first
-column; hashes rise from row to row and from block to block. A lookup is a binary search in the
-hash column and a `take` of what it found, so it costs what its keys cost: neither reads the
-rest of the run, which for a mapped file stays on disk until touched.
+A run is a sequence of blocks (record batches) with `HASH` as first column; hashes rise from row to
+row and from block to block. A lookup is a binary search in the hash column and a `take` of the rows
+it found, so it costs what its keys cost: the rest of a mapped file stays on disk.
 
-A file is written whole, then mapped, and never changes; removing it while readers use the
-mapping is safe (the pages live as long as the map). It is a cache: nothing is fsynced, nothing
+A file is written whole, then mapped, and never changes. It is a cache: nothing is fsynced, nothing
 is read back after a restart.
 
 Invariants: ``time_min <= every time <= time_max``; no time below `since` (they were advanced).
@@ -36,14 +34,15 @@ _SAMPLES_PER_BLOCK: Final = 1024
 
 class Block(msgspec.Struct, frozen=True, gc=False):
     """Consecutive rows of a run; `values`: their user columns and `DIFF` alone; `hashes`: their
-    hash column as numpy sees it. Nothing is a copy."""
+    hash column as a numpy array. All without copies."""
 
     rows: Any
     values: Any
     hashes: Hashes
 
     def find(self, wanted: Hashes) -> pa.RecordBatch | None:
-        """The rows whose hash is among `wanted` (ascending, distinct); None if there are none."""
+        """Return the rows whose hash is among `wanted` (ascending, distinct); None if there are
+        none."""
         first = np.searchsorted(self.hashes, wanted, "left")
         last = np.searchsorted(self.hashes, wanted, "right")
         counts = last - first
@@ -56,7 +55,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Sorted updates, and what is known of them without looking."""
+    """Sorted updates, with a summary of them."""
 
     blocks: tuple[Block, ...]
     path: Path | None
@@ -71,15 +70,16 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
     """About half of the rows have times at or below it."""
     has_errors: bool
     consolidated: bool
-    """No two rows at one time are equal, and no diff is zero."""
+    """True if no two rows at one time are equal, and no diff is zero."""
     positive: bool
-    """Every diff is greater than zero."""
+    """True if every diff is greater than zero."""
     mapping: Any = None
-    """Of the file."""
+    """The memory map of the file."""
 
     def find(self, wanted: Hashes) -> list[pa.RecordBatch]:
-        """Rows by hash (`wanted` ascending, distinct), and all error updates."""
+        """Return rows by hash (`wanted` ascending, distinct), and all error updates."""
         if self.has_errors:
+            # An error belongs to every answer.
             wanted = np.unique(np.append(wanted, ERROR_HASH))
         found = []
         for block in self.blocks:
@@ -90,7 +90,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
         return found
 
     def between(self, lower: np.uint64, upper: np.uint64 | None) -> list[pa.RecordBatch]:
-        """Rows with ``lower <= hash < upper`` (None: no upper end), without copying."""
+        """Return rows with ``lower <= hash < upper`` (None: no upper end), without copying."""
         found = []
         for block in self.blocks:
             first = int(np.searchsorted(block.hashes, lower, "left"))
@@ -102,19 +102,20 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
         return found
 
     def passed(self) -> None:
-        """A walk over all rows has read on: what it touched need not stay resident. Harmless to
-        those who read it still, or again."""
+        """Let the mapped pages leave memory after a walk; harmless to other readers, who reload
+        them."""
         if self.mapping is not None:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def remove(self) -> None:
-        """Unlinks the file, if there is one. Its mapping stays good for those who hold it."""
+        """Unlink the file, if there is one."""
+        # Safe while readers use it: the pages live as long as the mapping.
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 class _Facts:
-    """Gathers a run's summary while its blocks go by."""
+    """Gathers a run's summary while its blocks are written."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -123,22 +124,24 @@ class _Facts:
         self.time_max = 0
         self.has_errors = False
         self.distinct = True
-        """No hash occurred twice so far."""
+        """True if no hash occurred twice so far."""
         self.diff_min = 1
         self.zeros = False
         self._last: np.uint64 | None = None
         self._samples: list[npt.NDArray[np.int64]] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Rows are never empty."""
+        """Add a block, which is never empty."""
         times: npt.NDArray[np.int64] = rows.column(TIME).to_numpy()
         low, high = int(times.min()), int(times.max())
         self.time_min = low if self.time_min is None else min(low, self.time_min)
         self.time_max = max(high, self.time_max)
+        # A sample: the median time only guides compaction.
         self._samples.append(times[:: max(1, len(times) // _SAMPLES_PER_BLOCK)].copy())
         if ERROR in rows.schema.names:
             self.has_errors |= rows.column(ERROR).null_count < rows.num_rows
         hashes, diffs = rows.column(HASH).to_numpy(), rows.column(DIFF).to_numpy()
+        # Hashes rise, so a repeated hash is always next to itself, or at a block's border.
         self.distinct = self.distinct and bool(
             hashes[0] != self._last and (hashes[1:] != hashes[:-1]).all()
         )
@@ -151,7 +154,7 @@ class _Facts:
     def run(
         self, blocks: tuple[Block, ...], path: Path | None, since: Time, consolidated: bool
     ) -> Run:
-        """The run, once all is known."""
+        """Return the run, once all blocks were added."""
         samples = np.concatenate(self._samples)
         middle = int(np.partition(samples, len(samples) // 2)[len(samples) // 2])
         assert self.time_min is not None
@@ -177,7 +180,7 @@ def _block(rows: pa.RecordBatch) -> Block:
 
 
 def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Updates (without `HASH`) in hash order, with `HASH`, in blocks of `block_rows`."""
+    """Yield updates (without `HASH`) in hash order, with `HASH`, in blocks of `block_rows`."""
     order = np.argsort(hashes, kind="stable")
     keyed = updates.add_column(0, pa.field(HASH, pa.uint64()), pa.array(hashes)).combine_chunks()
     for start in range(0, len(order), block_rows):
@@ -186,7 +189,7 @@ def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.Reco
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table as one record batch."""
+    """Return a table as one record batch."""
     (batch,) = table.combine_chunks().to_batches()
     return batch
 
@@ -194,7 +197,7 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 def in_memory(
     batches: Iterable[pa.RecordBatch], since: Time, *, consolidated: bool = False
 ) -> Run | None:
-    """A run that stays in memory; None when there are no rows. `consolidated`: the caller knows
+    """Return a run in memory; None when there are no rows. `consolidated`: the caller guarantees
     that no two rows at one time are equal."""
     facts = _Facts()
     blocks = []
@@ -213,9 +216,10 @@ def on_disk(
     *,
     consolidated: bool = False,
 ) -> Run | None:
-    """Writes sorted batches to `path` and maps them; None (and no file) when there are no rows.
+    """Write sorted batches to `path` and map them; return None (and write no file) when there are
+    no rows.
 
-    `consolidated`: the caller knows that no two rows at one time are equal. Raises `StoreFull`
+    `consolidated`: the caller guarantees that no two rows at one time are equal. Raises `StoreFull`
     and `StorageError`; then no file is left.
     """
     facts = _Facts()
@@ -229,6 +233,7 @@ def on_disk(
             path.unlink()
             return None
         with path.open("rb") as file:
+            # Mapped by hand, not by Arrow: `passed` needs the map for `madvise`.
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         reader = pa.ipc.open_file(pa.py_buffer(mapping))
         mapped = [reader.get_batch(index) for index in range(reader.num_record_batches)]

@@ -1,34 +1,31 @@
 """Arrangements that the dataflows of a process share, by (shard, key columns, columns, filter).
 
-Theory of operation. `open` hands out a `Handle`: one user's view of an arrangement. It has a
-`lo`; the user reads what lies before it, and lets go of what lies before ``lo - 1`` when it
-moves on. An arrangement holds the columns, and the rows that pass the filter, of the user that it
-was made for, so that changes of other columns and rows take no room and no time in it; whoever
-needs no more of both may use it, too, and gets what passes its own filter. The arrangement keeps
-real times; its since follows the least `lo` of its users, a little behind, so that a view which has
-just been made still finds its first time here.
+`open` hands out a `Handle`: one user's view of an arrangement. The user reads at times before its
+`lo`, and releases what lies before ``lo - 1`` when it advances. An arrangement holds the columns,
+and the rows that pass the filter, of the user that it was made for, so that changes of other
+columns and rows cost nothing; users that need no more of both share it, each with its own filter.
+It keeps real times; its since follows the least `lo` of its users, with some slack, so that a new
+view still finds its first time.
 
-Every user offers the deltas that it went through, whole. They are of one shard, so they agree:
-of ``[lower, hi)`` what lies beyond the upper is inserted, and the rest was there before. Whoever
-is first brings the arrangement on for all; nobody reads anything twice.
+Every user offers the deltas that it processed. They are of one shard, so they agree: of ``[lower,
+hi)`` the updates beyond the upper are inserted, the rest was there before. The first user advances
+the arrangement for all.
 
-It begins empty and unreadable. Any user may `claim` the filling of it, one at a time: it puts in
-the shard's updates from the start to some time that the shard has sealed, and publishes. Users
-who come before that have a say in the since that the contents are advanced to; that is how all
-views of a source meet in one arrangement after a restart, whatever the order in which they come
-and however far each had got. One whose `lo` lies beyond the upper brings the arrangement there
-itself, with an offer read from the shard.
+A new arrangement is unreadable until it is filled. Any user may `claim` the filling, one at a time:
+it inserts the shard's updates up to some sealed time, and publishes. The since that the contents
+are advanced to respects all users that come before; so all views of a source meet in one
+arrangement after a restart, whatever their order and progress. A user whose `lo` lies beyond the
+upper reads the missing updates from the shard, and offers them.
 
-A newcomer for whose `lo` no arrangement of that name is good gets a new one, as does a laggard:
-a user that alone keeps too many bytes from being compacted is *detached*. Its reads are refused
-from then on; it closes its handle and opens another. An arrangement that lost its last user is
-closed and its files are removed.
+A newcomer for whose `lo` no arrangement serves gets a new one, as does a laggard: a user that alone
+keeps too many bytes from being compacted is *detached*; its reads are refused, and it opens another
+handle. An arrangement without users is closed and its files are removed.
 
-Rules. Handles may be used from any thread, each by one at a time; readers never wait for
-inserts or merges. Within one arrangement one thread inserts at a time (`inserting`); `_lock`
-of the registry guards who uses what and is held for an instant, never while waiting for
-another lock. `merge` runs on whatever thread calls it, one merge at a time in the process.
-What a reader gets is right or refused (`ReadBelowSince`), never stale.
+Rules. Handles may be used from any thread, each by one at a time; readers never wait for inserts or
+merges. Within one arrangement one thread inserts at a time (`inserting`); `_lock` of the registry
+guards the users and is held for an instant, never while waiting for another lock. `merge` runs on
+the calling thread, one merge at a time in the process. A read is right or refused
+(`ReadBelowSince`), never stale.
 """
 
 from __future__ import annotations
@@ -73,17 +70,17 @@ class SharedStatistics(msgspec.Struct, frozen=True):
     users: int
     since: Time
     upper: Frontier
-    """0: not filled yet."""
+    """Upper of the arrangement; 0 while it is not filled."""
     arrangement: ArrangementStatistics
     columns: tuple[str, ...]
     filter: str = ""
-    """Which rows it holds; empty: all."""
+    """Filter of its rows; empty: all rows."""
     private: bool = False
     """True for one that a single dataflow owns (`SharedArrangements.note_private`)."""
 
 
 class SharedArrangements:
-    """The registry of a process."""
+    """The shared arrangements of a process."""
 
     def __init__(
         self,
@@ -93,15 +90,18 @@ class SharedArrangements:
         slack: int = 1_000,
         limits: Limits | None = None,
     ) -> None:
-        """Files live below `directory`. `lag_bytes_max`: of inserts that one user may keep from
-        being compacted. `slack`: how far (in times) the since stays behind what users need."""
+        """Take the folder for files.
+
+        `lag_bytes_max`: inserts that one user may keep from being compacted. `slack`: how far (in
+        times) the since stays behind what users need.
+        """
         self.lag_bytes_max = lag_bytes_max
         self.slack = slack
         self._directory = directory
         self._limits = limits
         self._lock = threading.Lock()
         self._entries: dict[_Name, list[_Entry]] = {}
-        """By age; the newest that is good for a newcomer takes it."""
+        """Arrangements by name, oldest first."""
         self._private: WeakKeyDictionary[Arrangement, ShardId] = WeakKeyDictionary()
         self._numbers = itertools.count(1)
         self._due: dict[Arrangement, None] = {}
@@ -118,11 +118,11 @@ class SharedArrangements:
         """Add a user that stands at `lo`.
 
         Args:
-            shard: Whose updates it reads.
-            key: By which columns.
+            shard: The shard of the updates.
+            key: The key columns.
             schema: The columns that it needs, the key's and those of `rows` among them.
-            lo: It reads what lies before.
-            rows: Which rows it needs; None: all.
+            lo: It reads at times before.
+            rows: The filter of the rows that it needs; None: all.
 
         Raises `InvalidUsage` for a key that has no equality.
         """
@@ -138,15 +138,17 @@ class SharedArrangements:
             # The narrowest, and of those the newest.
             entry = min(reversed(good), key=lambda each: (each.rows is None, len(each.columns)))
             handle = Handle(self, entry, lo, rows)
+            # Under the same lock as the choice: the since cannot pass `lo` in between.
             entry.users.add(handle)
         return handle
 
     def merge(self, arrangements: Iterable[Arrangement]) -> None:
-        """Merges runs of those where it is due; blocks until nothing is. When another thread is
-        at it already the work is left to it. A merge that fails leaves everything as it was."""
+        """Merge the runs of those arrangements where it is due; blocks until none is. A failed
+        merge changes nothing."""
         due = {each: None for each in arrangements if each.merge_due()}
         with self._lock:
             self._due |= due
+            # One merge at a time: the thread at work takes these, too.
             if self._merging:
                 return
             self._merging = True
@@ -156,7 +158,7 @@ class SharedArrangements:
                     arrangement.maintain()
                 except StorageError as error:
                     if arrangement.closed:
-                        continue  # its files went while it was merged
+                        continue  # closed, and its files removed, during the merge
                     log.warning("runs were not merged: %s", error)
         except BaseException:
             with self._lock:
@@ -173,7 +175,7 @@ class SharedArrangements:
             return arrangement
 
     def memory(self) -> list[MemoryUse]:
-        """Tell what all arrangements take, for a `MemoryLedger`."""
+        """Return the memory of all arrangements, for a `MemoryLedger`."""
         return [
             MemoryUse(
                 "hidden" if each.private else "shared",
@@ -191,7 +193,7 @@ class SharedArrangements:
             self._private[arrangement] = shard
 
     def statistics(self) -> list[SharedStatistics]:
-        """All arrangements, the unfilled and the private ones too."""
+        """Return all arrangements, the unfilled and the private ones too."""
         with self._lock:
             entries = [entry for entries in self._entries.values() for entry in entries]
             found = [entry.statistics() for entry in entries]
@@ -203,8 +205,8 @@ class SharedArrangements:
 
 
 class _Entry:
-    """One arrangement and its users. Everything here is guarded by the registry's lock, but for
-    inserts, which `inserting` keeps apart."""
+    """One arrangement and its users; guarded by the registry's lock, except inserts
+    (`inserting`)."""
 
     def __init__(
         self, name: _Name, schema: Schema, rows: PartFilter | None, directory: Path
@@ -216,16 +218,16 @@ class _Entry:
         self.directory = directory
         self.users: set[Handle] = set()
         self.arrangement: Arrangement | None = None
-        """None until it is filled."""
+        """The arrangement; None until it is filled."""
         self.filling: Filling | None = None
         self.fillings = 0
         self.retired = False
-        """Takes no newcomers."""
+        """True if newcomers must not use it."""
         self.inserting = threading.Lock()
         self.inserted = 0
         """Bytes offered and inserted."""
         self.marks: list[tuple[Frontier, int]] = []
-        """(upper, bytes inserted when it was reached), ascending and a little apart."""
+        """Pairs (upper, bytes inserted when it was reached), ascending and a little apart."""
 
     def serves(self, schema: Schema, rows: PartFilter | None) -> bool:
         """Return whether it holds these columns, and the rows that pass."""
@@ -233,12 +235,13 @@ class _Entry:
         return same and self.columns.issuperset(schema.columns)
 
     def own(self, updates: pa.Table) -> pa.Table:
-        """Return what it holds of updates that have all columns."""
+        """Return the columns and rows that it holds, of updates with all columns."""
         if self.rows is not None:
             updates = self.rows.passing(updates)
         shape = self.schema.arrow_updates()
         narrower = len(shape) < updates.num_columns
         updates = updates.select(shape.names).cast(shape)
+        # Without some columns updates may cancel.
         return condensed(updates) if narrower else updates
 
     def good_for(self, lo: Frontier) -> bool:
@@ -250,11 +253,13 @@ class _Entry:
         return since is None or since < max(lo, 1)
 
     def floor(self, slack: int) -> Time:
-        """The since that the users leave room for."""
+        """Return the since that the users allow."""
+        # A since of ``lo - 1`` allows reads before `lo`.
         return max(0, min((user.lo for user in self.users), default=0) - 1 - slack)
 
     def moved(self, slack: int) -> None:
-        """Some user's `lo` has moved."""
+        """Advance the since after a user's `lo` has moved, and drop marks that all users have
+        passed."""
         if self.arrangement is not None and self.users:
             self.arrangement.allow_compaction(self.floor(slack))
             least = min(user.lo for user in self.users)
@@ -262,13 +267,13 @@ class _Entry:
             del self.marks[: min(passed, len(self.marks) - 1)]
 
     def backlog(self, lo: Frontier) -> int:
-        """Bytes inserted beyond `lo`, without the first insert there: however large the next
-        step is, not to have done it yet is no lag."""
+        """Return the bytes inserted beyond `lo`, without the first insert there."""
+        # Not yet done with the next step, however large, is no lag.
         passed = bisect.bisect_right(self.marks, lo, key=lambda mark: mark[0])
         return self.inserted - self.marks[passed][1] if passed < len(self.marks) else 0
 
     def detach_laggards(self, bytes_max: int, slack: int) -> list[Handle]:
-        """Users that hold up compaction, taken out. Never the one that is furthest on."""
+        """Detach users that hold up compaction; never the one that is furthest on."""
         if self.inserted <= bytes_max:
             return []
         front = max((user.lo for user in self.users), default=0)
@@ -305,9 +310,9 @@ class Handle:
         rows: PartFilter | None,
     ) -> None:
         self.lo = lo
-        """What the user reads lies before it."""
+        """The user reads at times before it."""
         self._rows = None if entry.rows is not None else rows
-        """Says which of the arrangement's rows pass; None: all."""
+        """Filter of the arrangement's rows for this user; None: all."""
         self._registry = registry
         self._entry = entry
         self._refused: str | None = None
@@ -315,39 +320,39 @@ class Handle:
 
     @property
     def shard(self) -> ShardId:
-        """Whose updates these are."""
+        """Return the shard of the updates."""
         return self._entry.name[0]
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key columns."""
+        """Return the key columns."""
         return self._entry.name[1]
 
     @property
     def schema(self) -> Schema:
-        """Tell the columns of what is read, which may be more than were asked for."""
+        """Return the columns of the reads, which may be more than were asked for."""
         return self._entry.schema
 
     @property
     def rows(self) -> PartFilter | None:
-        """Tell which rows the arrangement holds; None: all."""
+        """Return the filter of the arrangement's rows; None: all."""
         return self._entry.rows
 
     @property
     def upper(self) -> Frontier:
-        """Everything below is in; 0: not filled yet."""
+        """Return the upper: all updates below are inserted; 0 while it is not filled."""
         arrangement = self._entry.arrangement
         return 0 if arrangement is None else arrangement.upper
 
     @property
     def ready(self) -> bool:
-        """Whether everything before `lo` is there to be read."""
+        """Return whether all updates before `lo` can be read."""
         return self._entry.arrangement is not None and self.upper >= self.lo
 
     # -- filling ----------------------------------------------------------------------------------
 
     def claim(self) -> Filling | None:
-        """The filling of the arrangement; None when it is filled, or when another is at it."""
+        """Claim the filling; None when it is filled, or when another user fills it."""
         self._check()
         entry, registry = self._entry, self._registry
         with registry._lock:
@@ -359,8 +364,8 @@ class Handle:
             return entry.filling
 
     def when_settled(self, call: Callable[[], None]) -> bool:
-        """Calls back, once, when the filling under way ends in one way or the other, on the
-        thread that ends it; False (and no call) when there is none under way."""
+        """Call back, once, when the filling under way is published or abandoned, on the thread that
+        ends it; return False (and never call) when none is under way."""
         with self._registry._lock:
             filling = self._entry.filling
             if filling is None:
@@ -369,26 +374,25 @@ class Handle:
             return True
 
     def retire(self) -> None:
-        """No newcomer gets this arrangement any more: it cannot be brought to where this user
-        stands."""
+        """Hide this arrangement from newcomers: it cannot be advanced to this user's `lo`."""
         with self._registry._lock:
             self._entry.retired = True
 
     # -- going on ---------------------------------------------------------------------------------
 
     def offer(self, updates: pa.Table, lower: Frontier, upper: Frontier) -> None:
-        """All updates of the shard with ``lower <= time < upper``, all columns: what is new, and
-        is for the arrangement, is inserted.
+        """Insert the new part of the shard's updates with ``lower <= time < upper`` (all columns).
 
-        An offer that would leave a gap is passed over. Raises `ReadBelowSince` (detached),
+        An offer that would leave a gap is ignored. Raises `ReadBelowSince` (detached),
         `Closed` and `StorageError` (then nothing was inserted).
         """
         self._check()
         entry, registry = self._entry, self._registry
         if upper <= self.upper:
-            return  # without waiting for whoever inserts just now
+            return  # another user has inserted it: no need to wait for the lock
         with entry.inserting:
             arrangement = entry.arrangement
+            # Checked again under the lock: another user may have inserted meanwhile.
             if arrangement is None or not lower <= arrangement.upper < upper:
                 return
             new = updates
@@ -402,7 +406,8 @@ class Handle:
                     entry.marks.append((upper, entry.inserted))
 
     def step(self, updates: pa.Table, hi: Frontier) -> None:
-        """The user has gone through ``[lo, hi)``, with these updates: offers them, and moves.
+        """Offer the updates of ``[lo, hi)``, which the user has processed, and advance its `lo` to
+        `hi`.
 
         Raises as `offer` does.
         """
@@ -410,7 +415,7 @@ class Handle:
         self.move(hi)
 
     def move(self, lo: Frontier) -> None:
-        """The user stands at a later `lo`. An earlier one raises `InvalidUsage`."""
+        """Advance the user's `lo`. An earlier one raises `InvalidUsage`."""
         if lo < self.lo:
             raise InvalidUsage(f"a user of {self.shard} at {self.lo} cannot go back to {lo}")
         entry, registry = self._entry, self._registry
@@ -426,22 +431,23 @@ class Handle:
             entry.moved(registry.slack)
 
     def merging(self) -> list[Arrangement]:
-        """What to merge, if that is due."""
+        """Return the arrangement if a merge of it is due."""
         arrangement = self._entry.arrangement
         return [arrangement] if arrangement is not None and arrangement.merge_due() else []
 
     # -- reading ----------------------------------------------------------------------------------
 
     def lookup(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """Updates before `lo` that match a row of any table, at least (`Arrangement.lookup`).
+        """Return the updates before `lo` that match a row of any table: a superset
+        (`Arrangement.lookup`).
 
-        Raises `ReadBelowSince` when the user was detached, `InvalidUsage` when it is not
-        `ready`, and `Closed`.
+        Raises `ReadBelowSince` when the user was detached, `InvalidUsage` when it is not `ready`,
+        and `Closed`.
         """
         return self._passing(self._readable().lookup_all(tables, self.lo))
 
     def scan(self) -> pa.Table:
-        """All updates before `lo`. Raises as `lookup` does."""
+        """Return all updates before `lo`. Raises as `lookup` does."""
         return self._passing(self._readable().scan(self.lo))
 
     def _passing(self, found: pa.Table) -> pa.Table:
@@ -457,11 +463,12 @@ class Handle:
     def _check(self) -> None:
         if self._closed:
             raise Closed(f"this user of the arrangement of {self.shard} was closed")
+        # A detached user must not read: the since may be beyond its `lo`.
         if self._refused is not None:
             raise ReadBelowSince(self._refused)
 
     def close(self) -> None:
-        """The user goes; the arrangement with the last one. Closing twice is fine."""
+        """Remove the user, and the arrangement with its last one; idempotent."""
         entry, registry = self._entry, self._registry
         with registry._lock:
             self._closed = True
@@ -475,14 +482,14 @@ class Handle:
             entries.remove(entry)
             if not entries:
                 del registry._entries[entry.name]
-        # Nobody can find it any more. A filling that is still under way removes its own.
+        # No newcomer can find it any more. A filling under way removes its own files.
         if entry.arrangement is not None:
             entry.arrangement.close()
         shutil.rmtree(entry.directory, ignore_errors=True)
 
 
 class Filling:
-    """The first contents of an arrangement, put in by one user, up to `publish` or `abandon`."""
+    """The first contents of an arrangement, inserted by one user, up to `publish` or `abandon`."""
 
     def __init__(self, registry: SharedArrangements, entry: _Entry, place: Path) -> None:
         self.since: Time | None = None
@@ -494,11 +501,11 @@ class Filling:
         self._ended = False
 
     def start(self, shard_since: Time) -> None:
-        """Begins: whoever holds the shard readable from `shard_since` on will give its updates.
-        From now on a newcomer that needs earlier times gets another arrangement. Raises `Closed`
-        after the end."""
+        """Begin, with a shard that is readable from `shard_since` on; newcomers that need earlier
+        times get another arrangement from now on. Raises `Closed` after the end."""
         entry, registry = self._entry, self._registry
         arrangement = Arrangement(self._place, entry.schema, entry.name[1], registry._limits)
+        # Made outside of the lock (files); an end meanwhile removes them again.
         with registry._lock:
             ended = self._ended
             if not ended:
@@ -510,17 +517,19 @@ class Filling:
             raise Closed("the filling was given up before it began")
 
     def insert(self, updates: pa.Table) -> None:
-        """Adds what is for the arrangement of updates with all columns, in any order. Raises
+        """Add the arrangement's share of updates with all columns, in any order. Raises
         `StorageError`, and `Closed` after the end."""
         assert self.arrangement is not None, "start comes first"
         self.arrangement.fill(self._entry.own(updates))
 
     def publish(self, upper: Frontier) -> None:
-        """All updates before `upper` are in: everybody may read. Raises `StorageError`."""
+        """Make the arrangement readable: all updates before `upper` are in. Raises
+        `StorageError`."""
         arrangement, entry, registry = self.arrangement, self._entry, self._registry
         assert arrangement is not None, "start comes first"
         arrangement.insert(arrangement.schema.arrow_updates().empty_table(), upper)
         with registry._lock:
+            # Its last user may have closed meanwhile: then nobody would close the arrangement.
             used = bool(entry.users)
             if used:
                 entry.arrangement = arrangement
@@ -529,12 +538,13 @@ class Filling:
                 entry.filling = None
                 entry.moved(registry.slack)
         if used:
+            # Outside of the lock: callbacks may use the registry.
             self._settled()
         else:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives up, unless it has ended: what was put in goes, another user may begin again."""
+        """Give up, unless it has ended: the contents are removed, another user may begin again."""
         with self._registry._lock:
             if self._ended:
                 return

@@ -1,1 +1,1 @@
-"""Buckets of object stores: what their URLs mean, and the few calls that are made to them."""
+"""Buckets of object stores: their URLs, and the few calls to them."""

@@ -1,8 +1,7 @@
-"""The calls to the store of a bucket that sinks need, over obstore. All of them block.
+"""The blocking calls to a bucket that sinks need, over obstore.
 
-Rules of errors and secrets are those of `bucket_store`: credentials come from the environment
-alone, and no text of a library or a store goes on. Every request has a time limit, and so many
-retries, but for `create`, which tries once.
+Credentials and errors are as in `bucket_store`. Every request has a time limit, and a bounded
+number of retries, except `create`, which tries once.
 """
 
 from __future__ import annotations
@@ -32,24 +31,25 @@ READ_AHEAD_BYTES: Final = 1 << 20
 
 
 class BucketCalls:
-    """What lies at and below one place of a bucket; names are below it."""
+    """The objects at and below one path of a bucket; names are relative to it."""
 
     def __init__(self, store: ObjectStore, once: ObjectStore, place: BucketPath) -> None:
         self._store = store
         self._once = once
-        """The same, without retries."""
+        """The same store, without retries."""
         self._place = place
 
     @classmethod
     def open(cls, place: BucketPath, settings: Settings) -> BucketCalls:
-        """Asks nobody anything yet. Raises `StorageError`."""
+        """Open the bucket, without a request yet. Raises `StorageError`."""
         with saying("open", str(place), determinate=True):
             retries = settings.copy_request_retries_max
             store = open_store(place.kind, place.bucket, settings, retries)
             return cls(store, open_store(place.kind, place.bucket, settings, 0), place)
 
     def get(self, name: str, bytes_max: int) -> bytes | None:
-        """An object, or None. Raises `StorageError`, also for one of more than `bytes_max`."""
+        """Return an object, or None. Raises `StorageError`, also for one of more than
+        `bytes_max`."""
         with saying("read", self._of(name), determinate=True):
             try:
                 result = self._store.get(self._place.key(name))
@@ -63,19 +63,22 @@ class BucketCalls:
             return bytes(result.bytes())
 
     def create(self, name: str, data: bytes) -> bool:
-        """Writes an object where there is none; whether there was none. Tries once. Raises
-        `StorageError`; then it may have happened, unless it says not."""
+        """Write an object unless it exists; return whether it was written. Raises `StorageError`,
+        indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with saying("write", self._of(name), determinate=False, once=True):
             try:
+                # No retries: after a lost answer a second attempt would find the first one's
+                # object.
                 self._once.put(self._place.key(name), data, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
             return True
 
     def upload(self, name: str, path: Path, bytes_total: int) -> None:
-        """Writes an object out of a file, in pieces where it is large. Raises `StorageError`."""
+        """Upload a file as an object, in pieces where it is large. Raises `StorageError`."""
+        # Larger pieces for a file that would exceed the store's number of pieces.
         piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
         with saying("write", self._of(name), determinate=False):
             self._store.put(
@@ -83,7 +86,7 @@ class BucketCalls:
             )
 
     def delete(self, names: list[str]) -> None:
-        """Removes objects; that one is gone already is no error. Raises `StorageError`."""
+        """Remove objects; a missing one is no error. Raises `StorageError`."""
         for start in range(0, len(names), PAGE_KEYS):
             keys = [self._place.key(name) for name in names[start : start + PAGE_KEYS]]
             with saying("remove files of", str(self._place), determinate=False):
@@ -93,8 +96,8 @@ class BucketCalls:
                     _check_bucket(error)
 
     def names(self, folder: str = "", after: str = "") -> Iterator[list[str]]:
-        """Names of all objects, also in folders below, that lie in a folder and come behind a
-        name, in order, in pages of at most `PAGE_KEYS`. Raises `StorageError`."""
+        """Yield the names of all objects in a folder and its subfolders that sort after a name, in
+        order, in pages of at most `PAGE_KEYS`. Raises `StorageError`."""
         where = self._place.key(folder) if folder else self._place.prefix
         offset = self._place.key(after) if after else None
         with saying("list", self._of(folder), determinate=True):
@@ -105,17 +108,17 @@ class BucketCalls:
                 page: list[Any] = list(next(stream, []))
             if not page:
                 return
-            # An object of the very name of the place is not below it.
+            # An object at the very path of this place is not below it.
             yield [each["path"][beginning:] for each in page if len(each["path"]) > beginning]
 
     def reader(self, name: str) -> io.BufferedReader:
-        """An object as a file that can be read anywhere. Raises `StorageError`, also later."""
+        """Open an object as a seekable file. Raises `StorageError`, also later."""
         with saying("read", self._of(name), determinate=True):
             size = self._store.head(self._place.key(name))["size"]
         return io.BufferedReader(_Reader(self, name, size), READ_AHEAD_BYTES)
 
     def part(self, name: str, start: int, end: int) -> bytes:
-        """Bytes of an object, ``start <= n < end``. Raises `StorageError`."""
+        """Return bytes of an object, ``start <= n < end``. Raises `StorageError`."""
         with saying("read", self._of(name), determinate=True):
             return bytes(self._store.get_range(self._place.key(name), start=start, end=end))
 
@@ -124,13 +127,13 @@ class BucketCalls:
 
 
 def _check_bucket(error: FileNotFoundError) -> None:
-    """Raises it again when the bucket itself is not there."""
+    """Re-raise the error when the bucket itself does not exist."""
     if "NoSuchBucket" in str(error):
         raise error
 
 
 class _Reader(io.RawIOBase):
-    """An object as Python has files."""
+    """An object as a raw Python file."""
 
     def __init__(self, calls: BucketCalls, name: str, size: int) -> None:
         self._calls = calls

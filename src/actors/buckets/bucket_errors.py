@@ -1,7 +1,7 @@
-"""Errors of object stores as ours: why, in words that are known to be harmless.
+"""Converts errors of object stores to ours, in words that are known to be harmless.
 
-What the libraries and the stores say may hold signed URLs, keys, or what was signed: nothing of
-their text goes on, but for numbers and codes.
+Texts of the libraries and the stores may hold signed URLs, keys, or signed contents: only numbers
+and codes of them are passed on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from actors.errors import StorageError, StoreBusy, storage_error
 
 _STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
-"""Some libraries color their errors."""
+"""Some libraries color their errors, hence the escape sequences."""
 _CREDENTIALS: Final = re.compile(r"Missing\w+|metadata|[Cc]redential")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _TOO_OFTEN: Final = "429"
@@ -25,11 +25,11 @@ _NONE: Final = "the service's environment has no credentials for it"
 
 @contextmanager
 def saying(what: str, where: str, *, determinate: bool, once: bool = False) -> Iterator[None]:
-    """Errors of the library as ours. Nothing of their text goes on: it may hold secrets.
+    """Convert errors of the library to `StorageError`, without their texts.
 
-    `once`: what was asked was asked by one request, so that a store that refuses has done nothing.
-    Where the library may have asked before, the refusal is of the last request alone: an earlier
-    one, whose answer was lost, may have been done.
+    `once`: a single request was sent, so a refusal is determinate: nothing was done. With retries a
+    refusal concerns the last request alone: an earlier one, whose answer was lost, may have been
+    done.
     """
     from obstore import exceptions
 
@@ -38,6 +38,7 @@ def saying(what: str, where: str, *, determinate: bool, once: bool = False) -> I
     except TimeoutError:
         text = f"could not {what} {where}: the store did not answer"
         raise StorageError(text, determinate=determinate) from None
+    # `from None` here and below: a chained error would carry the secrets into logs.
     except (exceptions.BaseError, FileNotFoundError, ValueError) as error:
         refused = isinstance(
             error,
@@ -60,10 +61,11 @@ def _status(text: str) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why, in words that are ours; of the store's only its numbers and codes. Also of errors of
-    other libraries that go to stores."""
+    """Return the reason of an error, with the store's numbers and codes only; also for other
+    libraries that access stores."""
     from obstore import exceptions
 
+    # Searched, never shown.
     text = str(error)
     code = _CODE.search(text)
     found = [each for each in (_status(text), code and code[1]) if each is not None]
@@ -77,7 +79,7 @@ def reason(error: BaseException) -> str:
             return f"there is no such bucket{said}"
         case exceptions.NotSupportedError():
             return "this store cannot do it"
-    if "403" in found:  # not all requests tell it by their kind
+    if "403" in found:  # some requests fail with a generic error
         return f"{_ALLOWED}{said}"
     if "401" in found:
         return f"{_TAKEN}{said}"
@@ -95,14 +97,15 @@ def reason(error: BaseException) -> str:
         return (
             "the store is not reached by https (…_ALLOW_HTTP=true in its environment allows http)"
         )
+    # Last, as its pattern is the loosest.
     if _CREDENTIALS.search(text) is not None:
         return _NONE
     return f"the store failed ({type(error).__name__})"
 
 
 def hint_for(text: str, needed: str) -> str:
-    """What to do about an error of a bucket, by its text; `needed`: what the credentials must
-    allow."""
+    """Return advice for a bucket's error, by its text; `needed`: the right that the credentials
+    need."""
     if _ALLOWED in text:
         return f"give the service's credentials the right to {needed} there"
     if _TAKEN in text or _NONE in text:

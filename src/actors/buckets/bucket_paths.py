@@ -1,4 +1,4 @@
-"""What the URL of a bucket means, and which of them a setting allows. Pure."""
+"""Parses URLs of buckets, and checks them against those that a setting allows. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from actors.errors import InvalidUsage
 from actors.settings import BUCKET_URL, without_user
 
 BUCKETS: Final = ("s3", "gs", "az")
-"""Schemes of URLs that name buckets."""
+"""URL schemes of buckets."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class BucketPath(msgspec.Struct, frozen=True):
-    """A place in a bucket."""
+    """A path in a bucket."""
 
     kind: str
     bucket: str
@@ -28,27 +28,28 @@ class BucketPath(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """As keys begin."""
+        """Return the prefix of all keys below the path."""
         return "/".join(self.path)
 
     def key(self, name: str) -> str:
-        """Of what has that name below it."""
+        """Return the key of the object `name` below the path."""
         return "/".join((*self.path, name))
 
     def allows(self, other: BucketPath) -> bool:
-        """Whether the other one is the same, or below."""
+        """Return whether the other path is the same, or below."""
         same = (self.kind, self.bucket) == (other.kind, other.bucket)
+        # By path segments: ``a/b`` does not allow ``a/bc``.
         return same and other.path[: len(self.path)] == self.path
 
 
 def is_bucket(destination: str) -> bool:
-    """Whether a destination is meant to be a bucket."""
+    """Return whether a destination is a bucket's URL."""
     found = _SCHEME.match(destination)
     return found is not None and found[0][:-1].lower() in BUCKETS
 
 
 def bucket_path(url: str) -> BucketPath:
-    """What a URL means. Raises `InvalidUsage`."""
+    """Parse a URL. Raises `InvalidUsage`."""
     found = BUCKET_URL.fullmatch(url)
     if found is None:
         raise InvalidUsage(
@@ -60,8 +61,9 @@ def bucket_path(url: str) -> BucketPath:
 
 
 def allowed_bucket(url: str, urls: Sequence[str], setting: str, verb: str) -> BucketPath:
-    """The place that a URL names, at or below one of `urls`. Raises `InvalidUsage` where the
-    service may not `verb`, as `setting` says."""
+    """Parse a URL and check that it lies at or below one of `urls`. Raises `InvalidUsage`, which
+    names the `setting` and what the service may not do (`verb`)."""
+    # Parsed first: the pattern excludes ``..`` and escapes.
     place = bucket_path(url)
     if not any(bucket_path(each).allows(place) for each in urls):
         given = ", ".join(urls) or "none"

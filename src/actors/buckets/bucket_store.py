@@ -1,15 +1,12 @@
-"""The few calls to the store of a bucket that copies and sources need, over obstore. Nothing
-blocks. (What sinks need blocks: `bucket_calls`.)
+"""The asynchronous calls to a bucket that copies and sources need, over obstore. (Sinks:
+`bucket_calls`.)
 
-Rules. Credentials, region and endpoint come from the process's environment, as the store's own
-tools read them, and from nowhere else. An error's text is put together here from what is known to
-be harmless: what the libraries and the store say may hold signed URLs. Every request has a time
-limit, and so many retries; every call ends within what its requests may take together, also when
-the store never answers.
+Credentials, region and endpoint come from the process's environment alone, as the store's own tools
+read them. Every request has a time limit, and a bounded number of retries; every call ends within
+the sum of those, also when the store never answers.
 
-A large file goes up in pieces (a multipart upload): the memory it takes is a few `PIECE_BYTES`,
-however large it is. Where its upload fails, or is canceled, the store is told to forget the pieces
-it has; what a killed process leaves of one is for the bucket's lifecycle rules.
+A large file goes up in pieces (a multipart upload) of bounded memory. The pieces that a killed
+process leaves are for the bucket's lifecycle rules.
 """
 
 from __future__ import annotations
@@ -36,10 +33,10 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 8 << 20
 PIECES_AT_ONCE: Final = 2
 PIECES_MAX: Final = 9_000
-"""Of one file; S3 takes 10,000."""
+"""Bound for one file; S3 takes 10,000."""
 PAGE_KEYS: Final = 1_000
 GIVE_UP_S: Final = 5.0
-"""What a canceled upload, or removing what is there of a copy, may take."""
+"""Grace for a cancelled upload, or for the removal of a copy's files."""
 _ALLOW_HTTP: Final = {
     "s3": "AWS_ALLOW_HTTP",
     "gs": "GOOGLE_ALLOW_HTTP",
@@ -48,7 +45,7 @@ _ALLOW_HTTP: Final = {
 
 
 class Version(msgspec.Struct, frozen=True):
-    """Which version of an object is meant, as the store tells them apart."""
+    """Version of an object, as the store distinguishes them."""
 
     e_tag: str | None
     version: str | None
@@ -62,25 +59,25 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """An object as a listing tells it."""
+    """An object in a listing."""
 
     key: str
     size: int
     modified_ns: int
-    """When it was last written, as the store says (Unix time); many tell seconds only."""
+    """The store's time of the last write (Unix time); many stores have whole seconds only."""
     version: Version
 
 
 def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> ObjectStore:
-    """The library's own store of a bucket of the kind s3, gs or az. Asks nobody anything yet;
-    blocks for some ms. Raises the library's errors."""
+    """Open the library's store for a bucket of the kind s3, gs or az; sends no request, blocks for
+    some ms. Raises the library's errors."""
     from obstore import store as stores
 
     timeout_ms = settings.copy_request_timeout_ms
     client: Any = {
         "timeout": timedelta(milliseconds=timeout_ms),
         "connect_timeout": timedelta(milliseconds=min(timeout_ms, settings.connect_timeout_ms)),
-        # What is said here hides what the environment says of it.
+        # An explicit value hides the environment's, so it is read here.
         "allow_http": allows_http(kind),
     }
     retry: Any = {
@@ -103,7 +100,7 @@ def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> Obje
 
 
 def allows_http(kind: str) -> bool:
-    """Whether the service's environment allows a store without TLS."""
+    """Return whether the service's environment allows a store without TLS."""
     return os.environ.get(_ALLOW_HTTP[kind], "").lower() in ("1", "true")
 
 
@@ -113,7 +110,7 @@ class BucketStore:
     def __init__(self, store: ObjectStore, once: ObjectStore, where: str, limits: Settings) -> None:
         self._store = store
         self._once = once
-        """The same, without retries."""
+        """The same store, without retries."""
         self._where = where
         timeout_s = limits.copy_request_timeout_ms / 1000
         pause_s = limits.retry_delay_ms_max / 1000
@@ -122,7 +119,7 @@ class BucketStore:
 
     @classmethod
     def open(cls, kind: str, bucket: str, settings: Settings) -> BucketStore:
-        """A bucket of the kind s3, gs or az. Asks nobody anything yet; blocks for some ms. Raises
+        """Open a bucket of the kind s3, gs or az; sends no request, blocks for some ms. Raises
         `StorageError`."""
         where = f"{kind}://{bucket}"
         with saying("open", where, determinate=True):
@@ -130,7 +127,8 @@ class BucketStore:
             return cls(store, open_store(kind, bucket, settings, 0), where, settings)
 
     async def get(self, key: str, bytes_max: int) -> Found | None:
-        """An object, or None. Raises `StorageError`, also for one of more than `bytes_max`."""
+        """Return an object, or None. Raises `StorageError`, also for one of more than
+        `bytes_max`."""
         with saying("read", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
@@ -142,6 +140,7 @@ class BucketStore:
                         )
                     data = bytes(await result.bytes_async())
             except FileNotFoundError as error:
+                # A missing bucket looks like a missing object: only the code tells them apart.
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
@@ -149,8 +148,8 @@ class BucketStore:
             return Found(data, Version(meta.get("e_tag"), meta.get("version")))
 
     async def begin(self, key: str, bytes_max: int) -> tuple[Listed, bytes | None] | None:
-        """What an object is, with its bytes unless they are more than `bytes_max`; None: it is not
-        there. Raises `StorageError`."""
+        """Return an object's listing, and its bytes unless they are more than `bytes_max`; None if
+        it does not exist. Raises `StorageError`."""
         with saying("read", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
@@ -164,8 +163,8 @@ class BucketStore:
                 return None
 
     async def put_if(self, key: str, data: bytes, expected: Version | None) -> bool:
-        """Writes an object if what is there is of that version (None: nothing is); whether it
-        was. Tries once. Raises `StorageError`; then it may have happened, unless it says not."""
+        """Write an object if the existing one has that version (None: none exists); return whether
+        it did. Tries once. Raises `StorageError`, indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         mode: Any = "create"
@@ -175,15 +174,16 @@ class BucketStore:
         with saying("write", self._of(key), determinate=False, once=True):
             try:
                 with anyio.fail_after(self._request_s):
+                    # No retries: after a lost answer a second attempt would fail on the first one's
+                    # version.
                     await self._once.put_async(key, data, mode=mode)
             except (AlreadyExistsError, PreconditionError):
                 return False
             return True
 
     async def put(self, key: str, data: bytes) -> None:
-        """Writes an object. Raises `StorageError`; then it may have happened, unless the store
-        refused the first request. When it is canceled it goes on for `GIVE_UP_S` at most, so that
-        it is known what is there."""
+        """Write an object. Raises `StorageError`, indeterminate unless the store refused the first
+        request."""
 
         async def put() -> None:
             try:
@@ -193,6 +193,7 @@ class BucketStore:
             except StorageError as error:
                 if error.determinate:
                     raise
+            # Retry here is safe: the same bytes under the same key.
             await self._store.put_async(key, data, use_multipart=False)
 
         await self._to_its_end(key, put, threading.Event(), self._request_s + self._try_s)
@@ -200,14 +201,17 @@ class BucketStore:
     async def upload(
         self, key: str, source: Path | bytes, bytes_total: int, seen: Seen | None = None
     ) -> None:
-        """Writes an object out of a file (or bytes), piece by piece; `seen` is shown each piece
-        once, in order, by a thread. Raises `StorageError`. When it is canceled the store is told
-        so, for `GIVE_UP_S` at most."""
+        """Upload a file (or bytes) as an object, piece by piece.
+
+        `seen` is called with each piece once, in order, in a thread. Raises `StorageError`. A
+        cancelled upload is aborted within `GIVE_UP_S`.
+        """
         piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
         stopped = threading.Event()
 
         async def put() -> None:
-            # Only an error in what is uploaded makes the library abort the upload.
+            # The library aborts a multipart upload only on an error of its source: `_pieces`
+            # raises one when it is stopped.
             pieces = _pieces(source, piece, stopped, seen)
             await self._store.put_async(
                 key, pieces, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
@@ -226,6 +230,8 @@ class BucketStore:
         async with anyio.create_task_group() as group:
             shield = anyio.CancelScope(shield=True, deadline=anyio.current_time() + limit_s)
             group.start_soon(_stop_when_canceled, stopped, shield)
+            # Shielded: a cancelled write goes on for `GIVE_UP_S`, so that its outcome is known and
+            # the store can drop the pieces.
             with shield:
                 try:
                     with saying("write", self._of(key), determinate=False):
@@ -241,13 +247,13 @@ class BucketStore:
             raise failure
 
     async def folders(self, prefix: str) -> list[str]:
-        """Names of what lies below a prefix and holds objects itself. Raises `StorageError`."""
+        """Return the names of the folders directly below a prefix. Raises `StorageError`."""
         with saying("list", self._of(prefix), determinate=True), anyio.fail_after(self._request_s):
             found = await self._store.list_with_delimiter_async(prefix)
             return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
     async def keys(self, prefix: str, count_max: int) -> list[str]:
-        """Keys below a prefix, so many of them at most. Raises `StorageError`."""
+        """Return at most `count_max` keys below a prefix. Raises `StorageError`."""
         keys: list[str] = []
         with saying("list", self._of(prefix), determinate=True):
             stream = self._store.list(prefix, chunk_size=1_000)
@@ -260,8 +266,8 @@ class BucketStore:
         return keys[:count_max]
 
     async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
-        """All objects below a prefix (``""``: of the bucket), in pages of `PAGE_KEYS` at most.
-        Raises `StorageError`."""
+        """Yield all objects below a prefix (``""``: of the bucket), in pages of at most
+        `PAGE_KEYS`. Raises `StorageError`."""
         with saying("list", self._of(prefix), determinate=True):
             stream = self._store.list(prefix or None, chunk_size=PAGE_KEYS)
         while True:
@@ -274,8 +280,7 @@ class BucketStore:
             yield found
 
     async def head(self, key: str) -> Listed | None:
-        """What a listing would tell of an object; None: it is not there. Raises
-        `StorageError`."""
+        """Return the listing of one object; None if it does not exist. Raises `StorageError`."""
         with saying("look at", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
@@ -286,8 +291,8 @@ class BucketStore:
                 return None
 
     async def piece(self, of: Listed, start: int, end: int) -> bytes | None:
-        """Bytes of an object as it was listed, ``start <= n < end``; None: it is another one by
-        now, or gone. Raises `StorageError`."""
+        """Return bytes of an object as it was listed, ``start <= n < end``; None if it was replaced
+        or deleted. Raises `StorageError`."""
         from obstore.exceptions import PreconditionError
 
         options: Any = {"range": (start, end)}
@@ -308,13 +313,13 @@ class BucketStore:
                 return None
             meta = result.meta
             same = meta["size"] == of.size and len(data) == end - start
-            if of.version.e_tag is None:  # there is nothing better to tell it by
+            if of.version.e_tag is None:  # compare whole seconds: many listings have no more
                 second = 1_000_000_000
                 same = same and listed(meta).modified_ns // second == of.modified_ns // second
             return data if same else None
 
     async def delete(self, keys: list[str]) -> None:
-        """Removes objects; that one is gone already is no error. Raises `StorageError`."""
+        """Remove objects; a missing one is no error. Raises `StorageError`."""
         for start in range(0, len(keys), 1_000):
             some = keys[start : start + 1_000]
             with saying("remove files of", self._where, determinate=False):
@@ -330,7 +335,7 @@ class BucketStore:
 
 
 class _Stopped(Exception):
-    """Nobody wants the upload any more."""
+    """The upload was cancelled."""
 
 
 async def _stop_when_canceled(stopped: threading.Event, shield: anyio.CancelScope) -> None:
@@ -342,13 +347,13 @@ async def _stop_when_canceled(stopped: threading.Event, shield: anyio.CancelScop
 
 
 Seen = Callable[[bytes], None]
-"""Is shown a piece."""
+"""Callback with a piece."""
 
 
 def _pieces(
     source: Path | bytes, piece: int, stopped: threading.Event, seen: Seen | None
 ) -> Iterator[bytes]:
-    """Read by threads of the library."""
+    """Yield the pieces of a file; runs in threads of the library."""
     with BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         while data := file.read(piece):
             if stopped.is_set():
@@ -359,7 +364,7 @@ def _pieces(
 
 
 def listed(meta: Any) -> Listed:
-    """What the library tells of an object."""
+    """Convert the library's metadata of an object."""
     at = meta["last_modified"]
     modified_ns = calendar.timegm(at.utctimetuple()) * 1_000_000_000 + at.microsecond * 1_000
     version = Version(meta.get("e_tag"), meta.get("version"))
@@ -367,4 +372,4 @@ def listed(meta: Any) -> Listed:
 
 
 Opener = Callable[[str, str, Settings], BucketStore]
-"""(kind, bucket, settings)."""
+"""Arguments: kind, bucket, settings."""

@@ -13,7 +13,7 @@ from actors.catalyst.special_forms import SpecialForm
 OWN_FRAME: Final = frozenset(
     {"CumeDist", "DenseRank", "Lag", "Lead", "NTile", "PercentRank", "Rank", "RowNumber"}
 )
-"""Window functions that have one frame each: SQL refuses another."""
+"""Window functions with a fixed frame: SQL refuses another."""
 _NO_ARGUMENTS: Final = {
     "CumeDist": "cume_dist()",
     "DenseRank": "dense_rank()",
@@ -21,9 +21,9 @@ _NO_ARGUMENTS: Final = {
     "Rank": "rank()",
     "RowNumber": "row_number()",
 }
-"""Their children are the keys of the order, which the window says."""
+"""Functions whose children are the keys of the order, which the window's text has already."""
 _AggregateForm = Callable[[ExpressionText, TreeNode, str], str]
-"""Takes the writer, the aggregate function, and DISTINCT or nothing."""
+"""Takes the writer, the aggregate function, and DISTINCT or an empty text."""
 _NUMBERS: Final = ("byte", "short", "integer", "long", "float", "double")
 
 
@@ -71,8 +71,7 @@ def _approximate_percentile(writer: ExpressionText, node: TreeNode, distinct: st
 
 
 def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
-    """Return the arguments without Spark's own cast of an array of percentages: its type has no
-    NULL elements, which no cast in SQL can say. Spark casts it again."""
+    """Return the arguments without Spark's own cast of an array of percentages."""
     value, percentages, *others = node.children
     kind = percentages.fields.get("dataType")
     if (
@@ -81,6 +80,7 @@ def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
         and kind.get("elementType") == "double"
         and not kind["containsNull"]
     ):
+        # The cast's type has no NULL elements, which SQL cannot express; Spark casts again.
         percentages = percentages.children[0]
     return [value, percentages, *others]
 
@@ -101,7 +101,7 @@ def _mode(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     reverse = node.fields.get("reverseOpt")
     if reverse is None:
         return f"mode({distinct}{value})"
-    # The builder turns the order around: of equal counts the first in this order wins.
+    # Spark's builder reverses the order: among equal counts the first in this order wins.
     return f"mode({distinct}) WITHIN GROUP (ORDER BY {value}{'' if reverse else ' DESC'})"
 
 
@@ -145,7 +145,7 @@ def window_function(writer: ExpressionText, node: TreeNode) -> str:
         return _NO_ARGUMENTS[node.name]
     nulls = " IGNORE NULLS" if node.fields.get("ignoreNulls") else ""
     if node.name in ("Lag", "Lead"):
-        # The offset as it was written: of `lag`, Catalyst's own is its negation.
+        # The offset as written: Catalyst's own field for `lag` is negated.
         offset = node.kid("inputOffset" if node.name == "Lag" else "offset")
         parts = [node.kid("input"), offset, node.kid("default")]
         arguments = writer.many(part for part in parts if part is not None)

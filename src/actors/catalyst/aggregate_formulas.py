@@ -1,18 +1,9 @@
-"""Aggregates that no sum can keep → calls with a formula, whose value the bag of rows determines.
+"""Aggregates that are no sums → calls with a formula whose value the bag of rows determines.
 
-A group that is touched is computed afresh, before a change and after it, and the value before must
-be the one that was given out. So an aggregate whose value depends on the order of rows is computed
-by another of Spark's that is a possible outcome of it and depends on the rows alone:
-
-- ``first``, ``last`` and ``any_value`` of a grouping are of one row: the first, or last, in the
-  order of all that they ask for; those that pass over NULLs are each the least, or greatest, value;
-- of the rows between which ``max_by`` and ``min_by`` may choose, the greatest, or least, value;
-- lists and sets are sorted, with equal ``listagg`` keys by the value itself;
-- of several modes the least;
-- approximate percentiles are exact;
-- covariances and the like are summed in the order of the values (`moment_formulas`).
-
-All others here (percentiles, bits, counts by sketch) are functions of the bag already.
+A touched group is computed afresh before and after a change, and the value before must equal the
+one that was emitted. So an aggregate whose value depends on the order of rows is replaced by one
+that gives a possible outcome of it and depends on the rows alone. All others here (percentiles,
+bits, counts by sketch) are functions of the bag already.
 """
 
 from __future__ import annotations
@@ -33,26 +24,26 @@ from actors.plan.relational import AggregateCall, AggregateFormula
 WriteExpression = Callable[[TreeNode, Mapping[int, ColumnBinding]], WrittenExpression]
 """Writes an expression over the columns below a grouping and the given ones."""
 _FIRST_PLACE: Final = -1_000_000
-"""The number of the attribute that stands for a formula's first argument; others go down."""
+"""Number of the attribute that stands for a formula's first argument; the others count down."""
 _MARK: Final = re.compile("\ue000(\\d+)\ue001")
 _UNORDERED: Final = ("map<", "variant", "interval")
 _DECIMAL_DIGITS_MAX: Final = 26
-"""Bounds the digits of values whose partial sums surely fit Spark's 38."""
+"""Limit of the digits of values whose partial sums surely fit into Spark's 38."""
 _EXACT: Final = ("tinyint", "smallint", "int")
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """Holds what a formula is made of: texts with places in them."""
+    """Parts of a formula: texts with placeholders."""
 
     kind: str
     written: str
     values: tuple[str, ...]
-    """The arguments as they stand in the call: a place, or a constant's text."""
+    """Arguments as written in the call: a placeholder, or a constant's text."""
     types: tuple[str, ...]
     row: tuple[str, ...]
-    """Places of all that is asked of the same row."""
+    """Placeholders of all values that are read of the same row."""
     behind: str
-    """FILTER (WHERE …), or nothing."""
+    """FILTER (WHERE …), or an empty text."""
     distinct: bool
 
 
@@ -62,8 +53,8 @@ _Formula = Callable[[_Call], str]
 def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]) -> AggregateCall:
     """Return the call, without a name, of an aggregate expression of Catalyst's.
 
-    `row`: what this call and others ask of one row. Raises `NotRendered` for an aggregate whose
-    value is not surely a function of the bag of rows.
+    `row`: the values that this call and others read of one row. Raises `NotRendered` for an
+    aggregate whose value is not surely a function of the bag of rows.
     """
     inner = node.children[0]
     formula = _formula_of(inner)
@@ -86,7 +77,7 @@ def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]
         if any(word in each.type for word in _UNORDERED):
             raise NotRendered(f"the aggregate {inner.name} over {each.type}")
     test = "" if not behind else arguments[int(behind[0].strip("{}"))].text
-    # What FILTER leaves out is not computed: Spark would not compute it either.
+    # Rows that FILTER drops are not computed: Spark does not either, and they might raise.
     guarded = [
         f"CASE WHEN {test} THEN {each.text} END" if test and each.text != test else each.text
         for each in arguments
@@ -107,17 +98,17 @@ def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]
 
 
 class _Places:
-    """The arguments of a formula; equal ones share a place."""
+    """Arguments of a formula and their placeholders; equal arguments share one."""
 
     def __init__(self, write: WriteExpression, *, all_of_them: bool) -> None:
-        """`all_of_them`: constants have places too."""
+        """`all_of_them`: true if constants have placeholders, too."""
         self._write = write
         self._all_of_them = all_of_them
         self._columns: dict[int, ColumnBinding] = {}
         self.arguments: list[WrittenExpression] = []
 
     def replaced(self, node: TreeNode) -> TreeNode:
-        """Return an aggregate function over places."""
+        """Return an aggregate function over placeholders."""
         children = [self._argument(child) for child in node.children]
         if not self.arguments:
             raise NotRendered(f"the aggregate {node.name} of constants")
@@ -129,7 +120,7 @@ class _Places:
         return self.placed(node) if self._all_of_them or attribute_ids(node) else node
 
     def placed(self, node: TreeNode) -> TreeNode:
-        """Return a place for an expression."""
+        """Return a placeholder for an expression."""
         written = self._write(node, {})
         if written not in self.arguments:
             self.arguments.append(written)
@@ -140,7 +131,7 @@ class _Places:
         return attribute_in_place_of(node, number)
 
     def text(self, node: TreeNode) -> str:
-        """Return the text of an expression over places: ``{0}`` for the first argument."""
+        """Return the text of an expression over placeholders: ``{0}`` for the first argument."""
         text = self._write(node, self._columns).text
         return _MARK.sub(r"{\1}", text.replace("{", "{{").replace("}", "}}"))
 
@@ -148,8 +139,8 @@ class _Places:
 def values_of_rows(
     nodes: Iterable[TreeNode], write: WriteExpression
 ) -> dict[str, tuple[TreeNode, ...]]:
-    """Return what the ``first``, ``last`` and ``any_value`` calls among aggregate expressions ask
-    of one row, by the text of their FILTER."""
+    """Return the values that the ``first``, ``last`` and ``any_value`` calls among aggregate
+    expressions read of one row, by the text of their FILTER."""
     found: dict[str, dict[str, TreeNode]] = {}
     for node in nodes:
         inner = node.children[0]
@@ -160,7 +151,7 @@ def values_of_rows(
 
 
 def filter_text(node: TreeNode, write: WriteExpression) -> str:
-    """Return the text of an aggregate expression's FILTER; nothing where it has none."""
+    """Return the text of an aggregate expression's FILTER; empty if it has none."""
     return write(node.children[1], {}).text if node.children[1:] else ""
 
 
@@ -184,10 +175,12 @@ def _as_written(call: _Call) -> str:
 def _of_a_row(function: str) -> _Formula:
     def chosen(call: _Call) -> str:
         if not call.row:
-            # NULLs are passed over.
+            # With IGNORE NULLS each call takes its own least value: there is no common row.
             return f"{function}({call.values[0]}){call.behind}"
+        # One row for all such calls of a grouping: least in the order of all their values.
         fields = ", ".join(f"'c{number}', {each}" for number, each in enumerate(call.row))
         number = call.row.index(call.values[0])
+        # ``first`` and ``any_value`` become the least row, ``last`` the greatest.
         return f"({function}(named_struct({fields})){call.behind}).c{number}"
 
     return chosen
@@ -195,8 +188,10 @@ def _of_a_row(function: str) -> _Formula:
 
 def _by(function: str) -> _Formula:
     def chosen(call: _Call) -> str:
+        # Among ties the greatest (max_by) or least (min_by) value: it is part of the compared pair.
         value, order = call.values
         pair = f"named_struct('o', {order}, 'v', {value})"
+        # Spark's max_by ignores rows whose order is NULL.
         pair = f"CASE WHEN {order} IS NOT NULL THEN {pair} END"
         return f"({function}({pair}){call.behind}).v"
 
@@ -204,6 +199,7 @@ def _by(function: str) -> _Formula:
 
 
 def _sorted_values(call: _Call) -> str:
+    # Spark gathers in the order of rows: sorted, the array depends on the bag alone.
     gathered = "collect_set" if call.distinct or call.kind == "CollectSet" else "collect_list"
     return f"array_sort({gathered}({call.values[0]}){call.behind})"
 
@@ -211,15 +207,17 @@ def _sorted_values(call: _Call) -> str:
 def _least_mode(call: _Call) -> str:
     if "WITHIN GROUP" in call.written:
         return call.written
+    # With an order Spark returns the first of several modes in it: the least.
     return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
 
 
 def _exact_percentile(call: _Call) -> str:
-    """Return the value whose place among all is the least that the percentage allows.
+    """Return the value of the least rank that the percentage allows.
 
     Source: ``QuantileSummaries.query``, of rows that were not compressed.
     """
     value, wanted, _ = call.values
+    # Spark's sketch depends on the order of rows; this percentile is exact.
     gathered = "collect_set" if call.distinct else "collect_list"
     values = f"array_sort({gathered}({value}){call.behind})"
     place = f"greatest(1, CAST(ceil(size({values}) * CAST(p AS double)) AS int))"
@@ -233,6 +231,7 @@ def _summed_in_order(call: _Call) -> str:
     exact = [kind for kind in call.types if kind.startswith("decimal")]
     if exact and call.kind in ("RegrAvgX", "RegrAvgY"):
         raise NotRendered(f"the aggregate {call.kind} over {exact[0]}")
+    # Spark merges moments in the order of rows; the formula sums in the order of the values.
     return moment_formula(call.kind, call.values, call.behind, distinct=call.distinct)
 
 
@@ -240,6 +239,7 @@ def _joined_texts(call: _Call) -> str:
     value, delimiter, *orders = call.values
     word = "DISTINCT " if call.distinct else ""
     if not (call.distinct and orders):
+        # Ties are ordered by the value; DISTINCT allows no other order than the written one.
         orders.append(value)
     order = ", ".join(orders)
     return f"listagg({word}{value}, {delimiter}) WITHIN GROUP (ORDER BY {order}){call.behind}"
@@ -249,6 +249,8 @@ def _tried_sum(call: _Call) -> str:
     kind = call.types[0]
     if kind in _EXACT:
         return call.written
+    # A partial sum may overflow in one order of rows only: summed in decimals, the total alone
+    # decides.
     if kind == "bigint":
         total = f"sum(CAST({call.values[0]} AS decimal(38,0))){call.behind}"
         return f"try_cast({total} AS bigint)"
@@ -297,11 +299,11 @@ _WITH_CONSTANTS: Final = frozenset(
         "PercentileDisc",
     }
 )
-"""Aggregates of which some arguments must be constants."""
+"""Aggregates some of whose arguments must be constants."""
 
 
 def _formula_of(inner: TreeNode) -> _Formula:
-    """Return what makes the formula of an aggregate function. Raises `NotRendered`."""
+    """Return the maker of an aggregate function's formula. Raises `NotRendered`."""
     known = _TRIED if is_trying(inner) else _FORMULAS
     found = known.get(inner.name)
     if found is None:

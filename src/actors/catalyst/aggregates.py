@@ -1,4 +1,4 @@
-"""Aggregates of Catalyst's → `AggregateCall`s, and the expressions over their results."""
+"""Catalyst's aggregates → `AggregateCall`s, and the expressions over their results."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _FUNCTIONS: Final = {
 _SPREADS: Final = frozenset({"StddevSamp", "StddevPop", "VarianceSamp", "VariancePop"})
 _EXACT_AS_DOUBLE: Final = frozenset({"tinyint", "smallint", "int"})
 _SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
-"""Functions to which a value that comes again is nothing new."""
+"""Functions whose result repeated values do not change."""
 
 
 class CallCollector:
-    """Collects the aggregate calls of a grouping; `replaced` puts columns in their places."""
+    """Collects the aggregate calls of a grouping; `replaced` puts columns in their place."""
 
     def __init__(
         self, write: WriteExpression, fresh: FreshIds, items: Iterable[TreeNode], *, ansi: bool
@@ -53,12 +53,12 @@ class CallCollector:
         self._known: dict[AggregateCall, int] = {}
         self.calls: list[AggregateCall] = []
         self.columns: dict[int, ColumnBinding] = {}
-        """The results of the calls, by numbers below those of any attribute of Catalyst's."""
+        """Results of the calls, by negative numbers, which no attribute of Catalyst has."""
         found = (each for item in items for each in walk(item))
         self._rows = values_of_rows((e for e in found if e.name == "AggregateExpression"), write)
 
     def replaced(self, node: TreeNode) -> TreeNode:
-        """Return an expression with an attribute in the place of each aggregate.
+        """Return an expression with an attribute in place of each aggregate.
 
         Raises `NotRendered` for an aggregate that no rule knows.
         """
@@ -71,10 +71,10 @@ class CallCollector:
         return node.replaced(children)
 
     def all_calls(self) -> tuple[AggregateCall, ...]:
-        """Return the calls; where there is none, one that makes the group a row."""
+        """Return the calls; if there are none, a count that makes the group a row."""
         several = {call.argument for call in self.calls if call.formula and call.distinct}
         if len(several) > 1:
-            # Spark repeats all rows for each of them.
+            # Spark would expand all rows once for each of them.
             raise NotRendered("DISTINCT in several aggregates that are no sums")
         rows = AggregateCall(
             self._fresh.take("a", "bigint"), "count", None, "bigint", "bigint", False
@@ -106,6 +106,7 @@ class CallCollector:
             condition = self._write(conditions[0]).text
             value = "1" if argument is None else argument[0]
             kind = "int" if argument is None else argument[1]
+            # FILTER becomes a CASE: NULLs do not count in any of these aggregates.
             argument = (f"CASE WHEN {condition} THEN {value} END", kind, True)
         result = type_of(inner)
         if argument is None:
@@ -116,7 +117,7 @@ class CallCollector:
         return AggregateCall("", function, text, result, kind, nullable, distinct)
 
     def _argument(self, inner: TreeNode, *, distinct: bool) -> tuple[str, str, bool] | None:
-        """Return (text, type, nullable) of what is aggregated; None: rows are counted."""
+        """Return (text, type, nullable) of the aggregated value; None: rows are counted."""
         given = inner.children
         if inner.name == "CountIf":
             condition = self._write(given[0]).text
@@ -129,7 +130,7 @@ class CallCollector:
             return None
         argument = given[0]
         if inner.name in _SPREADS and argument.name == "Cast":
-            # Spark computes it in doubles, whose values are exact where the type's own are few.
+            # Spark casts the argument to double; the uncast values can be summed exactly.
             exact = argument.children[0]
             if type_of(exact) in _EXACT_AS_DOUBLE or type_of(exact).startswith("decimal"):
                 argument = exact
@@ -137,7 +138,7 @@ class CallCollector:
         return written.text, written.type, is_nullable(argument)
 
     def _all_present(self, given: list[TreeNode], *, distinct: bool) -> tuple[str, str, bool]:
-        """Return what ``count`` of several arguments counts: rows in which none is NULL."""
+        """Return the value that ``count`` of several arguments counts: NULL if any of them is."""
         written = [self._write(each) for each in given]
         present = " AND ".join(f"({each.text} IS NOT NULL)" for each in written)
         if not distinct:

@@ -1,12 +1,10 @@
-"""Blocks: inputs under inner joins, and which of their predicates goes where.
+"""Blocks: inputs under inner joins, and the distribution of their predicates.
 
-A *block* is a product of inputs restricted by a conjunction. Inner joins only put blocks together.
-`PlanBlock.close` makes a plan of one: a predicate that one input decides filters that input, an
-equality between two inputs becomes an `Equal` (a side that is an expression is computed at its
-input as a column of its own), the rest is the join's residual.
-
-Catalyst has pushed predicates down already (``PushDownPredicates``): what one input decides is here
-only where a constant or a flattened join left it.
+A *block* is a product of inputs restricted by a conjunction. `PlanBlock.close` makes a plan of it:
+a predicate over one input filters that input, an equality between two inputs becomes an `Equal` (a
+side that is an expression is computed at its input as a new column), the rest is the join's
+residual. Catalyst has pushed predicates down already (``PushDownPredicates``); predicates over one
+input are left only where a constant or a flattened join made them so.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from actors.plan.relational import (
 
 
 class ColumnBinding(msgspec.Struct, frozen=True):
-    """The column id, Spark type and nullability that stand for an attribute of Catalyst's."""
+    """Column id, Spark type and nullability of an attribute of Catalyst's."""
 
     id: str
     type: str
@@ -39,7 +37,7 @@ class ColumnBinding(msgspec.Struct, frozen=True):
 
 
 class WrittenExpression(msgspec.Struct, frozen=True):
-    """The text of an expression, the column ids that it reads, and its type."""
+    """Text of an expression, the column ids that it reads, and its type."""
 
     text: str
     reads: frozenset[str]
@@ -47,8 +45,8 @@ class WrittenExpression(msgspec.Struct, frozen=True):
 
 
 class Conjunct(msgspec.Struct, frozen=True):
-    """A predicate; `sides`: of an equality, both of its operands; `clock`: of a comparison with the
-    clock, where it turns. `safe`: it raises an error for no row."""
+    """A predicate. `sides`: both operands of an equality; `clock`: the edges of a comparison with
+    the clock; `safe`: true if it raises an error for no row."""
 
     written: WrittenExpression
     sides: tuple[WrittenExpression, WrittenExpression] | None = None
@@ -69,12 +67,13 @@ Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
 
 
 class FreshIds:
-    """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix; and types."""
+    """Column ids that are new in the whole plan (``k0``, ``k1`` …, for each prefix), and their
+    types."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self.types: dict[str, str] = {}
-        """The Spark type of each column id."""
+        """Spark type of each column id."""
 
     def take(self, prefix: str, kind: str) -> str:
         """Return the next id with a prefix, of a column of this type."""
@@ -85,7 +84,8 @@ class FreshIds:
 
 
 class PlanBlock(msgspec.Struct):
-    """Inputs, their product restricted by a conjunction, and what attributes stand for in it."""
+    """Inputs, their product restricted by a conjunction, and the columns of Catalyst's
+    attributes."""
 
     inputs: list[Plan]
     conjuncts: list[Conjunct]
@@ -125,6 +125,7 @@ class PlanBlock(msgspec.Struct):
             places = {owner[name] for name in each.written.reads}
             homes = [{owner[name] for name in side.reads} for side in each.sides or ()]
             if len(places) <= 1:
+                # A predicate without columns filters the first input.
                 place = min(places, default=0)
                 inputs[place] = filtered(inputs[place], each, fresh)
             elif not each.clock and homes and all(len(home) == 1 for home in homes):
@@ -153,9 +154,11 @@ class PlanBlock(msgspec.Struct):
 
 
 def filtered(plan: Plan, conjunct: Conjunct, fresh: FreshIds) -> Plan:
-    """Return the plan's rows for which a predicate of theirs is true."""
+    """Return the plan's rows for which a predicate over them is true."""
     predicate = conjunct.written.text
     if conjunct.clock is not None:
+        # An unsafe comparison must not see rows that the filter before it drops: it stays a second
+        # filter.
         if isinstance(plan, TemporalFilter) and conjunct.safe:
             return msgspec.structs.replace(plan, bounds=(*plan.bounds, conjunct.clock))
         types = tuple((id_, fresh.types[id_]) for id_ in columns_of(plan))
@@ -183,8 +186,8 @@ def keyed(
 
 
 def guards_first(conjuncts: Iterable[Conjunct]) -> list[Conjunct]:
-    """Return predicates with those first that raise for no row: they guard the others. Catalyst
-    moves what stands in an outer join below what stands in an inner one.
+    """Return predicates with those first that raise for no row: they guard the others, and Catalyst
+    may have moved the others before them.
 
     >>> raising = Conjunct(WrittenExpression("12 div x > 1", frozenset("x")))
     >>> guard = Conjunct(WrittenExpression("x <> 0", frozenset("x")), safe=True)
@@ -197,9 +200,10 @@ def guards_first(conjuncts: Iterable[Conjunct]) -> list[Conjunct]:
 def split_conjuncts(
     conjuncts: Iterable[Conjunct], left: Plan, right: Plan
 ) -> tuple[list[Equality], list[str], list[Conjunct], list[Conjunct]]:
-    """Return the equalities between two sides, the rest, and what each side alone decides.
+    """Return the equalities between two sides, the other predicates over both, and the predicates
+    over each side alone.
 
-    Raises `NotTranslated` for a comparison with the clock among the rest.
+    Raises `NotTranslated` for a comparison with the clock among the others.
     """
     mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
     equal: list[Equality] = []

@@ -1,7 +1,7 @@
 """Catalyst expressions as Spark SQL text that Spark analyses to the same expression again.
 
-The text reads columns by the names that the caller gives to their ids. What is not surely
-written so is refused with `NotRendered`; nothing is written as something similar.
+The text names columns as the caller maps their ids. An expression without such a text is refused
+with `NotRendered`; it is never replaced by a similar one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from actors.catalyst.plan_tree import TreeNode, attribute_ids, walk
 from actors.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
 
 DEPTH_MAX: Final = 120
-"""Calls within calls. Each is some frames here, and many more in Spark's parser."""
+"""Limit of nested calls. Each takes some frames here, and many more in Spark's parser."""
 NESTED_LOGIC_MAX: Final = 16
-"""Operators of one chain of ANDs or ORs within each other, that are written so."""
+"""Depth up to which a chain of ANDs or ORs is written as it is nested."""
 
 _FORMS: Final[dict[str, SpecialForm]] = {**SPECIAL_FORMS, **AGGREGATE_FORMS}
 CLOCK_CALLS: Final = {
@@ -33,7 +33,7 @@ CLOCK_CALLS: Final = {
     "LocalTimestamp": "localtimestamp()",
     "Now": "now()",
 }
-"""Calls of the clock that a temporal filter follows, by the class of their expression."""
+"""Calls of the clock that a temporal filter supports, by the class of their expression."""
 _OPERATORS: Final = {
     "And": "AND",
     "BitwiseAnd": "&",
@@ -87,10 +87,9 @@ _CHAINS: Final = {
 class ExpressionWriter:
     """Writes expressions over columns that `column` names by their ids.
 
-    `subqueries` names the columns that scalar subqueries have become, by the subqueries' ids; one
-    that is not in it is refused. `ansi` and `raw_strings` are the session's settings
-    ``spark.sql.ansi.enabled`` and ``spark.sql.parser.escapedStringLiterals``. Calls of the clock
-    are refused but with `clock`.
+    `subqueries` maps the ids of scalar subqueries to their columns; any other is refused. `ansi`
+    and `raw_strings` are the session's settings ``spark.sql.ansi.enabled`` and
+    ``spark.sql.parser.escapedStringLiterals``. Calls of the clock are refused without `clock`.
     """
 
     def __init__(
@@ -122,12 +121,12 @@ class ExpressionWriter:
             self._depth -= 1
 
     def many(self, nodes: Iterable[TreeNode]) -> str:
-        """Return the texts of several, with commas between."""
+        """Return the texts of several expressions, separated by commas."""
         return ", ".join(self.write(node) for node in nodes)
 
     def reads(self, node: TreeNode) -> frozenset[str]:
-        """Return the names of the columns that an expression reads, those of its scalar
-        subqueries among them."""
+        """Return the names of the columns that an expression reads, also for its scalar
+        subqueries."""
         found = {self._column(identity) for identity in attribute_ids(node)}
         for below in walk(node):
             if below.name == "ScalarSubquery" and below.fields["exprId"] in self.subqueries:
@@ -135,7 +134,7 @@ class ExpressionWriter:
         return frozenset(found)
 
     def call(self, node: TreeNode, *, before: str = "") -> str:
-        """Return a function's call on all children of its expression, `before` them DISTINCT or
+        """Return a call of an expression's function with all children; `before` them DISTINCT or
         nothing."""
         if node.fields.get("stale"):
             # The only child is a replacement, which is no argument.
@@ -164,6 +163,7 @@ class ExpressionWriter:
             return self._logical(node)
         if self._is_link(node):
             return self._chain(node)
+        # Special forms first: some of their classes also have a function's name.
         form = _FORMS.get(name)
         if form is not None:
             return form(self, node)
@@ -194,8 +194,7 @@ class ExpressionWriter:
         return self.call(node)
 
     def _logical(self, node: TreeNode) -> str:
-        """Write a chain of ANDs or of ORs as it is nested, and one that is nested deep flat:
-        its value is the same, and Spark's parser makes a balanced tree of it."""
+        """Write a chain of ANDs or of ORs as it is nested; a deep one without inner parentheses."""
         operands: list[TreeNode] = []
         waiting = [(node, 0)]
         deepest = 0
@@ -206,6 +205,7 @@ class ExpressionWriter:
             else:
                 operands.append(found)
                 deepest = max(deepest, depth)
+        # Written flat it has the same value, and Spark's parser makes a balanced tree of it.
         if deepest <= NESTED_LOGIC_MAX:
             operands = node.children
         word = f" {_OPERATORS[node.name]} "
@@ -219,8 +219,8 @@ class ExpressionWriter:
         return mode is None or mode == ("ANSI" if self.ansi else "LEGACY")
 
     def _chain(self, node: TreeNode) -> str:
-        """Write a left-deep chain of operators without parentheses within: Spark's parser allows
-        few levels of them."""
+        """Write a left-deep chain of operators without inner parentheses: Spark's parser allows few
+        levels."""
         parts: list[str] = []
         precedence = _CHAINS[node.name]
         while self._is_link(node) and _CHAINS[node.name] == precedence:
@@ -232,7 +232,7 @@ class ExpressionWriter:
         return f"({''.join(reversed(parts))})"
 
     def _replacement(self, node: TreeNode) -> str:
-        """Write a replaceable function whose parameters are stale: what replaces it."""
+        """Write a replaceable function whose parameters are stale, by its replacement."""
         made = node.children[0]
         parameters = _parameters(node.name, made)
         if parameters is None:
@@ -242,6 +242,7 @@ class ExpressionWriter:
     def _with(self, node: TreeNode) -> str:
         body, *definitions = node.children
         for definition in definitions:
+            # SQL has no such form: each reference is written as its definition.
             self._commons[_common_id(definition)] = definition.children[0]
         return self.write(body)
 
@@ -251,8 +252,8 @@ def _common_id(node: TreeNode) -> int:
 
 
 def _parameters(name: str, made: TreeNode) -> list[TreeNode] | None:
-    """Return the parameters of a replaceable function as its replacement has them now; None for
-    a function whose replacement can be written as it stands."""
+    """Return the current parameters of a replaceable function, found in its replacement; None if
+    the replacement can be written itself."""
     if made.name != "With":
         return None
     body, *definitions = made.children

@@ -1,8 +1,8 @@
-"""Which predicates can be evaluated on rows that the query never evaluates them on.
+"""Predicates that may be evaluated on rows on which the query itself never evaluates them.
 
-A filter below a join sees rows that meet nothing: an expression that can raise an error there
-makes a query fail that has an answer. So only expressions of a list are moved. Everything that is
-not on it, or whose types are not those that the list is about, counts as unsafe.
+A filter below a join sees rows without a match: an expression that raises an error there makes a
+query fail that has a result. So only expressions of a list are moved; an expression that is not on
+it, or has other types than the list assumes, counts as unsafe.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ With CommonExpressionDef CommonExpressionRef NullIfResult
 _ALWAYS: Final = frozenset(_ALWAYS_WORDS.split())
 """Classes that never raise, in ANSI mode or without, whatever the values of their types are.
 
-Left out on purpose: functions whose result can exceed a limit (concat, replace, the first day of
-the month at the end of all days), those that read a pattern or a format from a column,
-arithmetic, and casts of strings.
+Excluded on purpose: functions whose result can exceed a limit (concat, replace, the first day of
+the month at the end of all days), those that read a pattern or a format from a column, arithmetic,
+and casts of strings.
 """
 _ORDERED: Final = (
     "EqualTo",
@@ -63,6 +63,7 @@ def is_surely_safe(node: TreeNode) -> bool:
 
 
 def _is_safe_itself(node: TreeNode) -> bool:
+    # Evaluated on other rows it would give other values.
     if node.fields.get("volatile"):
         return False
     if node.name == "Cast":
@@ -72,16 +73,17 @@ def _is_safe_itself(node: TreeNode) -> bool:
     if node.name in ("LikeAll", "LikeAny", "NotLikeAll", "NotLikeAny"):
         return all(pattern is None or "\\" not in pattern for pattern in node.fields["patterns"])
     if node.name in _ORDERED:
+        # Different types need a cast, which may raise.
         left, right = (type_of(child) for child in node.children)
         return left is not None and left == right
     return node.name in _ALWAYS and _is_uncast(node)
 
 
 def _is_uncast(node: TreeNode) -> bool:
-    """Return whether a replaceable function computes with its parameters as they are: the casts
-    of types to each other stand in its replacement only."""
+    """Return whether a replaceable function computes with its parameters uncast."""
     if "stale" not in node.fields or node.fields["stale"]:
         return True
+    # The casts that Spark adds are in the function's replacement only, not in its parameters.
     kinds = [type_of(child) for child in node.children]
     if node.name in _STRING_PARTS:
         return kinds == ["string", "integer"]
@@ -90,15 +92,16 @@ def _is_uncast(node: TreeNode) -> bool:
 
 
 def _is_plain_pattern(node: TreeNode) -> bool:
-    """Return whether a LIKE has a literal pattern without escapes: one at the wrong place raises
-    an error."""
+    """Return whether a LIKE has a literal pattern without escapes: a misplaced escape raises an
+    error."""
     pattern = node.children[1]
     value = pattern.fields.get("value")
     return pattern.name == "Literal" and (value is None or node.fields["escapeChar"] not in value)
 
 
 def _widens(source: Any, target: Any) -> bool:
-    """Return whether every value of a type is one of another, so that its cast cannot fail."""
+    """Return whether every value of the source type is one of the target type, so that a cast
+    cannot fail."""
     if not isinstance(source, str) or not isinstance(target, str):
         return False
     if source in (target, "void"):
@@ -108,6 +111,7 @@ def _widens(source: Any, target: Any) -> bool:
     if target.startswith("decimal("):
         whole = _whole_digits(source)
         return whole is not None and whole <= _decimal_room(source, target)
+    # Double takes any decimal, rounded, without an error.
     if source.startswith("decimal("):
         return target == "double"
     if target == "string":
@@ -123,10 +127,11 @@ def _whole_digits(kind: str) -> int | None:
 
 
 def _decimal_room(source: str, target: str) -> int:
-    """Return the digits before the point that a decimal has; -1 where it has fewer behind it than
-    the source: it would round, and rounding up can exceed it."""
+    """Return the digits before the point that a decimal has; -1 if it rounds the source's
+    values."""
     precision, scale = _precision(target)
     if source.startswith("decimal(") and _precision(source)[1] > scale:
+        # Rounding up can exceed the type.
         return -1
     return precision - scale
 

@@ -1,6 +1,7 @@
-"""Functions of Catalyst's expression classes: their names in SQL, and which settings a call keeps.
+"""Functions of Catalyst's expression classes: their names in SQL, and the settings that a call
+keeps.
 
-A call's text says its arguments only. A field of the class that is no argument (a *setting*)
+A call's text contains its arguments only. A field of the class that is no argument (a *setting*)
 must have the value that Spark gives it when it analyses that text: `check_settings` refuses any
 other, so that a variant of a function is never written as the plain one.
 """
@@ -16,13 +17,13 @@ from actors.catalyst.plan_tree import TreeNode
 _PACKAGE: Final = "org.apache.spark.sql.catalyst.expressions."
 _BUILDERS: Final = ("ExpressionBuilder", "Builder")
 _NAMES: Final = {
-    # several names of one class: the one without a grammar of its own
+    # Classes with several names: the one without a grammar of its own.
     "BoolAnd": "bool_and",
     "BoolOr": "bool_or",
     "DateAdd": "date_add",
     "StringLocate": "locate",
     "CreateNamedStruct": "named_struct",
-    # classes that a builder of another name makes
+    # Classes whose builder has another name.
     "Extract": "date_part",
     "DatePart": "date_part",
     "StringLPad": "lpad",
@@ -45,13 +46,13 @@ TRY_NAMES: Final = {
 }
 """Functions for classes whose evaluation mode is TRY."""
 _MODES: Final = frozenset({"evalMode", "evalContext", "failOnError", "ansiEnabled"})
-"""Settings that the session's ANSI mode gives, unless a function of its own (try_…) was called."""
+"""Settings that follow from the session's ANSI mode, unless the function is a try_ form."""
 _SET_BY_SPARK: Final = frozenset(
     {
-        # the session's, which is that of the text, too
+        # The session's, under which the text is analysed, too.
         "timeZoneId",
         "zoneId",
-        # places in a buffer, chosen when a query is executed
+        # Offsets in a buffer, chosen when a query is executed.
         "mutableAggBufferOffset",
         "inputAggBufferOffset",
     }
@@ -77,10 +78,10 @@ _USUAL: Final[dict[tuple[str, str], Any]] = {
     ("Unhex", "failOnError"): False,
     ("XxHash64", "seed"): 42,
 }
-"""The value of a setting, by (class, field), that the function's plain call gives. Many are what
-a setting for older behaviour is by default: with any other the view is not rendered."""
+"""Value of a setting, by (class, field), in the function's plain call. Many are defaults of Spark's
+legacy settings: with any other value the view is not rendered."""
 _USUAL_EVERYWHERE: Final[dict[str, Any]] = {"nullOnDivideByZero": True}
-"""The same, for all classes with that field."""
+"""The same for all classes that have the field."""
 
 
 _NO_VALUE: Final = object()
@@ -89,8 +90,8 @@ _NO_VALUE: Final = object()
 class FunctionNames:
     """The functions of a session that are Spark's own, by the class of their expression.
 
-    Takes the lines of `PlanDump.functionNames`. A function that a user put in the place of one
-    of Spark's is not known.
+    Takes the lines of `PlanDump.functionNames`. A function by which a user replaced one of
+    Spark's is not known.
 
     >>> names = FunctionNames("upper\\torg.apache.spark.sql.catalyst.expressions.Upper\\n")
     >>> names.name_of("Upper"), names.name_of("Lower")
@@ -101,15 +102,18 @@ class FunctionNames:
         names: dict[str, list[str]] = {}
         for line in listing.splitlines():
             name, full_name = line.split("\t")
+            # The registry also lists operators, which are no function names.
             if full_name.startswith(_PACKAGE) and name.replace("_", "a").isalnum():
                 names.setdefault(_built(full_name), []).append(name)
         self._known = frozenset(name for found in names.values() for name in found)
+        # Of several names always the same one, whatever the registry's order.
         self._names = {
             kind: min(found, key=lambda name: (len(name), name)) for kind, found in names.items()
         }
 
     def name_of(self, kind: str) -> str | None:
-        """Return the function that makes expressions of a class, named without its package."""
+        """Return the SQL name of the function that makes expressions of a class (without its
+        package); None if none is known."""
         name = _NAMES.get(kind) or self._names.get(kind)
         return name if name in self._known else None
 
@@ -119,7 +123,7 @@ class FunctionNames:
 
 
 def _built(full_name: str) -> str:
-    """Return the class that a registered class, or builder of a class, stands for."""
+    """Return the class that a registered class, or the builder of a class, makes."""
     name = full_name.rsplit(".", 1)[-1]
     for suffix in _BUILDERS:
         if name.endswith(suffix):
@@ -128,7 +132,7 @@ def _built(full_name: str) -> str:
 
 
 class ExpressionText(Protocol):
-    """The writer, as the functions for single classes use it."""
+    """Interface of the writer for the functions of single classes."""
 
     functions: FunctionNames
     ansi: bool
@@ -138,16 +142,16 @@ class ExpressionText(Protocol):
         """Return the text of an expression."""
 
     def many(self, nodes: Iterable[TreeNode]) -> str:
-        """Return the texts of several, with commas between."""
+        """Return the texts of several expressions, separated by commas."""
 
     def call(self, node: TreeNode, *, before: str = "") -> str:
-        """Return a function's call on all children."""
+        """Return a call of the node's function with all children as arguments."""
 
 
 def evaluation_mode(node: TreeNode) -> str | None:
     """Return ANSI, LEGACY or TRY; None for a class without a mode.
 
-    A flag that says only whether errors are raised is ANSI or LEGACY.
+    A flag for raised errors counts as ANSI or LEGACY.
     """
     fields = node.fields
     context = fields.get("evalContext")
@@ -161,15 +165,15 @@ def evaluation_mode(node: TreeNode) -> str | None:
 
 
 def check_mode(node: TreeNode, *, ansi: bool) -> None:
-    """Pass an expression in the mode of its session. Raises `NotRendered` for another."""
+    """Check that an expression is in its session's mode. Raises `NotRendered` for another."""
     mode = evaluation_mode(node)
     if mode is not None and mode != ("ANSI" if ansi else "LEGACY"):
         raise NotRendered(f"{node.name} in {mode} mode")
 
 
 def check_settings(node: TreeNode, told: Iterable[str] = ()) -> None:
-    """Pass an expression whose settings follow from its call, or are in `told`: the text says
-    them otherwise. Raises `NotRendered` naming another."""
+    """Check that an expression's settings follow from its call, or are in `told`, the fields that
+    the text contains in another way. Raises `NotRendered` with the name of another."""
     for field in node.fields.get("settings", ()):
         if (
             (field in _MODES and (node.name, field) not in _USUAL)

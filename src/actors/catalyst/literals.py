@@ -1,8 +1,7 @@
 """Literals and types of Catalyst as Spark SQL text that makes the same value of the same type.
 
 Values come as Spark holds them (a timestamp is microseconds), so the text depends neither on the
-session's time zone nor on a format. Where SQL has no literal of a value the text is a constant
-expression that is computed to it.
+session's time zone nor on a format. A value without a literal in SQL becomes a constant expression.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 class NotRendered(Exception):
-    """This expression has no text that surely means the same; the text says which one and why."""
+    """The expression has no text that surely means the same; the message names it and the
+    reason."""
 
 
 def quote_name(name: str) -> str:
@@ -48,7 +48,8 @@ def quote_name(name: str) -> str:
 
 
 def type_text(kind: Any) -> str:
-    """Return a type of Spark's JSON as DDL. Raises `NotRendered` for one that DDL cannot say.
+    """Return the DDL of a type in Spark's JSON. Raises `NotRendered` for one that DDL cannot
+    express.
 
     >>> type_text({"type": "array", "elementType": "long", "containsNull": True})
     'array<bigint>'
@@ -86,7 +87,7 @@ def string_text(value: str, *, raw: bool) -> str:
         return f"'{value}'"
     if not raw:
         text = "".join(_ESCAPES.get(character, character) for character in value)
-        # Spark puts settings into a text before it parses it, into its strings, too.
+        # Spark substitutes settings (``${…}``) in a text before it parses it, in strings, too.
         return "'" + text.replace(_VARIABLE, "\\u0024{") + "'"
     # Which quotes can be escaped in a raw string depends on further settings.
     return f"CAST(X'{value.encode().hex().upper()}' AS string)"
@@ -129,7 +130,7 @@ def _float(value: str, suffix: str, name: str) -> str:
 
 
 def _decimal(value: str, kind: str) -> str:
-    """Return `1.50BD` where its digits give the type, a cast where they do not."""
+    """Return `1.50BD` if its digits give the type, else a cast."""
     digits, exponent = Decimal(value).as_tuple()[1:]
     scale = -int(exponent)
     if kind == f"decimal({max(len(digits), scale)},{scale})":
@@ -140,6 +141,7 @@ def _decimal(value: str, kind: str) -> str:
 def _date(value: str) -> str:
     try:
         return f"DATE'{(_EPOCH + dt.timedelta(days=int(value))).date().isoformat()}'"
+    # Beyond the year 9999, which Python and the literal cannot express.
     except OverflowError:
         return f"date_from_unix_date({_signed(value)})"
 
@@ -154,7 +156,7 @@ def _moment(value: str) -> str | None:
 
 def _timestamp(value: str) -> str:
     moment = _moment(value)
-    # With a zone in the text: without, an hour that a clock shows twice has one reading only.
+    # With a zone: without one, an hour that occurs twice (end of summer time) is ambiguous.
     return (
         f"timestamp_micros({_signed(value + 'L')})" if moment is None else f"TIMESTAMP'{moment}Z'"
     )
@@ -171,12 +173,12 @@ def _calendar_interval(value: str) -> str:
     months, days, micros = (int(part) for part in value.split())
     sign = "-" if micros < 0 else ""
     seconds, fraction = divmod(abs(micros), _MICROS)
-    # Quoted parts keep this kind of interval where numbers would make a year-month one.
+    # Parts in parentheses keep a calendar interval; plain numbers would make a year-month one.
     return f"make_interval(0, ({months}), 0, ({days}), 0, 0, ({sign}{seconds}.{fraction:06}BD))"
 
 
 def _span(value: int, kind: str) -> str:
-    """Return an interval of months or microseconds, of exactly its units, or a time of day."""
+    """Return an interval of months or microseconds with exactly its units, or a time of day."""
     if kind.startswith("time("):
         return _time_of_day(value, kind)
     sign, size = ("-" if value < 0 else ""), abs(value)
@@ -204,6 +206,7 @@ def _day_time(sign: str, size: int, first: str, last: str) -> str:
         numbers.append(number)
     if seconds or (fraction and last != "second"):
         raise NotRendered(f"an interval of {first} to {last} with a rest")
+    # SQL parses sign and magnitude apart: the least long's magnitude does not fit into a long.
     if size > 2**63 - 1:
         raise NotRendered("the least interval")
     texts = [str(numbers[0]), *(f"{number:02}" for number in numbers[1:])]

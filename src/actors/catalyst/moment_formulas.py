@@ -1,11 +1,11 @@
 """Covariance, correlation, regression, skewness and kurtosis as functions of the bag of rows.
 
-Spark merges their moments in the order in which rows come, and floats then differ in their last
-bits. Here they are summed over the sorted values, the means first: always the same for the same
-rows, and as exact as Spark's own.
+Spark merges moments in the order in which rows come, so that floats differ in their last bits. Here
+they are summed over the sorted values, the means first: equal for equal rows, and as exact.
 
 Source: Spark's ``Covariance``, ``PearsonCorrelation``, ``CentralMomentAgg`` and
-``linearRegression.scala`` say which result is NULL; of ``regr_*(y, x)`` the first argument is y.
+``linearRegression.scala`` define which results are NULL; the first argument of ``regr_*(y, x)`` is
+y.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OF_PAIRS: Final = {
     "RegrSYY": "CASE WHEN s.n > 0D THEN s.xx END",
     "RegrSlope": "s.xy / nullif(s.yy, 0D)",
 }
-"""By Catalyst's name: from the count, the means x and y of the first and second argument, and the
-sums of the products of what they differ from them by."""
+"""Formulas by Catalyst's name, over the count, the means x and y of the first and second argument,
+and the sums of products of the deviations from them."""
 _OF_VALUES: Final = {
     "Kurtosis": "s.n * s.x4 / nullif(s.xx * s.xx, 0D) - 3D",
     "Skewness": "sqrt(s.n) * s.x3 / nullif(sqrt(s.xx * s.xx * s.xx), 0D)",
@@ -39,10 +39,10 @@ def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct:
     """Return the text of an aggregate of `MOMENTS` over one or two values.
 
     Args:
-        kind: Catalyst's name of it.
+        kind: Catalyst's name of the aggregate.
         values: Texts of the arguments.
-        behind: FILTER (WHERE …), or nothing.
-        distinct: Whether each value, or pair, counts once.
+        behind: FILTER (WHERE …), or an empty text.
+        distinct: True if each value, or pair, counts once.
 
     >>> moment_formula("CovSample", ("a", "b"), "", distinct=False)[:71]
     'aggregate(array_sort(collect_list(CASE WHEN a IS NOT NULL AND b IS NOT '
@@ -63,6 +63,7 @@ def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct:
     means = [("n", "s.n"), *((name, f"s.{name} / nullif(s.n, 0D)") for name in names)]
     zero = _struct(("n", "0D"), *((name, "0D") for name in names))
     begun = _struct(*means, *((name, "0D") for name in powers))
+    # Two passes: deviations from the means do not cancel as a difference of large sums would.
     mean = f"aggregate({rows}, {zero}, (s, p) -> {sums}, s -> {begun})"
     kept = [(name, f"s.{name}") for name in ("n", *names)]
     added = [

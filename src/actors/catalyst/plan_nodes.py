@@ -1,4 +1,4 @@
-"""Tells what nodes of a rewritten plan are: kinds of joins, tests, single rows, constants."""
+"""Predicates over nodes of a rewritten plan: kinds of joins, tests, single rows, constants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSING: Final = frozenset(
         "RebalancePartitions",
     }
 )
-"""Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
+"""Nodes that change no rows: contents are a bag, so order and partitions do not matter."""
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 _JOINS: Final = {
     "LeftSingle": "a correlated subquery of which there may be two rows",
@@ -29,12 +29,12 @@ _CONSTRUCTS: Final = {
 
 
 class NotTranslated(Exception):
-    """No rule knows this construct; the text names it."""
+    """No rule knows this construct; the message names it."""
 
 
 def join_kind(node: TreeNode) -> str:
     """Return ``inner``, ``left``, ``right``, ``full``, ``semi``, ``anti`` or ``mark`` (a semi join
-    that keeps all rows and says which have a match). Raises `NotTranslated`."""
+    that keeps all rows, and marks those with a match). Raises `NotTranslated`."""
     kind = node.fields["joinType"]
     known = {"Inner": "inner", "Cross": "inner", "LeftSemi": "semi", "LeftAnti": "anti"}
     if isinstance(kind, dict) and isinstance(kind.get("exists"), TreeNode):
@@ -59,21 +59,21 @@ def existence_of(node: TreeNode) -> tuple[TreeNode, bool] | None:
 
 
 def is_null_aware(node: TreeNode) -> bool:
-    """Return whether a predicate is ``a = b OR (a = b) IS NULL``, as NOT IN makes it."""
+    """Return whether a predicate is ``a = b OR (a = b) IS NULL``, as Spark rewrites NOT IN."""
     if node.name != "Or" or node.children[1].name != "IsNull":
         return False
     return node.children[0].name == "EqualTo"
 
 
 def is_one_row(node: TreeNode) -> bool:
-    """Return whether a plan has just one row, whatever is in its tables."""
+    """Return whether a plan has exactly one row, whatever is in its tables."""
     while node.name == "Project" or node.name in PASSING:
         node = node.children[0]
     return node.name == "Aggregate" and not node.kids("groupingExpressions")
 
 
 def constant_of(node: TreeNode | None) -> int:
-    """Return the number that a LIMIT or OFFSET says. Raises `NotTranslated` for another one."""
+    """Return the number of a LIMIT or OFFSET. Raises `NotTranslated` if it is no constant."""
     if node is None or node.name != "Literal" or node.fields["value"] is None:
         raise NotTranslated("a LIMIT that is no number")
     return int(node.fields["value"])

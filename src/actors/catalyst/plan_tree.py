@@ -1,7 +1,6 @@
-"""Catalyst trees as Python nodes: the JSON that `PlanDump.java` writes, parsed.
+"""Catalyst trees as Python nodes: a parser of the JSON that `PlanDump.java` writes.
 
-A dump is a flat list of nodes, each before its children. The parser keeps its own stack, so that
-a chain of a thousand ANDs is no recursion here.
+A dump is a flat list of nodes, each before its children.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ _NO_FIELDS: Final = ("class", _CHILDREN)
 
 
 class PlanTreeRejected(Exception):
-    """Catalyst's tree is too large or too deep, or is no tree; the text says which."""
+    """Catalyst's tree is too large or too deep, or is no tree; the message says which."""
 
 
 class TreeNode:
     """One node of a Catalyst tree, a plan or an expression.
 
     `name` is the class without its package, `full_name` with it. `fields` are the arguments of
-    the case class by name: a node among the children is its index there, any other tree a
-    `TreeNode`, an expression id an integer, a type what Spark's JSON says. Beside them stand
-    `type`, `null` and `volatile`, which `PlanDump.java` adds, and `settings`: the names of
-    the fields that hold no node and are not empty.
+    the case class by name: a node among the children as its index there, any other tree as a
+    `TreeNode`, an expression id as an integer, a type as Spark's JSON. `PlanDump.java` adds
+    `type`, `null`, `volatile`, and `settings`: the names of the fields that hold no node and
+    are not empty.
     """
 
     __slots__ = ("children", "fields", "full_name", "name")
@@ -41,7 +40,7 @@ class TreeNode:
         self.children: list[TreeNode] = [] if children is None else children
 
     def kid(self, field: str) -> TreeNode | None:
-        """Return the node that a field holds or points to; None where it holds none."""
+        """Return the node that a field holds or points to; None if it holds none."""
         if field in self.fields.get("settings", ()):
             return None
         return self._node(self.fields.get(field))
@@ -73,7 +72,7 @@ class TreeNode:
 
 
 def simple_name(full_name: str) -> str:
-    """Return the name of a class, or of a Scala object, without what it stands in.
+    """Return the name of a class, or of a Scala object, without its package and enclosing class.
 
     >>> simple_name("org.apache.spark.sql.catalyst.plans.Inner$")
     'Inner'
@@ -84,7 +83,7 @@ def simple_name(full_name: str) -> str:
 
 
 def parse_tree(encoded: bytes | str, *, nodes_max: int, depth_max: int) -> TreeNode:
-    """Return the tree that a dump holds.
+    """Return the tree of a dump.
 
     Raises `PlanTreeRejected` when it has more than `nodes_max` nodes (those of trees within
     fields counted), nests deeper than `depth_max`, or is no dump.
@@ -104,11 +103,13 @@ class _TreeParser:
         self._depth_max = depth_max
 
     def parse(self, items: list[dict[str, Any]], depth: int) -> TreeNode:
+        # Checked before any node of a dump that is too large is made.
         self._left -= len(items)
         if self._left < 0:
             raise PlanTreeRejected(f"a plan of more than {self._nodes_max} nodes")
         root: TreeNode | None = None
-        # Of each node that still lacks children: how many, and the depth of these.
+        # Nodes that still lack children, with their number and depth. An explicit stack, so that a
+        # chain of a thousand ANDs is no recursion.
         open_nodes: list[tuple[TreeNode, int, int]] = []
         for item in items:
             parent = None
@@ -164,7 +165,7 @@ def _is_tree(value: object) -> bool:
 
 
 def walk(node: TreeNode) -> Iterator[TreeNode]:
-    """Yield a node and all below it, parents first; not the trees within fields."""
+    """Yield a node and all nodes below it, parents first; not the trees within fields."""
     waiting = [node]
     while waiting:
         found = waiting.pop()

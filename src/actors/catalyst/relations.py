@@ -1,12 +1,8 @@
 """Catalyst's rewritten plan of a view → the view's relational plan.
 
-Theory of operation. The tree is read bottom up. A node becomes a `PlanBlock`: projections that only
-pass columns on or rename them, and inner joins, do not close it, so that a chain of joins becomes
-one `Join` of many inputs. Every visit of a table makes column ids of its own: a table expression
-that is used twice is two plans.
-
-Attributes of Catalyst's have numbers that differ from one analysis to the next; column ids here are
-given in the order of the visit, so that one text always has one plan, and one fingerprint.
+The tree is read bottom up. A node becomes a `PlanBlock`: projections that only pass on or rename
+columns, and inner joins, do not close it, so that a chain of joins becomes one `Join` of many
+inputs. A table expression that is used twice is two plans with ids of their own.
 
 `NotTranslated` names the construct that no rule knows: the view is then opaque.
 """
@@ -79,11 +75,11 @@ from actors.plan.relational import (
 from actors.plan.relational_walk import pruned
 
 TABLE_METADATA: Final = "penstock_table"
-"""The key in a column's metadata under which the number of its table stands."""
+"""Key of a table's number in its columns' metadata."""
 RANGE_ROWS_MAX: Final = 10_000
-"""Bounds the rows of a ``range()``: a step makes all of them."""
+"""Limit of the rows of a ``range()``: a step makes all of them."""
 SESSION_MARK: Final = "spark.sessionWindow"
-"""Spark's own key in the metadata of a column by which a grouping merges sessions."""
+"""Spark's key in the metadata of a column by which a grouping merges sessions."""
 TOO_MANY_ROWS: Final = (
     "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
     "returned by a subquery used as an expression."
@@ -93,8 +89,8 @@ _UNORDERED: Final = ("map<", "variant", "interval")
 
 _LIFTED: Final = ("ScalarSubquery", "Exists")
 _Reason: TypeAlias = Callable[[PlanBlock], tuple[PlanBlock, PlanBlock, list[Conjunct]]]
-"""From rows of the left: they, maybe with one more column, the right, and what says that two
-match."""
+"""Takes rows of the left; returns them, possibly with one more column, the right, and the
+predicates under which two rows match."""
 
 
 class RelationalBuilder:
@@ -108,14 +104,15 @@ class RelationalBuilder:
         ansi: bool,
         zone: str,
     ) -> None:
-        """`column_names`: of each table, by the number that its columns carry, their names; a
-        table's place in it is its place among the plan's sources. `zone`: the session's time
-        zone."""
+        """`column_names`: the column names of each table, by the number in its columns' metadata;
+        in the order of the plan's sources. `zone`: the session's time zone."""
         self._functions = functions
         self._column_names = column_names
         self._places = {number: place for place, number in enumerate(column_names)}
         self._ansi = ansi
         self._zone = zone
+        # Ids in order of the visit, not Catalyst's: those differ between analyses, but one text
+        # must have one plan and one fingerprint.
         self._fresh = FreshIds()
         self._scans: dict[int, int] = {}
         self._types = self._fresh.types
@@ -161,8 +158,8 @@ class RelationalBuilder:
         return WrittenExpression(text, frozenset(read), type_of(node))
 
     def _lifted(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
-        """Return an expression without subqueries, over a block that has their values: a subquery
-        of just one row is one more input; EXISTS is whether a count is above zero."""
+        """Return an expression without subqueries, over a block that has their values: a scalar
+        subquery of one row is one more input; EXISTS tests a count."""
         if not any(each.name in _LIFTED for each in walk(node)):
             return block, node
         if node.name not in _LIFTED:
@@ -190,8 +187,8 @@ class RelationalBuilder:
     def _single_value(
         self, block: PlanBlock, bound: ColumnBinding
     ) -> tuple[PlanBlock, ColumnBinding]:
-        """Return one row with the only value of a column: NULL where there is no row, an error
-        where there are two."""
+        """Return one row with the only value of a column: NULL if there is no row, an error if
+        there are two."""
         if any(word in bound.type for word in _UNORDERED):
             raise NotTranslated(f"a scalar subquery of type {bound.type}")
         count, value, made = (
@@ -200,6 +197,7 @@ class RelationalBuilder:
         )
         calls = (
             AggregateCall(count, "count", None, "bigint", "bigint", False),
+            # Of at most one row `max` is its value.
             AggregateCall(value, "max", bound.id, bound.type, bound.type, bound.nullable),
         )
         grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
@@ -208,7 +206,7 @@ class RelationalBuilder:
         return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
     def _any_row(self, block: PlanBlock) -> tuple[PlanBlock, ColumnBinding]:
-        """Return one row that says whether a block has any."""
+        """Return one row with a boolean: whether the block has any row."""
         count, made = self._fresh.take("a", "bigint"), self._fresh.take("c", "boolean")
         calls = (AggregateCall(count, "count", None, "bigint", "bigint", False),)
         grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
@@ -278,6 +276,7 @@ class RelationalBuilder:
         source = self._places[number]
         seen = self._scans.get(source, 0)
         self._scans[source] = seen + 1
+        # Each occurrence of a table has ids of its own.
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
         own = tuple(self._column_names[number])
         columns: dict[int, ColumnBinding] = {}
@@ -291,7 +290,7 @@ class RelationalBuilder:
         return PlanBlock([Scan(source, tuple(pairs))], [], list(columns), columns)
 
     def _values(self, node: TreeNode) -> PlanBlock:
-        """VALUES: rows of literals."""
+        """Return the block of VALUES, rows of literals."""
         rows = [[self._write(each, {}).text for each in row] for row in node.fields["rows"]]
         if not rows:
             raise NotTranslated("a table of no rows in the text")
@@ -325,7 +324,7 @@ class RelationalBuilder:
         return self._projected(self._block(node.children[0]), node.kids("projectList"))
 
     def _projected(self, block: PlanBlock, items: Sequence[TreeNode]) -> PlanBlock:
-        """Return the block with these columns; it closes when one of them is computed."""
+        """Return the block with these columns; it is closed if one of them is computed."""
         columns: dict[int, ColumnBinding] = {}
         computed: list[Named] = []
         output = []
@@ -346,6 +345,8 @@ class RelationalBuilder:
             written = self._write(inner, block.columns)
             columns[number] = self._new_column("c", item)
             made = Named(columns[number].id, written.text)
+            # Below the join an expression sees rows without a match: only a safe one may move
+            # there.
             if len(inputs) == 1 or not (
                 is_surely_safe(inner) and _computed_at_one(inputs, made, written.reads)
             ):
@@ -403,10 +404,11 @@ class RelationalBuilder:
     def _reasons(
         self, left: PlanBlock, right: PlanBlock, parts: Sequence[TreeNode]
     ) -> Iterator[_Reason]:
-        """Yield why a row of the left has a match, each of the rows for which none before it holds.
+        """Yield the reasons for which a row of the left has a match; each is tested on the rows for
+        which no earlier one holds.
 
-        By ``a = b OR (a = b) IS NULL`` (NOT IN) these are an equal value, a NULL on the right, and
-        a NULL of its own where there is any row on the right.
+        For ``a = b OR (a = b) IS NULL`` (NOT IN) these are an equal value, a NULL on the right, and
+        a NULL on the left if the right has any row.
         """
         aware = [part for part in parts if is_null_aware(part)]
         both = left.columns | right.columns
@@ -441,7 +443,7 @@ class RelationalBuilder:
             yield null_here
 
     def _anti_join(self, left: PlanBlock, reasons: Iterable[_Reason]) -> PlanBlock:
-        """Rows of the left that have no match for any reason."""
+        """Return the rows of the left that have no match for any reason."""
         made = left
         for reason in reasons:
             rows, right, tests = reason(made)
@@ -460,8 +462,8 @@ class RelationalBuilder:
         return PlanBlock([made], [], block.output, block.columns), written
 
     def _mark_join(self, left: PlanBlock, reasons: Iterable[_Reason], mark: TreeNode) -> PlanBlock:
-        """Rows of the left with whether they have a match: those that have one, marked true, and
-        those that have none, marked false."""
+        """Return the rows of the left with a mark: true for those that have a match, false for the
+        others."""
         kinds = [left.columns[number].type for number in left.output]
         ids = [self._fresh.take("u", kind) for kind in (*kinds, "boolean")]
         sides: list[tuple[PlanBlock, str]] = []
@@ -493,6 +495,7 @@ class RelationalBuilder:
             left, right = right, left
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
         equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
+        # A predicate over the preserved side decides which rows match, not which rows are kept.
         rest = [*(each.text() for each in own), *rest]
         if kind == "full":
             rest += (each.text() for each in other)
@@ -518,6 +521,7 @@ class RelationalBuilder:
         for each in other:
             theirs = filtered(theirs, each, self._fresh)
         if anti:
+            # An anti join keeps rows for which it is false: it must not filter them.
             rest = [*(each.text() for each in own), *rest]
         else:
             for each in own:
@@ -572,7 +576,7 @@ class RelationalBuilder:
         columns |= calls.columns
         made: Plan
         if keys and not calls.calls:
-            # Only the keys are read: each group is one row.
+            # Only the keys are read: the grouping is a DISTINCT.
             named = tuple(Named(key.name, key.expression) for key in keys)
             passed = tuple(msgspec.structs.replace(key, expression=key.name) for key in keys)
             made = Distinct(Project(below, named), passed)
@@ -581,7 +585,8 @@ class RelationalBuilder:
         return self._projected(PlanBlock([made], [], list(columns), columns), items)
 
     def _lifted_in_calls(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
-        """Lift what aggregates read; what is read beside them is lifted above the grouping."""
+        """Lift the subqueries within aggregates; those beside aggregates are lifted above the
+        grouping."""
         if node.name == "AggregateExpression":
             return self._lifted(block, node)
         children = []
@@ -606,7 +611,7 @@ class RelationalBuilder:
         columns: dict[int, ColumnBinding] = {}
         for position, (number, id_) in enumerate(zip(first.output, ids, strict=True)):
             places = [block.columns[block.output[position]] for block in blocks]
-            # Of a column that stands twice in the first branch Catalyst means the first.
+            # If the first branch has a column twice, Catalyst means its first position.
             columns.setdefault(
                 number, ColumnBinding(id_, kinds[position], any(p.nullable for p in places))
             )
@@ -675,16 +680,16 @@ class RelationalBuilder:
         return PlanBlock([plan], [], output, columns)
 
     def _closed_narrow(self, block: PlanBlock) -> Plan:
-        """Return the block as a plan of its output alone: all of its columns decide over the
-        order of rows."""
+        """Return the block as a plan of its output alone."""
         plan = block.close(self._fresh)
+        # Other columns would take part in the total order of rows.
         ids = tuple(dict.fromkeys(block.columns[number].id for number in block.output))
         if ids == columns_of(plan):
             return plan
         return Project(plan, tuple(Named(id_, id_) for id_ in ids))
 
     def _limit(self, node: TreeNode) -> PlanBlock:
-        """LIMIT and OFFSET over an order, which may stand below projections."""
+        """Return a LIMIT or OFFSET over its order, which may be below projections."""
         count = None
         if node.name == "GlobalLimit":
             count = constant_of(node.kid("limitExpr"))
@@ -697,6 +702,7 @@ class RelationalBuilder:
             offset = constant_of(node.kid("offsetExpr"))
             node = node.children[0]
         sort, projects = node, []
+        # Catalyst puts projections above a sort by columns that are not selected.
         while sort.name == "Project":
             projects.append(sort)
             sort = sort.children[0]
@@ -731,7 +737,7 @@ def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
 
 
 def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bool) -> Conjunct:
-    """Return an equality of two expressions."""
+    """Return the equality of two expressions."""
     sign = "<=>" if null_safe else "="
     text = f"({left.text} {sign} {right.text})"
     written = WrittenExpression(text, left.reads | right.reads)
@@ -752,17 +758,18 @@ def _columns_by_number(
 
 
 def _check_ordered(types: Iterable[tuple[str, str]]) -> None:
-    """Raises `NotTranslated` where rows cannot be ordered by all of their columns."""
+    """Raise `NotTranslated` if rows cannot be ordered by all of their columns."""
     for id_, kind in types:
         if any(word in kind for word in _UNORDERED):
             raise NotTranslated(f"an order of rows with a column of type {kind} ({id_})")
 
 
 def _computed_at_one(inputs: list[Plan], made: Named, reads: frozenset[str]) -> bool:
-    """Compute a column at the one input that has all that it reads, if there is one: the join
-    stays one join of all inputs."""
+    """Compute a column at the one input that has all columns that it reads; return whether there is
+    one."""
     for place, plan in enumerate(inputs):
         names = columns_of(plan)
+        # Computed there, the join stays one join of all inputs.
         if reads and reads <= frozenset(names):
             passed = tuple(Named(name, name) for name in names)
             inputs[place] = Project(plan, (*passed, made))

@@ -1,27 +1,9 @@
-"""The rules of Catalyst that a view's analysed plan goes through, each with its reason.
+"""The rules of Catalyst's optimizer that a view's analysed plan goes through, each with its reason.
 
-Theory of operation. Spark's analyser gives a plan with table expressions, subqueries and set
-operators. The delta rules know fewer operators. What is between is Catalyst's own work: rules of
-its optimizer that change the form of a plan and not its meaning. `ONCE` are applied first, in
-order; `REPEATED` after them, in order, until nothing changes. Both are applied inside the plans of
-subqueries too (``PlanRewriter.java``).
-
-Left out, though they look useful:
-
-- ``ComputeCurrentTime`` and ``ConstantFolding`` freeze the clock.
-- ``ReplaceExpressions`` turns functions into calls of Java methods, which have no SQL text.
-- ``RewriteExceptAll`` and ``RewriteIntersectAll`` replicate rows by a generator without SQL text;
-  ``ConstructRewriter.java`` does it by one that has.
-- ``RewriteDistinctAggregates`` doubles rows for each distinct aggregate; `views.rule_distinct`
-  keeps them by counts.
-- ``DecimalAggregates`` sums unscaled values, which wrap around where the sum would be an error.
-- ``RewriteNonCorrelatedExists`` makes a scalar subquery of what a semi join is as well.
-- ``OptimizeIn`` makes sets that have no SQL text.
-- ``InferFiltersFromConstraints`` adds tests that every step would have to evaluate.
-- ``PropagateEmptyRelation`` and ``ConvertToLocalRelation`` would take an empty table
-  for a constant.
-- ``ReorderJoin`` and what follows statistics make a plan that depends on more than the text.
-- ``NormalizeFloatingNumbers``, runtime filters and ``MergeScalarSubqueries`` are physical choices.
+Spark's analyser gives a plan with table expressions, subqueries and set operators; the delta rules
+know fewer operators. These rules change the form of a plan and not its meaning. `ONCE` are applied
+first, in order; `REPEATED` after them, in order, until nothing changes. Both are applied inside the
+plans of subqueries, too (``PlanRewriter.java``).
 
 Source: the batches of Catalyst's ``Optimizer.defaultBatches``.
 """
@@ -34,6 +16,20 @@ _OPTIMIZER: Final = "org.apache.spark.sql.catalyst.optimizer."
 _ANALYSIS: Final = "org.apache.spark.sql.catalyst.analysis."
 _EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
 
+# Rules that are left out on purpose:
+# - ComputeCurrentTime and ConstantFolding freeze the clock.
+# - ReplaceExpressions turns functions into calls of Java methods, which have no SQL text.
+# - RewriteExceptAll and RewriteIntersectAll replicate rows by a generator without SQL text;
+#   ConstructRewriter.java uses one that has a text.
+# - RewriteDistinctAggregates expands rows for each distinct aggregate; `views.rule_distinct` keeps
+#   the values by counts.
+# - DecimalAggregates sums unscaled values, which wrap around where the sum would be an error.
+# - RewriteNonCorrelatedExists makes a scalar subquery where a semi join is enough.
+# - OptimizeIn makes sets that have no SQL text.
+# - InferFiltersFromConstraints adds tests that every step would have to evaluate.
+# - PropagateEmptyRelation and ConvertToLocalRelation would take an empty table for a constant.
+# - ReorderJoin and the rules that follow statistics make a plan depend on more than the text.
+# - NormalizeFloatingNumbers, runtime filters and MergeScalarSubqueries are physical choices.
 ONCE: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "EliminateResolvedHint", "A hint changes no rows."),
     (_ANALYSIS + "EliminateSubqueryAliases", "Columns are told apart by their ids."),
@@ -52,7 +48,7 @@ ONCE: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "PullupCorrelatedPredicates", "Correlation becomes the condition of a join."),
     (_OPTIMIZER + "BooleanSimplification", "NOT NOT IN is IN, while it is no join yet."),
 )
-"""(class, reason) of what is applied once."""
+"""(class, reason) of the rules that are applied once."""
 
 REPEATED: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "RewritePredicateSubquery", "EXISTS and IN are semi and anti joins."),
@@ -68,7 +64,7 @@ REPEATED: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "CombineUnions", "A union of unions is one."),
     (_OPTIMIZER + "RemoveRedundantAliases", "A column keeps its id where it is only renamed."),
 )
-"""(class, reason) of what is applied until nothing changes."""
+"""(class, reason) of the rules that are applied until nothing changes."""
 
 
 def rule_names(rules: tuple[tuple[str, str], ...]) -> str:

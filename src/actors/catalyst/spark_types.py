@@ -1,4 +1,4 @@
-"""Spark's JSON of a type → the text by which types are named here."""
+"""Spark's JSON of a type → the text by which the service names the type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte"
 
 
 def type_text(kind: Any) -> str:
-    """Return a type as Spark's `simpleString` has it.
+    """Return a type as Spark's `simpleString` writes it.
 
     >>> type_text({"type": "array", "elementType": "long", "containsNull": True})
     'array<bigint>'

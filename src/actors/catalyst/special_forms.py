@@ -1,7 +1,7 @@
 """Expressions whose text is no plain call: SQL's own forms, lambdas, fields, options.
 
-Each function takes the writer and a node; `SPECIAL_FORMS` has them by class. The forms of
-aggregates and windows stand in `aggregate_calls`.
+Each function takes the writer and a node; `SPECIAL_FORMS` maps classes to them. The forms of
+aggregates and windows are in `aggregate_calls`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BACKSLASH: Final = "\\"
 
 
 def type_of(node: TreeNode) -> Any:
-    """Return an expression's type as Spark's JSON; None for one that is not resolved."""
+    """Return an expression's type as Spark's JSON; None if it is not resolved."""
     found = node.fields.get("type")
     return node.fields.get("dataType") if found is None else found
 
@@ -31,7 +31,7 @@ def _cast(writer: ExpressionText, node: TreeNode) -> str:
     child = node.children[0]
     added = child.name in ("TimestampAddInterval", "DatetimeSub")
     if added and type_of(child) == node.fields["dataType"]:
-        # Spark puts such a cast around a sum itself.
+        # Spark adds such a cast to a sum itself when it analyses the text.
         left, right = (writer.write(side) for side in _sides(child))
         return f"({left} {'+' if child.name == 'TimestampAddInterval' else '-'} {right})"
     function = "CAST"
@@ -44,10 +44,10 @@ def _cast(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
-    """Return a timestamp and what is added or subtracted."""
+    """Return a timestamp and the interval that is added or subtracted."""
     if node.fields.get("stale"):
         made = node.children[0]
-        # A subtraction's replacement adds the negation.
+        # Spark replaces a subtraction by an addition of the negated interval.
         if made.name != "TimestampAddInterval" or made.children[1].name != "UnaryMinus":
             raise NotRendered("a subtraction that adds")
         return made.children[0], made.children[1].children[0]
@@ -55,8 +55,9 @@ def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
 
 
 def _timestamp_sum(writer: ExpressionText, node: TreeNode) -> str:
-    """Write what Spark puts no cast around: an interval of days or less added to a date."""
+    """Write a sum without Spark's cast: an interval of days or less added to a date."""
     start, interval = node.children
+    # Spark casts the date when it analyses the text.
     if start.name == "Cast" and type_of(start.children[0]) == "date":
         start = start.children[0]
     return f"({writer.write(start)} + {writer.write(interval)})"
@@ -130,7 +131,7 @@ def _array_field(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _named_field(writer: ExpressionText, node: TreeNode, name: str, struct: Any) -> str:
-    # By name only: where two names are one to a session, nothing tells the fields apart.
+    # SQL reads fields by name, in any case: two such names cannot be told apart.
     if [field["name"].lower() for field in struct["fields"]].count(name.lower()) > 1:
         raise NotRendered(f"the field {name}, of which there are two")
     return f"({writer.write(node.children[0])}).{quote_name(name)}"
@@ -143,7 +144,7 @@ def _item(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _date_add(writer: ExpressionText, node: TreeNode) -> str:
-    """Write days added, which may be those of an interval."""
+    """Write added days, which may be those of an interval."""
     value, days = node.children
     sign = "+"
     if days.name == "UnaryMinus":
@@ -165,7 +166,7 @@ def _with_unit(function: str) -> SpecialForm:
 
 
 def _options(writer: ExpressionText, node: TreeNode) -> str:
-    """Write the options of a function as a last argument; empty for none."""
+    """Return the options of a function as a last argument; empty if there are none."""
     pairs = node.fields.get("options") or []
     raw = writer.raw_strings
     texts = [
@@ -195,7 +196,7 @@ def _called(writer: ExpressionText, node: TreeNode, behind: str) -> str:
 
 
 def _flagged(field: str, plain: str, trying: str) -> SpecialForm:
-    """Write one of two functions, by a flag that is no matter of the session's mode."""
+    """Write one of two functions, chosen by a flag that does not depend on the session's mode."""
 
     def write(writer: ExpressionText, node: TreeNode) -> str:
         check_settings(node, (field, "targetType"))
@@ -208,11 +209,12 @@ def _flagged(field: str, plain: str, trying: str) -> SpecialForm:
 
 
 def _session_flagged(plain: str, field: str = "failOnError") -> SpecialForm:
-    """Write a function, or its try_ form where a session in ANSI mode has the other flag; with
-    the kind of timestamp that it makes."""
+    """Write a function, or its try_ form if the flag differs from the session's ANSI mode; with the
+    kind of timestamp that it makes."""
 
     def write(writer: ExpressionText, node: TreeNode) -> str:
         check_settings(node, ("dataType",))
+        # A session in ANSI mode makes an expression that does not fail only by the try_ form.
         trying = writer.ansi and not node.fields[field]
         if not trying:
             check_mode(node, ansi=writer.ansi)
@@ -248,7 +250,7 @@ def _try_eval(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _size(writer: ExpressionText, node: TreeNode) -> str:
-    # Of NULL: -1 without ANSI mode, by default.
+    # size(NULL) is -1 without ANSI mode and NULL with it, by default.
     if node.fields["legacySizeOfNull"] is writer.ansi:
         raise NotRendered("size with the other size of NULL")
     return f"size({writer.write(node.children[0])})"
@@ -262,7 +264,8 @@ def _raise_error(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
-    """Write what a time window makes of its column. The functions round nothing either."""
+    """Write the conversion that a time window makes of its column. These functions do not round
+    either."""
     kinds = (node.fields["fromType"], node.fields["toType"])
     value = writer.write(node.children[0])
     if kinds == ("timestamp", "long"):
@@ -274,12 +277,13 @@ def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
 
 def _lambda(writer: ExpressionText, node: TreeNode) -> str:
     body, *variables = (writer.write(child) for child in node.children)
-    # One variable in parentheses would be an expression.
+    # SQL parses one variable in parentheses as an expression.
     listed = variables[0] if len(variables) == 1 else f"({', '.join(variables)})"
     return f"{listed} -> {body}"
 
 
 def _lambda_variable(writer: ExpressionText, node: TreeNode) -> str:
+    # By id: nested lambdas may use a name twice.
     return f"lambda_{node.fields['exprId']}"
 
 
@@ -305,7 +309,7 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "ILike": _like("ILIKE"),
     "In": _in,
     "JsonToStructs": _from_text,
-    # Marks that the analysis of a whole query leaves; they change no value.
+    # Marks of the analyser, which change no value.
     "KnownNotNull": _child,
     "KnownNullable": _child,
     "LambdaFunction": _lambda,

@@ -1,15 +1,10 @@
-"""Comparisons of a row with the clock as the times for which they are true.
+"""Comparisons of a row with the clock, inverted to the times at which they are true.
 
-Theory of operation. A temporal filter compares an expression of the row, `e`, with a value that the
-clock alone determines: ``now()`` moved by constant intervals, or a day made of it. At time T
-(microseconds) that value is ``floor((T + c) / D) * D + s``: `c` moves the clock before it is cut
-to days (`D` is a day, else one microsecond), `s` after it. It never goes back, so the comparison
-turns once (`plan.relational.TimeEdge`): ``e <= value`` begins at the first T at which the value is
-no less than `e`, ``e < value`` where it is greater; ``e >= value`` ends where ``e < value`` begins,
-and ``e > value`` where ``e <= value`` does.
-
-In a time zone with summer time a day has no constant length: there only intervals shorter than a
-day, which Spark adds to the instant, are known. Months have none anywhere.
+A temporal filter compares an expression of the row, `e`, with a value that the clock alone
+determines: ``now()`` moved by constant intervals, or a day made of it. At time T (microseconds) it
+is ``floor((T + c) / D) * D + s``: `c` moves the clock before it is cut to days (`D` is a day, else
+one microsecond), `s` after it. It never decreases, so the comparison changes once
+(`plan.relational.TimeEdge`).
 
 Source: Materialize's temporal filters (`mz_now()`); the inversion is ours.
 """
@@ -31,7 +26,7 @@ from actors.plan.relational import TimeBound, TimeEdge
 _DAY: Final = 86_400_000_000
 _SHIFT_MAX: Final = 400_000_000_000_000_000
 _WHOLE_ZONES: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "+00:00", "UTC+00:00"})
-"""Zones where local time is the instant: a day is 24 hours from midnight in UTC."""
+"""Zones whose local time is the instant: a day is 24 hours from midnight in UTC."""
 _TURNED: Final = {
     "EqualTo": "EqualTo",
     "GreaterThan": "LessThan",
@@ -39,6 +34,8 @@ _TURNED: Final = {
     "LessThan": "GreaterThan",
     "LessThanOrEqual": "GreaterThanOrEqual",
 }
+# ``e <= value`` begins when the value is no less than `e`, ``e < value`` when it is greater;
+# ``e >= value`` ends where ``e < value`` begins, and ``e > value`` where ``e <= value`` does.
 _EDGES: Final = {
     "EqualTo": ((False, False), (True, True)),
     "GreaterThan": ((True, False),),
@@ -46,8 +43,8 @@ _EDGES: Final = {
     "LessThan": ((False, True),),
     "LessThanOrEqual": ((False, False),),
 }
-"""By comparison of a row with the clock: whether an edge ends it, and whether the clock must have
-passed the row's time there."""
+"""Edges of each comparison of a row with the clock: (whether the comparison ends there, whether the
+clock must have passed the row's time)."""
 _MOVES: Final = frozenset(
     {"DateAdd", "DateSub", "DatetimeSub", "TimestampAdd", "TimestampAddInterval"}
 )
@@ -71,7 +68,8 @@ class ClockValue(msgspec.Struct, frozen=True):
     after: int = 0
 
     def moved(self, micros: int) -> ClockValue:
-        """Return it later by some microseconds. Raises `NotTranslated` beyond a bound."""
+        """Return the value moved later by some microseconds. Raises `NotTranslated` beyond a
+        bound."""
         name, value = ("before", self.before) if self.unit == 1 else ("after", self.after)
         if abs(value + micros) > _SHIFT_MAX:
             raise NotTranslated("an interval of more than 12,000 years beside the clock")
@@ -79,17 +77,18 @@ class ClockValue(msgspec.Struct, frozen=True):
 
 
 def reads_clock(node: TreeNode) -> bool:
-    """Return whether an expression, its subqueries apart, calls for the clock."""
+    """Return whether an expression, except for its subqueries, calls the clock."""
     return any(found.name in CLOCK_CALLS for found in walk(node))
 
 
 def is_row_safe(part: TreeNode) -> bool:
-    """Return whether a comparison with the clock raises an error for no row, now or ever."""
+    """Return whether a comparison with the clock can never raise an error, on any row at any
+    time."""
     return all(is_surely_safe(each) for each in part.children if not reads_clock(each))
 
 
 def time_bound(part: TreeNode, test: str, write: Callable[[TreeNode], str], zone: str) -> TimeBound:
-    """Return when a predicate that reads the clock is true; `test` is its text.
+    """Return the times at which a predicate that reads the clock is true; `test` is its text.
 
     Raises `NotTranslated` for any but a comparison (``=``, ``<``, ``<=``, ``>``, ``>=``, BETWEEN)
     of the clock with an expression of the row.
@@ -117,7 +116,7 @@ def _comparisons(part: TreeNode) -> list[TreeNode]:
 
 
 def _clock_value(node: TreeNode, zone: str) -> ClockValue:
-    """Return what a side of a comparison is as a function of the clock. Raises `NotTranslated`."""
+    """Return a side of a comparison as a function of the clock. Raises `NotTranslated`."""
     name, children = node.name, node.children
     if name in ("Now", "CurrentTimestamp"):
         return ClockValue()
@@ -135,6 +134,7 @@ def _clock_value(node: TreeNode, zone: str) -> ClockValue:
         value = _clock_value(children[0], zone)
         span = (_days_of if name in ("DateAdd", "DateSub") else _span_of)(children[1])
         micros = -span if name.endswith("Sub") else span
+    # Spark adds shorter intervals to the instant; days have no constant length in most zones.
     return (value if abs(micros) < _DAY else _whole(value, zone)).moved(micros)
 
 
@@ -154,6 +154,7 @@ def _cast(node: TreeNode, zone: str) -> ClockValue:
 
 
 def _whole(value: ClockValue, zone: str) -> ClockValue:
+    # With summer time a day has 23 or 25 hours: no constant shift of the clock.
     if zone not in _WHOLE_ZONES:
         raise NotTranslated(
             f"a day, or an interval of days, beside the clock in the time zone {zone}, where days "
@@ -163,7 +164,7 @@ def _whole(value: ClockValue, zone: str) -> ClockValue:
 
 
 def _days(value: ClockValue, zone: str) -> ClockValue:
-    """Return the day of a moment, as its first microsecond."""
+    """Return the first microsecond of the value's day."""
     _whole(value, zone)
     if value.unit == 1:
         return ClockValue(value.before, _DAY)
@@ -175,6 +176,7 @@ def _span_of(node: TreeNode) -> int:
     if node.name == "UnaryMinus":
         return -_span_of(node.children[0])
     kind = str(node.fields.get("dataType"))
+    # Months have no constant length in any zone.
     months = "month" in kind or "year" in kind
     spans = kind.startswith("interval ") and not months
     if node.name != "Literal" or not spans or node.fields["value"] is None:
@@ -196,6 +198,7 @@ def _days_of(node: TreeNode) -> int:
         return -_days_of(node.children[0])
     if node.name == "ExtractANSIIntervalDays":
         micros = _span_of(node.children[0])
+        # Towards zero, as Spark extracts days.
         return (abs(micros) // _DAY) * (_DAY if micros > 0 else -_DAY)
     return _number_of(node) * _DAY
 
@@ -213,7 +216,7 @@ def _number_of(node: TreeNode) -> int:
 
 
 def _micros(text: str, kind: str, zone: str) -> str:
-    """Return the microseconds of a row's time."""
+    """Return the text of a row's time in microseconds."""
     if kind in ("date", "timestamp_ntz"):
         _whole(ClockValue(), zone)
         text = f"CAST({text} AS timestamp)"

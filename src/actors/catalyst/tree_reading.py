@@ -1,4 +1,4 @@
-"""Parts of Catalyst's trees, and what they are called."""
+"""Accessors for parts of Catalyst's trees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from actors.catalyst.spark_types import type_text
 
 
 def conjuncts_of(node: TreeNode) -> list[TreeNode]:
-    """Return the predicates that AND ties together, left to right."""
+    """Return the operands of a conjunction, left to right."""
     found: list[TreeNode] = []
     waiting = [node]
     while waiting:
@@ -41,7 +41,7 @@ def is_nullable(node: TreeNode) -> bool:
 
 
 def attribute_in_place_of(node: TreeNode, number: int) -> TreeNode:
-    """Return an attribute of this number with the type of an expression."""
+    """Return an attribute with this number and an expression's type."""
     kind = node.fields["dataType" if "type" not in node.fields else "type"]
     fields = {"exprId": number, "name": "", "dataType": kind, "nullable": True}
     return TreeNode("AttributeReference", fields)

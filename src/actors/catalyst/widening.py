@@ -1,8 +1,7 @@
 """Equalities between two types of exact values, without the casts that Spark puts around them.
 
 A lookup finds rows by a column, not by a cast of it: ``int = bigint`` is kept as an equality of the
-columns. Only what Spark widens back in the same way is taken off; text against numbers and dates
-against timestamps keep their casts.
+columns. Text against numbers and dates against timestamps keep their casts.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ def compared(equality: TreeNode) -> tuple[TreeNode, TreeNode]:
     left, right = equality.children
     wide = type_of(left)
     inner, other = _without_widening(left), _without_widening(right)
+    # Only casts that Spark adds again in the same way when it compares the columns.
     if wide == type_of(right) and common_type(type_of(inner), type_of(other)) == wide:
         return inner, other
     return left, right
@@ -51,7 +51,7 @@ def common_type(one: str, other: str) -> str | None:
 
 
 def _without_widening(node: TreeNode) -> TreeNode:
-    """Take off casts that lose nothing, as far as they go."""
+    """Return an expression without its outer casts that lose nothing."""
     while node.name == "Cast" and node.fields.get("evalMode") != "TRY":
         inner = node.children[0]
         if common_type(type_of(inner), type_of(node)) != type_of(node):

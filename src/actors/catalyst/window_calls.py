@@ -1,10 +1,9 @@
-"""Which window functions can be computed again with the same bits, and their texts.
+"""Window functions that give the same bits when computed again, and their texts.
 
-A function may depend on which of two rows that its order leaves equal comes first. Then an order
-of all columns decides (`by_row`), but only where that changes nothing else: a frame of rows. A
-RANGE frame has all equal rows or none, so that a longer order would make another frame. There only
-functions of the bag of its rows are kept: not sums of floats, and no ``last``. The ``first`` of a
-frame that begins with the partition is that of the partition, whatever its end.
+A function may depend on which of two rows that its order leaves equal comes first. Then an order of
+all columns decides (`by_row`), but only over a frame of rows: a RANGE frame has all equal rows or
+none, so that a longer order would make another frame. Over RANGE frames only functions of the bag
+of rows are known: not sums of floats, and no ``last``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BY_VALUE: Final = frozenset({"Rank", "DenseRank", "PercentRank", "CumeDist"})
 _OF_BAGS: Final = frozenset(
     {"Count", "CountIf", "Sum", "Average", "Min", "Max", "BoolAnd", "BoolOr"}
 )
-"""Aggregates that are a function of the values alone, but for floats."""
+"""Aggregates that are a function of the bag of values, except over floats."""
 _COUNTED: Final = re.compile(
     r"byte|short|integer|long"
     r"|interval (?:day|hour|minute|second)(?: to (?:hour|minute|second))?"
@@ -35,7 +34,7 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 class WindowParts(msgspec.Struct, frozen=True):
-    """A window function taken apart."""
+    """Parts of a window expression."""
 
     function: TreeNode
     specification: TreeNode
@@ -52,7 +51,7 @@ class WindowParts(msgspec.Struct, frozen=True):
 def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
     """Return the parts of a window expression; `ordered`: its window has an order of its own.
 
-    Raises `NotRendered` when it could have other bits when it is computed again.
+    Raises `NotRendered` if it could have other bits when it is computed again.
     """
     if node.name != "WindowExpression":
         raise NotRendered(f"a window function inside {node.name}")
@@ -60,10 +59,13 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
     if function.name in OWN_FRAME:
         return WindowParts(function, specification, function.name not in _BY_VALUE)
     frame = specification.kid("frameSpecification")
+    # Without an order all rows are peers, and a ROWS frame cuts between peers: the total order
+    # decides.
     if not ordered or (frame is not None and frame.fields.get("frameType") == "RowFrame"):
         return WindowParts(function, specification, by_row=True)
     inner = function.children[0] if function.name == "AggregateExpression" else function
     floats = any("float" in kind or "double" in kind for kind in map(type_of, inner.children))
+    # The first row of a frame that begins with the partition is the partition's, whatever its end.
     if inner.name == "First" and not inner.fields.get("ignoreNulls") and _is_from_start(frame):
         return WindowParts(function, specification, by_row=True)
     if inner.name not in _OF_BAGS or floats:
@@ -72,7 +74,7 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
 
 
 def _is_from_start(frame: TreeNode | None) -> bool:
-    """Return whether a frame has all rows up to its own at least."""
+    """Return whether a frame has at least all rows up to its own."""
     if frame is None:
         return False
     ends = _bound(frame, "upper")
@@ -81,7 +83,7 @@ def _is_from_start(frame: TreeNode | None) -> bool:
 
 
 def _bound(frame: TreeNode, side: str) -> tuple[object, ...]:
-    """Return what names one end of a frame: a word, or the kind of its expression."""
+    """Return the words for one end of a frame: its name, or the class of its expression."""
     bound = frame.kid(side)
     return frame.fields.get(side), None if bound is None else bound.name
 
@@ -90,8 +92,8 @@ def _bound(frame: TreeNode, side: str) -> tuple[object, ...]:
 
 
 def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
-    """Return how far in its partition a change reaches what a function says: as `WindowCall` has
-    it, with the size in rows, or in the units of the one column of a RANGE frame's order (numbers,
+    """Return how far in its partition a change reaches a function's value: as `WindowCall` has it,
+    with the size in rows, or in the units of the one column of a RANGE frame's order (numbers,
     days, microseconds)."""
     function = parts.function
     if function.name in ("RowNumber", "Rank"):
@@ -120,12 +122,12 @@ def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
     reach = max(sizes, default=0)
     if frame.fields["frameType"] == "RowFrame":
         return "rows", reach
-    # A day of an interval is one of the calendar, which may have an hour more.
+    # An interval's day is a calendar day, which may have 25 hours: one day of slack covers that.
     return "range", reach + (_DAY_MICROS if calendar and reach >= _DAY_MICROS else 0)
 
 
 def _number(node: TreeNode | None) -> int | None:
-    """The value of a constant number, or the microseconds of an interval of days or less."""
+    """Return the value of a constant number, or the microseconds of an interval of days or less."""
     if node is None:
         return None
     if node.name == "UnaryMinus":

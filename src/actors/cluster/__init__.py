@@ -1,8 +1,7 @@
 """A replica: its workers behind one connection, and the transport below every connection.
 
-What others use is re-exported here, once, and imported when it is first used: who wants a socket
-alone (an acceptor of the WAL) does not load workers and all below them. `cluster.transport` stands
-by itself.
+Public names are re-exported here and imported on first use, so that a user of the transport alone
+(an acceptor of the WAL) loads no workers.
 """
 
 from __future__ import annotations

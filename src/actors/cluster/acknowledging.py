@@ -1,13 +1,9 @@
-"""When a connection tells the workers that responses of theirs have left. Pure.
+"""Batched acknowledgements of responses to the workers. Pure.
 
-Theory of operation. Each worker lets only so many responses, and so many bytes, be on their way
-(`compute.outbox`), and takes up the next when some have left. Nobody waits for a single one of
-them, but for a batch of a subscribe: its dataflow goes on when the batch was taken. So what has
-left is told in lots, of a quarter of what may be on its way at most, and a batch at once,
-together with all before it.
-
-Invariant: of each worker's window at least three quarters are open or truly on their way, so
-nothing can wait for what is withheld here.
+Each worker allows only so many responses, and so many bytes, in flight (`compute.outbox`).
+Responses that have left are acknowledged in batches of at most a quarter of that window. So at
+least three quarters of each window are open or truly in flight: no worker waits for an
+acknowledgement that is withheld here.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ from actors.protocol.compute import CopyToResponse, Response, SubscribeResponse
 
 
 class Acknowledgements:
-    """What has left and was not told yet, by worker. `messages_max` and `bytes_max` are those of
-    a worker's window."""
+    """Responses that have left and are not acknowledged yet, by worker. `messages_max` and
+    `bytes_max` are those of a worker's window."""
 
     def __init__(self, workers: int, messages_max: int, bytes_max: int) -> None:
         self._messages = max(1, messages_max // 4)
@@ -28,7 +24,9 @@ class Acknowledgements:
         self._due: set[int] = set()
 
     def left(self, worker: int, serial: int, response: Response) -> None:
-        """A response has left, or there was nothing to send of it; 0: nobody counts it."""
+        """Note that a response has left, or that nothing was sent for it. Serial 0: no
+        acknowledgement is due."""
+        # No worker counts a response that the connection answered itself.
         if not serial:
             return
         serials = self._left[worker]
@@ -37,12 +35,13 @@ class Acknowledgements:
         if (
             len(serials) >= self._messages
             or self._left_bytes[worker] >= self._bytes
+            # A dataflow or copy waits for the acknowledgement of its batch: it is sent at once.
             or isinstance(response, SubscribeResponse | CopyToResponse)
         ):
             self._due.add(worker)
 
     def due(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(worker, serials) to be told now."""
+        """Return and forget the (worker, serials) to be acknowledged now."""
         if not self._due:
             return []
         told = [(worker, tuple(self._left[worker])) for worker in sorted(self._due)]

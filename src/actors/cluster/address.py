@@ -1,4 +1,4 @@
-"""Where a listener listens and a client dials: ``tcp://host:port`` or ``unix:/path``. Pure."""
+"""Addresses of listeners and diallers: ``tcp://host:port`` or ``unix:/path``. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from actors.errors import BadSettings
 
 PATH_BYTES_MAX = 107
-"""Of a Unix socket's path, as the kernel has it."""
+"""The kernel's limit of a Unix socket's path."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """One place. `path` is empty for TCP, `host` for a Unix socket."""
+    """One address. `path` is empty for TCP, `host` for a Unix socket."""
 
     host: str = ""
     port: int = 0
@@ -22,8 +22,8 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, name: str = "address") -> Self:
-        """Reads ``tcp://host:port``, ``host:port`` (an empty host: loopback; an IPv6 address in
-        brackets), or ``unix:/path``. Raises `BadSettings`, which calls it `name`."""
+        """Parse ``tcp://host:port``, ``host:port`` (an empty host: loopback; an IPv6 address in
+        brackets), or ``unix:/path``. Raises `BadSettings`, which calls the address `name`."""
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             if not path.startswith("/"):
@@ -42,21 +42,22 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a Unix socket."""
+        """Return whether it is a Unix socket."""
         return bool(self.path)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it: a Unix socket or a loopback address."""
+        """Return whether only this machine reaches it: a Unix socket or a loopback address."""
         if self.is_unix or self.host == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
+        # A name, which may resolve to any address.
         except ValueError:
             return False
 
     def __str__(self) -> str:
-        """As `parse` reads it; TCP without its scheme."""
+        """Return the text that `parse` reads; TCP without its scheme."""
         if self.is_unix:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

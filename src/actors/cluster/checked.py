@@ -1,8 +1,8 @@
-"""A client that holds both sides to the rules of the protocol.
+"""A client that checks both sides against the rules of the protocol.
 
-A command that breaks a rule is not sent: who wanted it gets `LocalProtocolError`, and the
-connection goes on. A response that breaks one ends the conversation: `receive` raises
-`RemoteProtocolError`, now and ever after, and the connection is closed.
+A command that breaks a rule is not sent: its caller gets `LocalProtocolError`, and the connection
+goes on. A response that breaks one ends the conversation: `receive` raises `RemoteProtocolError`
+from then on, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actors.settings import Settings
 
 
 class CheckedClient:
-    """Puts the rules of a half before a client of either kind; see `ClusterClient`."""
+    """Checks the rules of a half for a client of either kind; see `ClusterClient`."""
 
     def __init__(self, inner: ClusterClient, settings: Settings, half: Half = "compute") -> None:
         self._inner = inner
@@ -35,10 +35,11 @@ class CheckedClient:
             self._responses = ResponseRules()
         self._failed: RemoteProtocolError | None = None
         self._judged: Any = None
-        """Noted already, and not sent: there was no room."""
+        """Command that was checked and noted, but not sent for want of room: it is not noted
+        twice."""
 
     async def send(self, command: Any) -> None:
-        """See `ClusterClient`. Raises `LocalProtocolError` for what may not be said."""
+        """See `ClusterClient`. Raises `LocalProtocolError` for a command that breaks a rule."""
         self._judge(command)
         self._judged = None
         await self._inner.send(command)
@@ -53,19 +54,20 @@ class CheckedClient:
                     break
             except PenstockError:
                 if sent:
-                    break  # to be told when it is the first
+                    break  # the next call raises, for its first command
                 raise
             self._judged = None
             sent += 1
         return sent
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`. What is not said breaks no rule."""
+        """See `ClusterClient`. The peek is not sent, so it is not checked."""
         return None if self._failed is not None else self._inner.answer(peek)
 
     def _judge(self, command: Any) -> None:
         if self._failed is not None:
             raise self._failed
+        # By identity: a retry of the same command, not an equal one.
         if command is self._judged:
             return
         try:
@@ -93,7 +95,7 @@ class CheckedClient:
         for response in self._inner.at_hand(count_max):
             self._hear(response)
             if self._failed is not None:
-                break  # what follows does not count
+                break  # the conversation has ended: drop the rest
             found.append(response)
         return found
 

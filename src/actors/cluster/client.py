@@ -1,8 +1,8 @@
 """A controller's end of the replica protocol, in process or over a socket.
 
-Both behave alike: the first command is a Hello with a fresh nonce; responses are merged over
-the workers; `receive` raises why the connection ended (`Displaced`, `InvalidUsage`, …), `Broken`
-when nobody said. One connection, one Hello: to start afresh, make another client.
+Both behave alike: the first command is a Hello with a fresh nonce; responses are merged over the
+workers; `receive` raises the reason for which the connection ended (`Displaced`, `InvalidUsage`,
+…), `Broken` if none was given. A client has one connection and one Hello: a retry needs another.
 """
 
 from __future__ import annotations
@@ -52,52 +52,53 @@ from actors.settings import Settings
 REPLICA_MAGIC: Final = b"PENSREPL"
 REPLICA_VERSION: Final = 2
 LOCAL_QUEUE_MAX: Final = 16
-"""Responses that an in-process client may leave unread before its connection waits."""
+"""Unread responses of an in-process client at which its connection waits."""
 
 
 class ClusterClient(Protocol):
     """One connection to a cluster."""
 
     async def send(self, command: Command, /) -> None:
-        """Sends a command; the first is a Hello. Raises why the connection has ended."""
+        """Send a command; the first is a Hello. Raises the reason for which the connection has
+        ended."""
         ...
 
     def offer(self, commands: Sequence[Command], /) -> int:
-        """Sends the first so many of them, and never waits. 0: `send` waits. Raises as `send`,
-        for the first of them."""
+        """Send as many of the first commands as possible without waiting, and return their number.
+        0: use `send`, which waits. Raises as `send`, for the first command."""
         ...
 
     def answer(self, peek: Peek, /) -> PeekRows | None:
-        """The answer to a peek that need not be sent at all, because it is there (`shortcut`);
-        None: send it."""
+        """Return the answer to a peek if it is there already, so that it need not be sent
+        (`shortcut`); None: send it."""
         ...
 
     async def receive(self) -> Response:
-        """The next response. Raises `Displaced`, `Broken`, or why the client was refused."""
+        """Return the next response. Raises `Displaced`, `Broken`, or the reason of a refusal."""
         ...
 
     def at_hand(self, count_max: int, /) -> list[Response]:
-        """What has come already and follows what `receive` gave last, without waiting. What is
-        wrong behind it is told by the next `receive`."""
+        """Return the responses that have arrived after `receive`'s last one, without waiting. The
+        next `receive` raises an error that follows them."""
         ...
 
     async def close(self) -> None:
-        """Ends the connection. Twice is harmless."""
+        """End the connection. Idempotent."""
         ...
 
 
 class _LocalOutlet:
-    """The in-process end of a connection: a bounded queue, and why it ended."""
+    """End of an in-process connection: a bounded queue, and the error with which it ended."""
 
     def __init__(self) -> None:
         self._queue: deque[Response] = deque()
         self._error: PenstockError | None = None
         self._changed = asyncio.Event()
-        """Whoever waits clears it first, and looks again when it was set."""
+        """Waiters clear it first, and check the queue again when it is set."""
 
     @property
     def error(self) -> PenstockError | None:
-        """Why it ended."""
+        """Return the error with which the connection ended."""
         return self._error
 
     async def send(self, response: Response) -> None:
@@ -110,7 +111,8 @@ class _LocalOutlet:
         self._changed.set()
 
     def offer(self, responses: Sequence[Response]) -> int:
-        """Takes the first so many of them without waiting."""
+        """Take the first responses for which there is room, without waiting; return their
+        number."""
         if self._error is not None:
             raise self._error
         taken = responses[: max(0, LOCAL_QUEUE_MAX - len(self._queue))]
@@ -120,7 +122,7 @@ class _LocalOutlet:
         return len(taken)
 
     async def take(self) -> Response:
-        """The next response; what came before the end is still delivered."""
+        """Return the next response; those before the end are still delivered."""
         while not self._queue:
             if self._error is not None:
                 raise self._error
@@ -131,7 +133,7 @@ class _LocalOutlet:
         return response
 
     def at_hand(self, count_max: int) -> list[Response]:
-        """The first so many of those that have come."""
+        """Return the first `count_max` of the responses that have arrived."""
         queue = self._queue
         found = [queue.popleft() for _ in range(min(count_max, len(queue)))]
         if found:
@@ -147,9 +149,8 @@ class _LocalOutlet:
 class LocalClient:
     """A client in the same process: messages pass by reference.
 
-    Hello to the compute half waits here for CreateInstance: the cluster hears of a client when it
-    has said both; the storage half has no such command. As
-    over a wire, who is refused learns of it by `receive`.
+    The compute half is told of a client only with its CreateInstance, so Hello waits here for it;
+    the storage half has no such command. As over a wire, a refusal is raised by `receive`.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class LocalClient:
     ) -> None:
         self._acceptor = acceptor
         self._shortcut = shortcut
-        """None: the half knows no peeks."""
+        """None for a half without peeks."""
         self._half = half
         self._outlet = _LocalOutlet()
         self._connection: Address[ConnectionMessage] | None = None
@@ -192,7 +193,8 @@ class LocalClient:
         await self._introduce(self._hello, command)
 
     def offer(self, commands: Sequence[Command]) -> int:
-        """See `ClusterClient`. Until the cluster knows this client, `send` waits."""
+        """See `ClusterClient`. Returns 0 until the cluster has accepted this client: `send` then
+        waits."""
         if self._outlet.error is not None:
             raise self._outlet.error
         if self._connection is None:
@@ -213,7 +215,9 @@ class LocalClient:
             self._shortcut.heard(command)
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`. The outlet ends before the workers hear of another client."""
+        """See `ClusterClient`."""
+        # The outlet ends before the workers are told of another client, so the index is still this
+        # one's.
         if self._shortcut is None or self._outlet.error is not None:
             return None
         return self._shortcut.answer(peek)
@@ -225,13 +229,13 @@ class LocalClient:
                 lambda reply: Accept(hello, instance, self._outlet, reply)
             )
         except PenstockError as error:
-            self._nonce = None  # it may be another's
+            self._nonce = None  # another client may have it: `close` must not release that one
             self._outlet.end(error)
             return
         self._connection = accepted
 
     async def receive(self) -> Response:
-        """See `ClusterClient`. Waits before Hello too."""
+        """See `ClusterClient`. Waits before Hello, too."""
         response = await self._outlet.take()
         self._told(response)
         return response
@@ -250,6 +254,7 @@ class LocalClient:
     async def close(self) -> None:
         """See `ClusterClient`."""
         self._outlet.end(Closed("this client was closed"))
+        # Cleared first: a second call has nothing left to release.
         nonce, self._nonce = self._nonce, None
         if nonce is not None:
             with contextlib.suppress(Closed, Broken):
@@ -276,7 +281,7 @@ class WireClient:
         return self._connection.offer(commands)
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`: never, from here; the other end may."""
+        """See `ClusterClient`: always None; the connection's other end may answer."""
         return None
 
     async def receive(self) -> Response:
@@ -308,8 +313,8 @@ class WireClient:
 
 
 async def connect(address: Place | str, settings: Settings) -> WireClient:
-    """Connects to a cluster's listener, ``host:port`` or ``unix:/path``; of the settings,
-    `identity`, `tls_…` and `cluster_token_file` count. Raises what `transport.dial` raises."""
+    """Connect to a cluster's listener, ``host:port`` or ``unix:/path``; of the settings,
+    `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
     place = Place.parse(address) if isinstance(address, str) else address
     connection: FramedConnection[Any, Any] = await dial(
         place,

@@ -1,9 +1,7 @@
-"""The cluster: one sequencer, N workers, N channel adapters and the acceptor, put together.
+"""The cluster: one sequencer, N workers, N channel adapters and the acceptor.
 
-`Cluster.start` only spawns; everything runs on the system, or below the actor, that it is given
-and stops with it. What
-the state directory holds for the cluster (partitions of indexes, scratch files) is a cache and
-is removed at the start.
+`Cluster.start` only spawns; everything runs on the given system, or below the given actor, and
+stops with it.
 """
 
 from __future__ import annotations
@@ -53,22 +51,23 @@ from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 
 class ClusterStatistics(msgspec.Struct, frozen=True):
-    """A cluster at one moment; one entry a worker."""
+    """Statistics of a cluster at one moment; one entry for each worker."""
 
     workers: tuple[WorkerStatistics, ...]
     adapters: tuple[AdapterStatistics, ...]
 
 
 class Spawner(Protocol):
-    """What a cluster runs on: a system, or the context of the actor that it is to end with."""
+    """Runs a cluster's actors: a system, or the context of the actor with which the cluster
+    ends."""
 
     @property
     def clock(self) -> Clock:
-        """Of the system."""
+        """Return the system's clock."""
         ...
 
     def spawn(self, factory: Callable[[], Actor[Any]], name: str, /) -> Address[Any]:
-        """Starts an actor."""
+        """Start an actor."""
         ...
 
 
@@ -79,8 +78,8 @@ def cast_of(
     state_dir: Path,
     rivals: Rivals | None = None,
 ) -> Cast:
-    """The real actors below a worker. All dataflows share one registry of arrangements.
-    `rivals`: the other replicas in this process, if there are any."""
+    """Return the factories of the real actors below a worker. All dataflows share one registry of
+    arrangements. `rivals`: the other replicas in this process, if there are any."""
     arrangements = SharedArrangements(
         state_dir / "scratch" / "shared",
         lag_bytes_max=settings.arrangement_lag_bytes_max,
@@ -125,7 +124,7 @@ def cast_of(
 
 
 class Cluster:
-    """A running cluster; made by `start`."""
+    """A running cluster; `start` makes it."""
 
     def __init__(
         self,
@@ -159,9 +158,9 @@ class Cluster:
         replica: str = "",
         outside: Outside | None = None,
     ) -> Cluster:
-        """Spawns all on an entered system. `cast` replaces the actors below the workers, `reach`
-        the way from connections to an adapter. `replica` is a name that no other cluster of the
-        process has had. Without `outside` there is no storage half."""
+        """Spawn all actors on an entered system. `cast` replaces the actors below the workers,
+        `reach` wraps the adapters' addresses for the connections. `replica` is a name that no other
+        cluster of the process has had. Without `outside` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
@@ -171,7 +170,7 @@ class Cluster:
         workers: list[Address[Any]] = []
         adapters: list[Address[Any]] = []
         storage_adapters: list[Address[Any]] = []
-        lanes: list[Lane[Any]] = []  # the ways of commands to the workers, of each half
+        lanes: list[Lane[Any]] = []  # flow control of commands to the workers, for each half
         storage_lanes: list[Lane[Any]] = []
         sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
 
@@ -221,19 +220,19 @@ class Cluster:
         return cls(settings, acceptor, tuple(workers), tuple(near), partitions, limits, storage)
 
     async def connect(self) -> LocalClient:
-        """A client in this process; its Hello displaces whoever is connected."""
+        """Return a client in this process; its Hello displaces the active client."""
         return LocalClient(self._acceptor, Shortcut(self._partitions, self._limits))
 
     async def connect_storage(self) -> LocalClient:
-        """As `connect`, to the storage half. Raises `InvalidUsage` where there is none."""
+        """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
         if self._storage_acceptor is None:
             raise InvalidUsage("this cluster has no storage half")
         return LocalClient(self._storage_acceptor, half="storage")
 
     async def listen(self, address: Place | str) -> Listener:
-        """Serves the replica protocol on that address (port 0: a free one, see
-        `Listener.address`), until the cluster stops or `Listener.aclose`. Raises `AddressInUse`,
-        and `BadSettings` for an address that needs TLS and tokens and has none."""
+        """Serve the replica protocol on that address (port 0: a free one, see `Listener.address`),
+        until the cluster stops or `Listener.aclose`. Raises `AddressInUse`, and `BadSettings` for
+        an address that needs TLS and tokens and has none."""
         place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
         settings = self._settings
         listener = await Listener.bind(
@@ -251,13 +250,13 @@ class Cluster:
         return listener
 
     async def listen_storage(self, address: Place | str) -> Listener:
-        """As `listen`, of the storage half. Raises `InvalidUsage` where there is none."""
+        """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
         if self._storage_acceptor is None:
             raise InvalidUsage("this cluster has no storage half")
         return await listen_storage(address, self._storage_acceptor, self._settings)
 
     async def statistics(self) -> ClusterStatistics:
-        """Asks every worker and adapter."""
+        """Return the statistics of every worker and adapter."""
         workers: dict[int, WorkerStatistics] = {}
         adapters: dict[int, AdapterStatistics] = {}
 
@@ -281,6 +280,7 @@ def _storage_acceptor(
     system: Spawner, adapters: list[Address[Any]], settings: Settings
 ) -> Address[AcceptorMessage]:
     return system.spawn(
+        # Its own acceptor: a client of one half must not displace one of the other.
         lambda: Acceptor(
             adapters,
             settings,
@@ -292,5 +292,6 @@ def _storage_acceptor(
 
 def _remove_caches(state_dir: Path) -> None:
     for cache in ("arrangements", "scratch"):
+        # Partitions of indexes and scratch files of an earlier run: no durable state.
         shutil.rmtree(state_dir / cache, ignore_errors=True)
         (state_dir / cache).mkdir(parents=True)

@@ -1,17 +1,14 @@
-"""Connections of controllers: the acceptor, and one connection actor for the client of the day.
+"""Connections of controllers: the acceptor, and one connection actor for the active client.
 
-Theory of operation. A cluster serves one client at a time. The `Acceptor` stops the former
-`Connection` when a newer one has proved itself (a valid opening, a Hello of a nonce that was not
-used before, and a CreateInstance that the running one can serve), tells the adapters that the
-former is gone, and starts the newer; so adapters see connections in one order. The connection
-attaches to every adapter *before* it passes Hello on, splits commands, merges responses
-(`Partitioned`) and hands them to its `Outlet`, one batch at a time.
+A cluster serves one client at a time. A newer client displaces the active one when it has proved
+itself: a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running instance
+can serve. Its `Connection` splits commands, merges responses (`Partitioned`) and hands them to its
+`Outlet`, one batch at a time.
 
-Flow: ``client → connection → adapters`` waits for room. Upwards, each worker's window bounds
-what is on its way: a response that completed a merged one has left when the outlet has taken it,
-any other at once; workers are told (`Took`) as `Acknowledgements` says.
+Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each
+worker's window, which acknowledgements (`Took`) reopen.
 
-A client that breaks a rule is told so by a last response (`Refused`) and loses its connection.
+A client that breaks a rule gets a last response with the reason (`Refused`) and is disconnected.
 """
 
 from __future__ import annotations
@@ -53,41 +50,43 @@ log = logging.getLogger("penstock.cluster")
 
 
 def refusal(error: PenstockError) -> Refused:
-    """The last response of a connection that is closed because of `error`."""
+    """Return the last response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
     return Refused(code, text)
 
 
 LOT_MAX: Final = 256
-"""Commands that are passed on together."""
+"""Limit of commands that are passed on together."""
 AT_ONCE_MAX: Final = 64
-"""Peeks that are answered in one turn of the connection; each takes far below a millisecond."""
+"""Limit of peeks that are answered in one turn of the connection; each takes far below a
+millisecond."""
 
 
 class Outlet(Protocol):
-    """Where a connection's responses go."""
+    """Sink of a connection's responses."""
 
     async def send(self, response: Response, /) -> None:
-        """Sends one, waiting while the client is slow. Raises `Broken` or `Closed`."""
+        """Send one response, waiting while the client is slow. Raises `Broken` or `Closed`."""
         ...
 
     def offer(self, responses: Sequence[Response], /) -> int:
-        """Sends the first so many of them, without waiting. Raises as `send`."""
+        """Send as many of the first responses as possible without waiting; return their number.
+        Raises as `send`."""
         ...
 
     def end(self, error: PenstockError, /) -> None:
-        """The connection is over, and why. The first reason counts."""
+        """End the connection with a reason. The first reason counts."""
         ...
 
 
 class ClientCommands(msgspec.Struct, frozen=True, gc=False):
-    """Commands of the client, in order, of the half that it speaks to."""
+    """Commands of the client, in order, for its half."""
 
     commands: tuple[Any, ...]
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """All that was being sent."""
+    """All responses of `_sending` were sent."""
 
 
 class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
@@ -119,23 +118,24 @@ class Connection(Actor[ConnectionMessage]):
         self._parts = Partitioned(len(adapters), limits)
         self._shortcut = Shortcut(partitions, limits)
         self._queue: deque[tuple[Response, int, int]] = deque()
-        """Merged, with the worker and the number of the response that completed it."""
+        """Merged responses, with the worker and the serial of the response that completed them."""
         self._sending: list[tuple[Response, int, int]] = []
         self._acks = Acknowledgements(
             len(adapters), settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
         self._lot: list[Command] = []
-        """To be passed on together. Before InitializationComplete nothing takes effect, so it may
-        fill up; afterwards nothing stays here."""
+        """Commands to be passed on together. Before InitializationComplete nothing takes effect, so
+        they may collect; afterwards each call passes them on."""
 
     async def on_start(self) -> None:
-        """Takes over all adapters, then says Hello and CreateInstance to them."""
+        """Attach to all adapters, then send Hello and CreateInstance to them."""
+        # All adapters before Hello: each must know this connection when its worker answers.
         for adapter in self._adapters:
             await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
         await self._commands((self._hello, self._instance))
 
     async def receive(self, message: ConnectionMessage) -> None:
-        """Handles commands of the client or responses of a worker."""
+        """Handle commands of the client or responses of a worker."""
         match message:
             case ClientCommands(commands=commands):
                 await self._commands(commands)
@@ -162,6 +162,7 @@ class Connection(Actor[ConnectionMessage]):
                 self._rules.check(command)
             except PenstockError as error:
                 await self._pass_on()
+                # Ordered after `_pass_on`: the commands before the wrong one count.
                 self._end(error)
                 return
             if isinstance(command, Peek) and self._answers(command):
@@ -176,8 +177,9 @@ class Connection(Actor[ConnectionMessage]):
         self._send_next()
 
     def _answers(self, peek: Peek) -> bool:
-        """Answers the peek from here, where its answer is there and can leave soon: the workers'
-        windows do not bound these answers."""
+        """Answer a peek here, if its rows are there and can leave soon; return whether it was
+        answered."""
+        # No worker's window bounds these answers, so the queue must.
         if self._sending or len(self._queue) >= AT_ONCE_MAX or not self._rules.complete:
             return False
         rows = self._shortcut.answer(peek)
@@ -189,6 +191,7 @@ class Connection(Actor[ConnectionMessage]):
 
     async def _command(self, command: Command) -> None:
         for part, split in self._parts.split(command):
+            # Hello goes to every worker, so it is not batched with part 0's commands.
             if part == 0 and not isinstance(split, Hello):
                 self._lot.append(split)
             else:
@@ -197,7 +200,8 @@ class Connection(Actor[ConnectionMessage]):
             await self._pass_on()
 
     async def _traced(self, command: Peek | Schedule) -> None:
-        """One with a context: one that is let in goes on alone, to be seen on its way."""
+        """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
+        its own way."""
         parent = accept(command.traceparent)
         if parent is None:
             await self._command(msgspec.structs.replace(command, traceparent=None))
@@ -227,6 +231,7 @@ class Connection(Actor[ConnectionMessage]):
     async def _responses(
         self, worker: int, nonce: Nonce, responses: tuple[tuple[int, Response], ...]
     ) -> None:
+        # A late response to a displaced client.
         if nonce != self._hello.nonce:
             return
         for serial, response in responses:
@@ -236,10 +241,11 @@ class Connection(Actor[ConnectionMessage]):
                 log.error("%s: %s", self.ctx.path, error)
                 self._end(error)
                 return
-            # What the client may do from now on is known before it can know it.
+            # Ordered before the response leaves: the client may reuse the ids at once.
             for id in self._parts.ended:
                 self._rules.ended(id)
             self._parts.ended.clear()
+            # Acknowledged at once; a response that completes a merged one only when that was sent.
             if merged is None:
                 self._acks.left(worker, serial, response)
                 continue
@@ -256,7 +262,8 @@ class Connection(Actor[ConnectionMessage]):
             await _send(self._adapters[worker], Took(self._hello.nonce, serials))
 
     def _send_next(self) -> None:
-        """What can leave without waiting leaves now, in one write; the rest beside the actor."""
+        """Send the responses that can leave without waiting in one write; the rest in an effect."""
+        # One batch at a time keeps the order.
         if self._sending or not self._queue:
             return
         batch = list(self._queue)
@@ -290,16 +297,16 @@ class Connection(Actor[ConnectionMessage]):
         self.ctx.stop()
 
     async def on_stop(self) -> None:
-        """Whoever still waits at the outlet learns that it is over."""
+        """End the outlet, so that its waiters wake up."""
         self._outlet.end(Closed("the connection was closed"))
 
     def describe(self) -> str:
-        """Whose it is."""
+        """Return the client's nonce and the number of responses to send."""
         return f"client {self._hello.nonce}, {len(self._queue) + len(self._sending)} to send"
 
 
 async def _send(address: Address[Any], message: Any) -> None:
-    """To an adapter; while the cluster stops there may be none."""
+    """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
     with suppress(Closed, Broken):
         await address.send(message)
 
@@ -308,26 +315,26 @@ async def _send(address: Address[Any], message: Any) -> None:
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
-    """A client has said its first two commands: make it the one that is served, if it may be.
-    Answered with the connection's address; fails, and displaces nobody, when the nonce was used
-    before or the running instance is not what the client asks for."""
+    """A client has sent its first two commands: make it the active one, if allowed. The reply is
+    the connection's address; it fails, and displaces no client, if the nonce was used before or the
+    running instance is not the requested one."""
 
     hello: Hello
     instance: CreateInstance | None
-    """None: a client of the storage half."""
+    """None for a client of the storage half."""
     outlet: Outlet
     reply: Reply[Address[ConnectionMessage]]
 
 
 class Leave(msgspec.Struct, frozen=True, gc=False):
-    """The client of that nonce went away. Answered when nothing of it runs any more."""
+    """The client of that nonce has left. Answered when its connection has stopped."""
 
     nonce: Nonce
     reply: Reply[None] | None = None
 
 
 NONCES_MAX: Final = 1024
-"""Nonces remembered, so that none is used twice: adapters and workers tell clients apart by it."""
+"""Nonces remembered, so that none is used twice: adapters and workers identify clients by them."""
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -335,7 +342,7 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Serve(msgspec.Struct, frozen=True, gc=False):
-    """Runs a coroutine beside the acceptor for as long as it lives (a listener)."""
+    """Run a coroutine (a listener) for as long as the acceptor lives."""
 
     run: Any
 
@@ -354,8 +361,8 @@ class Acceptor(Actor[AcceptorMessage]):
         partitions: Partitions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`make`: the connections of another half than compute's. `partitions`, `limits`: what
-        compute's may read themselves, and how much."""
+        """`make`: makes the connections of another half than compute's. `partitions`, `limits`: the
+        partitions that compute's connections may read themselves, and their limits."""
         self._adapters = adapters
         self._partitions = partitions or Partitions(len(adapters))
         self._settings = settings
@@ -368,7 +375,7 @@ class Acceptor(Actor[AcceptorMessage]):
         self._displaced = 0
 
     async def receive(self, message: AcceptorMessage) -> None:
-        """Handles one arrival or departure."""
+        """Handle one arrival or departure."""
         match message:
             case Accept():
                 await self._accept(message)
@@ -402,11 +409,13 @@ class Acceptor(Actor[AcceptorMessage]):
             self._nonces.popitem(last=False)
         if self._current is not None:
             self._displaced += 1
+            # Ordered before the newer connection starts: adapters see connections one after the
+            # other.
             await self._release(Displaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
         address = self.ctx.spawn(
-            # Not over the message: the garbage collector does not look into it, and what an outlet
-            # holds at its end (an error, its traceback, this connection) would never be freed.
+            # Must not capture the message: it has gc=False, and a cycle through its outlet (an
+            # error, its traceback, this connection) would never be freed.
             lambda: self._connection(hello, instance, outlet),
             f"connection-{self._count}",
             policy=STOP,
@@ -433,21 +442,22 @@ class Acceptor(Actor[AcceptorMessage]):
         )
 
     async def _release(self, error: PenstockError) -> None:
-        """Ends the present connection and tells the adapters that it is gone."""
+        """End the active connection and tell the adapters that it is gone."""
         assert self._current is not None
         nonce, address, outlet = self._current
         self._current = None
         outlet.end(error)
+        # Ordered before Disconnect: a stopped connection sends nothing more to the adapters.
         await self.ctx.stop_child(address)
         for adapter in self._adapters:
             await _send(adapter, Disconnect(nonce))
 
     async def on_stop(self) -> None:
-        """The client learns that the cluster has stopped."""
+        """End the client's outlet with the reason."""
         if self._current is not None:
             self._current[2].end(Closed("the cluster has stopped"))
 
     def describe(self) -> str:
-        """Who is served."""
+        """Return the active client and the number of connections."""
         client = self._current[0] if self._current is not None else "nobody"
         return f"serves {client}; {self._count} connections so far, {self._displaced} displaced"

@@ -1,14 +1,11 @@
-"""The first bytes of a connection: who speaks what, and who may.
+"""Handshake of a connection: protocol, version, service and token.
 
-Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8
-length, UTF-8). The identity is the service's name: the listener's own, the dialler's expectation;
-empty: unknown. Magic and version must be equal, because messages are decoded by shape, and the
-identities too where both are known. Then the dialler, and only when it has seen whom it speaks
-to, shows its token (u16 length, bytes; empty: none), and the listener answers with a u8 length:
-0 accepts, else so many bytes of text say why not.
-
-Over TLS all of this comes after the TLS handshake. It knows no limits of time: its callers have
-one for the whole.
+Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8 length,
+UTF-8). The identity is the service's name: the listener's own, the dialler's expectation; empty:
+unknown. Magic and version must be equal, and the identities if both are known. Then the dialler
+sends its token (u16 length, bytes; empty: none), and the listener answers with a u8 length: 0
+accepts, else so many bytes of text give the reason. Over TLS all of this follows the TLS handshake.
+Callers set a time limit for the whole.
 """
 
 from __future__ import annotations
@@ -37,26 +34,27 @@ TEXT_BYTES_MAX: Final = 255
 
 
 class Bytes(Protocol):
-    """What a handshake needs of a connection."""
+    """The byte stream of a connection, as the handshake needs it."""
 
     async def exactly(self, count: int, /) -> bytes:
-        """The next so many bytes. Raises `Broken`."""
+        """Return the next `count` bytes. Raises `Broken`."""
         ...
 
     def write(self, data: bytes, /) -> None:
-        """Writes."""
+        """Write bytes."""
         ...
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What one side opens with. `identity`: the name of the service, if it is known."""
+    """The opening of one side. `identity`: the name of the service, if it is known."""
 
     magic: bytes
     version: int = 1
     identity: str = ""
 
     def encode(self) -> bytes:
-        """Its bytes. Raises `LocalProtocolError` for an identity that is too long."""
+        """Return the encoded opening. Raises `LocalProtocolError` for an identity that is too
+        long."""
         assert len(self.magic) == 8, f"a magic has 8 bytes, {self.magic!r} has {len(self.magic)}"
         name = self.identity.encode()
         if len(name) > TEXT_BYTES_MAX:
@@ -65,7 +63,7 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 async def exchange(stream: Bytes, mine: Opening) -> str:
-    """Exchanges openings; answers with the peer's identity. Raises `Busy`, `MalformedFrame`,
+    """Exchange openings and return the peer's identity. Raises `Busy`, `MalformedFrame`,
     `IncompatibleVersion`, `WrongService`, `Broken`."""
     stream.write(mine.encode())
     magic = mine.magic
@@ -73,6 +71,7 @@ async def exchange(stream: Bytes, mine: Opening) -> str:
     (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
     if theirs == BUSY_MAGIC:
         raise Busy("the service has as many connections as it takes (connections_max); try later")
+    # Messages are decoded by shape: another version could be decoded wrongly.
     if version != mine.version and magic != BUSY_MAGIC:
         raise IncompatibleVersion(
             f"the peer speaks version {version} of {magic!r}, this side {mine.version}"
@@ -88,10 +87,11 @@ async def exchange(stream: Bytes, mine: Opening) -> str:
 
 
 async def _magic(stream: Bytes, magic: bytes) -> bytes:
-    """The peer's magic; a stranger is told from the bytes that are there."""
+    """Return the peer's magic. Raises `MalformedFrame` for a foreign protocol."""
     theirs = b""
     while len(theirs) < len(magic):
         try:
+            # Byte by byte: a foreign peer may send fewer than 8 and wait.
             theirs += await stream.exactly(1)
         except Broken as error:
             if theirs:
@@ -108,7 +108,7 @@ async def _magic(stream: Bytes, magic: bytes) -> bytes:
 
 
 async def show(stream: Bytes, token: bytes) -> None:
-    """The dialler shows its token (empty: none). Raises `Unauthenticated` when refused."""
+    """Send the dialler's token (empty: none). Raises `Unauthenticated` when refused."""
     if len(token) > BEARER_BYTES_MAX:
         raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
     stream.write(LENGTH.pack(len(token)) + token)
@@ -118,8 +118,8 @@ async def show(stream: Bytes, token: bytes) -> None:
 
 
 async def admit(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
-    """The listener looks at the dialler's token; `known` None: any will do. Raises
-    `Unauthenticated`, after having told the peer."""
+    """Check the dialler's token; `known` None: any is accepted. Raises `Unauthenticated`, after
+    having told the peer."""
     (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
     if length > BEARER_BYTES_MAX:
         raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")

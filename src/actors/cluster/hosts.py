@@ -1,14 +1,10 @@
 """Several replicas in one process: whole clusters, each below an actor of its own.
 
-Theory of operation. A *host* is the actor at the top of one replica: sequencer, workers, adapters
-and acceptor are its children, and what they start stands below them. A crash of any of them that
-its own policy does not repair makes the host crash, which stops the whole replica and builds it
-anew after a delay; nothing of the other replicas, nor of the controller, notices more than a
-connection that ended. Replicas share the stores and the engine of the process; what each has of
-its own: its actors, its scratch folder, its arrangements, the names of its jobs and plans.
-
-Rules: every life of a replica has a name and a scratch folder that no other has had, since what
-an earlier one has left in the stash may still be read, and its threads may still write.
+A *host* is the actor at the top of one replica: sequencer, workers, adapters and acceptor are its
+children. A crash that their policies do not repair crashes the host, which stops the whole replica
+and restarts it after a delay; other replicas and the controller see only a lost connection.
+Replicas share the stores and the engine of the process; each has its own actors, scratch folder,
+arrangements, and names of jobs and plans.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ class InspectReplica(msgspec.Struct, frozen=True, gc=False):
 
 
 class Host(Actor[InspectReplica]):
-    """The top of one replica; `start` builds its cluster below the actor."""
+    """Top actor of one replica; `start` builds its cluster below the actor."""
 
     def __init__(self, start: Callable[[Context[InspectReplica]], Awaitable[Cluster]]) -> None:
         self._start = start
@@ -60,12 +56,12 @@ class Host(Actor[InspectReplica]):
         def failed(error: Exception) -> None:
             reply.fail(Broken(f"a part of the replica has failed: {error}"))
 
-        # Beside the actor: a part that is asked may be the one that makes it crash.
+        # In an effect: the host must not wait for a part whose crash it has to handle.
         self.ctx.effect(cluster.statistics, done=reply.set, failed=failed)
 
 
 class Hosts:
-    """The replicas of this process, by name; a `Supply` of the controller's."""
+    """The replicas of this process, by name; a `Supply` of the controller."""
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class Hosts:
         self._turns = Turns()
         self._hosts: dict[str, Address[InspectReplica]] = {}
         self._clusters: dict[str, Cluster] = {}
-        """Of the present life of each, once it is built."""
+        """Cluster of each replica's present incarnation, once it is built."""
         self._lives = 0
         for name in names or [f"r{number}" for number in range(1, settings.replicas + 1)]:
             self._spawn(name)
@@ -98,7 +94,8 @@ class Hosts:
 
         async def start(ctx: Context[InspectReplica]) -> Cluster:
             self._lives += 1
-            # A thread of an earlier life may still write: it must not write into this one's.
+            # Each incarnation has a fresh folder and name: a thread of an earlier one may still
+            # write, and its parts in the stash may still be read.
             await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
             folder = place / str(self._lives)
             rivals = Rivals(name, self._turns)
@@ -120,12 +117,12 @@ class Hosts:
 
     @property
     def names(self) -> Sequence[str]:
-        """All that run."""
+        """Return the names of all running replicas."""
         return list(self._hosts)
 
     async def connect(self, name: str) -> LocalClient:
-        """A client of one replica. Raises `Broken` while there is none; one that is being built
-        anew refuses the client's first words with it."""
+        """Return a client of one replica. Raises `Broken` while there is none; a replica that is
+        being rebuilt refuses the client's first commands with it."""
         cluster = self._clusters.get(name)
         if cluster is None:
             raise Broken(f"replica {name} is not there")
@@ -133,22 +130,22 @@ class Hosts:
 
     @property
     def stores(self) -> bool:
-        """Whether they have storage halves."""
+        """Return whether the replicas have storage halves."""
         return self._outside is not None
 
     async def connect_storage(self, name: str) -> LocalClient:
-        """As `connect`, to the storage half."""
+        """Return a client of one replica's storage half. Raises as `connect`."""
         cluster = self._clusters.get(name)
         if cluster is None:
             raise Broken(f"replica {name} is not there")
         return await cluster.connect_storage()
 
     async def start(self, name: str) -> None:
-        """One more replica. Raises nothing: what goes wrong is tried again."""
+        """Start one more replica. Raises nothing: failures are retried."""
         self._spawn(name)
 
     async def stop(self, name: str) -> None:
-        """Stops a replica and removes its scratch."""
+        """Stop a replica and remove its scratch folder."""
         host = self._hosts.pop(name)
         await self._system.stop_root(host)
         self._clusters.pop(name, None)
@@ -156,7 +153,7 @@ class Hosts:
         await self._system.clock.run_blocking(lambda: shutil.rmtree(folder, ignore_errors=True))
 
     async def statistics(self) -> ClusterStatistics:
-        """Of all replicas together; one that is being built anew is left out."""
+        """Return the statistics of all replicas together; one that is being rebuilt is left out."""
         workers: list[Any] = []
         adapters: list[Any] = []
         for name, host in list(self._hosts.items()):

@@ -1,27 +1,17 @@
-"""One replica out of N workers: commands split, answers merged. Pure.
-
-Theory of operation. `split`: Hello and UpdateConfiguration go to every part, everything else to
-part 0, whose worker offers it to the sequencer. What is merged is therefore known from responses
-alone; Hello clears it all.
+"""One replica out of N workers: commands are split, responses merged. Pure.
 
 Rules of `absorb`:
 
 - frontiers: per object and kind each part's frontier is joined (it cannot go back); the meet is
   emitted when it advances; an object is forgotten when every part is empty in every kind;
 - peeks: emitted when every part has answered: Canceled before any error; an error of the data
-  before one of a limit, of bytes before one of rows, of which the smallest limit is told;
-  stashed parts and rows make one stashed result; rows alone are concatenated (parts hold
-  disjoint rows) and their size is checked again;
+  before one of a limit, of bytes before one of rows, the smallest limit first; stashed parts and
+  rows make one stashed result; rows alone are concatenated;
 - subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
-  below it; blobs are not looked into, so what is emitted ends before a batch that has some, or
-  holds all of it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told
-  once;
-- copies, when all have answered: Dropped before Failed before the sum, whose manifest is that of
-  the part that has one;
+  below it; the first error ends the subscribe; `SubscribeDropped` is emitted once;
+- copies, when all have answered: Dropped before Failed before the sum, with the manifest of the
+  part that has one;
 - statuses pass through.
-
-`Limits` outlives connections, as what the workers were configured with does: a configuration
-counts from InitializationComplete on.
 
 Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek is
 emitted at most once; with nothing in flight nothing is kept (`idle`).
@@ -67,8 +57,8 @@ KINDS = ("write", "input", "output")
 
 
 class _Meets:
-    """Frontiers of one object: by kind, what was emitted and then one a part. There is one for
-    each object, so it is kept small."""
+    """Frontiers of one object: for each kind the emitted one, then one for each part. Each object
+    has one of these, so it is kept small."""
 
     __slots__ = ("_frontiers",)
 
@@ -84,6 +74,7 @@ class _Meets:
             if frontier is None:
                 continue
             place = emitted + 1 + part
+            # Joined: a frontier never goes back.
             if frontier > frontiers[place]:
                 frontiers[place] = frontier
             meet = min(frontiers[emitted + 1 : emitted + width])
@@ -98,7 +89,8 @@ class _Meets:
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """Updates of ``lower <= time < upper`` that have not left: rows, or blobs, which are whole."""
+    """Updates of ``lower <= time < upper`` that were not emitted yet: rows, or blobs, which stay
+    whole."""
 
     lower: Frontier
     upper: Frontier
@@ -107,7 +99,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _Subscribe:
-    """One subscribe: how far each part is, and the updates not yet below the meet."""
+    """One subscribe: each part's upper, and the updates not yet below the meet."""
 
     def __init__(self, parts: int) -> None:
         self.uppers: list[Frontier | None] = [None] * parts
@@ -116,7 +108,7 @@ class _Subscribe:
         self.stash: list[_Kept] = []
         self.muted = False
         self.traceparent: str | None = None
-        """Of updates that have not left yet."""
+        """Trace context of updates that were not emitted yet."""
 
     def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
         if self.uppers[part] is None:
@@ -127,7 +119,7 @@ class _Subscribe:
         if batch.error is not None:
             self.muted = True
             self.stash.clear()
-            # What the part had told before and has not left goes with it.
+            # The error replaces all updates that were not emitted: it covers their time.
             lower = self.lowers[part] if self.emitted is None else self.emitted
             return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
         if batch.arrow is not None:
@@ -142,7 +134,7 @@ class _Subscribe:
         uppers = [upper for upper in self.uppers if upper is not None]
         if len(uppers) < len(self.uppers):
             return None
-        # A part without data starts at the minimum; the one with data says where it begins.
+        # A part without data starts at the minimum; the part with data has the true lower.
         lower = max(self.lowers) if self.emitted is None else self.emitted
         meet = self._whole(min(uppers))
         if meet <= lower:
@@ -155,7 +147,8 @@ class _Subscribe:
         return SubscribeBatch(lower, meet, arrow, None, traceparent, parts)
 
     def _whole(self, meet: Frontier) -> Frontier:
-        """As far as can be told: blobs are not cut, so those that reach beyond wait whole."""
+        """Return the meet, lowered to the begin of blobs that reach beyond it: blobs are not
+        cut."""
         while True:
             cut = [
                 kept.lower for kept in self.stash if kept.parts and kept.lower < meet < kept.upper
@@ -165,7 +158,7 @@ class _Subscribe:
             meet = min(cut)
 
     def _take(self, meet: Frontier) -> tuple[bytes | None, tuple[StashPart, ...]]:
-        """Updates below the meet; the rest stays."""
+        """Return the updates below the meet; the others stay."""
         blobs = [kept for kept in self.stash if kept.parts]
         rows = [kept for kept in self.stash if kept.arrow is not None]
         parts = tuple(part for kept in blobs if kept.upper <= meet for part in kept.parts)
@@ -182,7 +175,8 @@ class _Subscribe:
         return to_ipc(due) if due.num_rows else None, parts
 
     def end(self, part: int, dropped: SubscribeDropped) -> SubscribeDropped | None:
-        """A part was dropped; told once, unless the subscribe has reached its end or error."""
+        """Note that a part was dropped. Return the end, once, unless the subscribe has ended or
+        failed."""
         self.uppers[part] = EMPTY
         over = self.muted or (self.emitted is not None and is_empty(self.emitted))
         self.muted = True
@@ -196,21 +190,22 @@ class _Subscribe:
 
 
 class Limits:
-    """What the instance is configured with at this moment, as far as connections must know it."""
+    """The instance's configuration at this moment, as far as connections need it. It outlives
+    them."""
 
     def __init__(self, result_bytes_max: int, inline_bytes_max: int | None = None) -> None:
         self.result_bytes_max = result_bytes_max
         self._inline_bytes_max = inline_bytes_max
 
     def configure(self, command: UpdateConfiguration) -> None:
-        """Takes over what the command says."""
+        """Take over the limits of a configuration."""
         if command.result_bytes_max is not None:
             self.result_bytes_max = command.result_bytes_max
         if command.inline_bytes_max is not None:
             self._inline_bytes_max = command.inline_bytes_max
 
     def inline_bytes(self, workers: int) -> int:
-        """How much of a result one of so many workers puts into its response."""
+        """Return the bytes of a result that one of so many workers puts into its response."""
         share = self.result_bytes_max // workers
         return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
 
@@ -218,7 +213,7 @@ class Limits:
 class Partitioned:
     """Splits one client's commands over the parts, merges the parts' responses.
 
-    `ended` collects the ids whose end every part has told; who reads it clears it.
+    `ended` collects the ids whose end every part has reported; its reader clears it.
     """
 
     def __init__(self, parts: int, limits: Limits) -> None:
@@ -236,16 +231,17 @@ class Partitioned:
         self._copies: dict[ObjectId, dict[int, CopyResult]] = {}
 
     def idle(self) -> bool:
-        """Whether nothing is being merged."""
+        """Return whether nothing is being merged."""
         return not (self._peeks or self._meets or self._subscribes or self._copies)
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
-        """(part, command) for every part that gets it."""
+        """Return (part, command) for every part that gets the command."""
         match command:
             case Hello():
                 self._clear()
                 self._waiting, self._complete = None, False
             case UpdateConfiguration():
+                # As for the workers, a configuration counts from InitializationComplete on.
                 if self._complete:
                     self._limits.configure(command)
                 else:
@@ -256,10 +252,11 @@ class Partitioned:
                     self._limits.configure(self._waiting)
         if isinstance(command, Hello | UpdateConfiguration):
             return [(part, command) for part in range(self._parts)]
+        # Part 0's worker passes the command to the sequencer, which orders it for all.
         return [(0, command)]
 
     def absorb(self, part: int, response: Response) -> Response | None:
-        """The merged response that this one completes, if it does.
+        """Return the merged response that this one completes, or None.
 
         Raises `RemoteProtocolError` when a part answers a peek or a copy twice.
         """
@@ -325,7 +322,7 @@ class Partitioned:
 
 
 def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
-    """One answer out of all parts', by the precedence that the module's text gives."""
+    """Return one result out of all parts', by the precedence in the module's docstring."""
     if len(results) == 1:
         return results[0]
     for result in results:
@@ -337,6 +334,7 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
     pieces = [piece for result in results if (piece := _inline(result)) is not None]
     stashed = [result for result in results if isinstance(result, PeekStashed)]
     arrow, rows = _concatenated(pieces)
+    # Checked again: each part has seen its own rows only.
     if len(arrow) > bytes_max:
         return PeekError(
             InvalidUsage.__name__,
@@ -358,7 +356,7 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
 
 
 def merge_copies(results: list[CopyResult]) -> CopyResult:
-    """One answer out of all parts', by the precedence that the module's text gives."""
+    """Return one result out of all parts', by the precedence in the module's docstring."""
     for kind in (CopyDropped, CopyFailed):
         for result in results:
             if isinstance(result, kind):
@@ -369,13 +367,14 @@ def merge_copies(results: list[CopyResult]) -> CopyResult:
 
 
 def _precedence(error: PeekError) -> tuple[int, float]:
-    """Errors of the data first, then of bytes, then of rows by their limit."""
+    """Return the rank of an error: those of the data first, then of bytes, then of rows by their
+    limit."""
     limit = float("inf") if error.limit_rows is None else error.limit_rows
     return ("", "bytes", "rows").index(error.limit), limit
 
 
 def _inline(result: PeekResult) -> tuple[bytes, int] | None:
-    """The rows that a result brings along, and how many they are (-1: not counted)."""
+    """Return the rows within a result, and their number (-1: not counted)."""
     match result:
         case PeekRows(arrow=arrow, rows=rows):
             return arrow, rows
@@ -385,15 +384,17 @@ def _inline(result: PeekResult) -> tuple[bytes, int] | None:
 
 
 def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
-    """All rows as one stream, and their number. Pieces known to be empty are not looked into."""
+    """Return all rows as one stream, and their number. Pieces known to be empty are not decoded."""
     filled = [piece for piece in pieces if piece[1] != 0]
     if not filled:
         return next((arrow for arrow, _ in pieces if arrow), b""), 0
     if len(filled) == 1:
         return filled[0]
     decoded = [(from_ipc(arrow), arrow) for arrow, _ in filled]
+    # If all are empty, one of them gives the schema.
     tables = [(table, arrow) for table, arrow in decoded if table.num_rows] or decoded[:1]
     if len(tables) == 1:
         return tables[0][1], tables[0][0].num_rows
+    # Parts hold disjoint rows: nothing to consolidate.
     whole: pa.Table = pa.concat_tables([table for table, _ in tables])
     return to_ipc(whole), whole.num_rows

@@ -1,26 +1,17 @@
-"""What a cluster may answer: the client's side of the protocol's rules. Pure.
+"""Rules of a cluster's responses: the client's side of the protocol. Pure.
 
-Theory of operation. `heard` notes every command that is about to be sent, `check` every response
-that came. A response is caused by a command of the same connection, so what was noted says which
-answers may come.
+`heard` notes every command that is about to be sent, `check` checks every response. Rules:
 
-Rules of `check`:
-
-- nothing is answered before InitializationComplete: until then the replica is still at what the
-  former client wanted, and a peek or a dataflow that is dropped meanwhile was never begun;
-- frontiers are of an index or view of this connection, and not of one whose end was told; of
-  each kind they advance, begin at the `as_of` at the earliest, and end with the empty one;
+- nothing is answered before InitializationComplete;
+- frontiers are of an index or view of this connection that has not ended; each kind advances,
+  begins at the `as_of` at the earliest, and ends with the empty one;
 - a peek is answered once; Canceled only after a CancelPeek;
-- batches of a subscribe are contiguous and not empty in time. The first one says what it covers:
-  with a snapshot it begins at 0 and holds the `as_of`, without it begins behind the `as_of`; one
-  that is an error may begin at 0 in any case;
-  nothing follows the end: the empty upper, an error, or `SubscribeDropped`, which stands at the
-  last upper and comes only after a drop;
+- batches of a subscribe are contiguous and not empty in time. Nothing follows the end: the empty
+  upper, an error, or `SubscribeDropped`, which has the last upper and comes only after a drop;
 - a copy is answered once;
-- statuses may say what they like, `Refused` may come at any time.
+- statuses and `Refused` may come at any time.
 
-What is remembered is bounded by what the commands leave open: an id is forgotten when it was
-dropped and its end was told.
+State is bounded by the commands: an id is forgotten when it was dropped and its end has come.
 """
 
 from __future__ import annotations
@@ -56,29 +47,29 @@ KINDS = ("write", "input", "output")
 
 
 class _Object(msgspec.Struct):
-    """What was told of one dataflow."""
+    """State of one dataflow, from its responses."""
 
     description: DataflowDescription
     frontiers: dict[str, Frontier]
     upper: Frontier | None = None
-    """A subscribe: of its last batch."""
+    """Upper of a subscribe's last batch."""
     over: bool = False
     dropped: bool = False
 
 
 class ResponseRules:
-    """The state of one conversation, as its client sees it."""
+    """State of one conversation, as its client sees it."""
 
     def __init__(self) -> None:
         self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._peeks: dict[str, bool] = {}
-        """Without an answer; whether it was canceled."""
+        """Peeks without an answer; True if it was cancelled."""
         self.ended: list[ObjectId] = []
-        """Ids whose end was told; who reads it clears it."""
+        """Ids whose end has come; its reader clears it."""
 
     def heard(self, command: Command) -> None:
-        """A command is about to be sent; it keeps the rules of commands."""
+        """Note a command that is about to be sent; it keeps the rules of commands."""
         match command:
             case InitializationComplete():
                 self._complete = True
@@ -92,21 +83,23 @@ class ResponseRules:
                     if not self._complete:  # it never ran
                         self._objects.pop(id, None)
                 elif made is not None and not self._complete and frontier > made.description.as_of:
-                    # As the replica's history has it.
+                    # The replica's history advances the as_of in the same way.
                     made.description = advance_as_of(made.description, frontier)
             case Peek(uuid=uuid):
                 self._peeks[uuid] = False
             case CancelPeek(uuid=uuid):
                 if not self._complete:  # it was never begun
+                    # Its uuid is free at once: no answer will come.
                     self._peeks.pop(uuid, None)
                 elif uuid in self._peeks:
                     self._peeks[uuid] = True
 
     def check(self, response: Response) -> None:
-        """Raises `RemoteProtocolError` naming the rule that the response breaks."""
+        """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
         if isinstance(response, Refused):
             return
         name = type(response).__name__
+        # Until then the replica still runs the former client's dataflows.
         _require(self._complete, f"{name} came before InitializationComplete")
         match response:
             case Frontiers():
@@ -197,10 +190,12 @@ class ResponseRules:
     ) -> None:
         as_of, export = description.as_of, description.export
         assert isinstance(export, SubscribeExport), "it was looked at"
+        # A snapshot covers all times up to the `as_of`; without one the first change is behind it.
         begin = 0 if export.snapshot else as_of + 1
         what = f"the first batch of subscribe {id}, [{batch.lower}, {batch.upper}),"
         _require(batch.upper > as_of, f"{what} ends before its as_of {as_of} is told")
         _require(
+            # An error that ends the merging early has the lower of its part, which may be 0.
             batch.lower == begin or (batch.error is not None and batch.lower == 0),
             f"{what} must begin at {begin}",
         )

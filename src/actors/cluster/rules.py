@@ -1,23 +1,16 @@
-"""What a client may say, and in which order: one connection at a time, checked on both sides.
+"""Rules of a client's commands and their order, checked on both sides. Pure.
 
-Rules:
-
-- Hello, then CreateInstance (compatible with the running instance), then anything; each of
-  these and InitializationComplete once; a nonce is never used twice (the acceptor sees to it);
-- an id names one dataflow at a time: it may name another one when the end of the first has been
-  told (all its frontiers empty, or its subscribe over), so that nobody takes the one for the
-  other. A client cannot know when all workers are done with a subscribe: its side uses the id
-  of one never again. Before InitializationComplete nothing runs, and a dropped id is free at
-  once;
+- Hello, then CreateInstance (compatible with the running instance), then any commands; each of
+  these and InitializationComplete once; a nonce is never used twice (the acceptor checks);
+- an id names one dataflow at a time, and is free again when the end of the former was reported (all
+  its frontiers empty, or its subscribe over);
 - a dataflow's description must fit together (`check_description`);
-- the uuid of a peek is free again when the peek is answered. One that is canceled before
-  InitializationComplete was never begun: it has no answer, and its uuid is free at once;
-- what waits is bounded: dataflows, peeks without an answer and the bytes of their keys, ids that
+- the uuid of a peek is free again when the peek was answered;
+- pending work is bounded: dataflows, peeks without an answer and the bytes of their keys, ids that
   are only named;
-- names are short and a result fits a frame, together with what else the frame holds.
+- names are short, and a result fits a frame with the frame's other fields.
 
-Commands about objects that are not there are let through: both sides tolerate what no longer
-matches their view. Pure: `check` hears commands, `answered` and `ended` what became of them.
+Commands about unknown objects are let through: a race, not an error.
 """
 
 from __future__ import annotations
@@ -49,30 +42,30 @@ from actors.settings import FRAME_OVERHEAD_BYTES, NAME_BYTES_MAX, TOKEN_BYTES_MA
 
 
 class CommandRules:
-    """The state of one conversation. `running`: the cluster's instance; None on the client's
-    side, which does not know it."""
+    """State of one conversation. `running`: the cluster's instance; None on the client's side,
+    which does not know it."""
 
     def __init__(self, running: CreateInstance | None, settings: Settings) -> None:
         self._running = running
         self._settings = settings
         self._stage = "opened"
         self._dataflows: dict[ObjectId, bool] = {}
-        """By id, whether its end has been told already."""
+        """True if the dataflow's end was reported already, by id."""
         self._ending: set[ObjectId] = set()
-        """Dropped, and the end not told yet."""
+        """Dropped ids whose end was not reported yet."""
         self._streams: set[ObjectId] = set()
-        """On the client's side: live subscribes and copies."""
+        """Live subscribes and copies, on the client's side."""
         self._spent: OrderedDict[ObjectId, None] = OrderedDict()
-        """On the client's side: the last of those that were."""
+        """Ids of the last former subscribes and copies, on the client's side."""
         self._peeks: dict[str, int] = {}
-        """Without an answer; the bytes of their keys."""
+        """Bytes of the keys of each peek without an answer."""
         self._peek_bytes = 0
         self._named: set[ObjectId] = set()
-        """Compacted before InitializationComplete without being created."""
+        """Ids compacted before InitializationComplete without being created."""
 
     def check(self, command: Command) -> None:
-        """Raises `RemoteProtocolError` when the command breaks the order, and `InvalidUsage`
-        when it asks for what this instance is not; both end the connection."""
+        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if this
+        instance cannot serve it; both end the connection."""
         following = self._following(type(command).__name__)
         match command:
             case Hello():
@@ -91,17 +84,20 @@ class CommandRules:
             case Peek():
                 self._peek(command)
             case CancelPeek(uuid=uuid):
+                # A peek that is cancelled before it has begun has no answer: its uuid is free at
+                # once.
                 if not self.complete:
                     self.answered(uuid)
+        # Set last: a refused command does not count.
         self._stage = following
 
     @property
     def complete(self) -> bool:
-        """Whether InitializationComplete was said."""
+        """Return whether InitializationComplete was sent."""
         return self._stage == "computing"
 
     def _following(self, name: str) -> str:
-        """The stage after a command of that name (`STAGES`)."""
+        """Return the stage after a command of that name (`STAGES`)."""
         following = STAGES.get((self._stage, name))
         if following is None and name not in OPENING:
             following = STAGES.get((self._stage, OTHER))
@@ -113,11 +109,11 @@ class CommandRules:
         raise RemoteProtocolError(f"a connection says {name} once")
 
     def answered(self, uuid: str) -> None:
-        """The answer of a peek has left."""
+        """Note that the answer of a peek was sent."""
         self._peek_bytes -= self._peeks.pop(uuid, 0)
 
     def ended(self, id: ObjectId) -> None:
-        """The end of a dataflow has left: all frontiers empty, or its subscribe over."""
+        """Note that the end of a dataflow was sent: all frontiers empty, or its subscribe over."""
         if id in self._ending:
             self._ending.discard(id)
         elif id in self._dataflows:
@@ -128,11 +124,13 @@ class CommandRules:
         check_name(id, "the id of a dataflow", NAME_BYTES_MAX)
         _require(id not in self._dataflows, f"dataflow {id} exists already")
         _require(
+            # Else responses about the former could be taken for the new one's.
             id not in self._ending,
             f"dataflow {id} was dropped and its end has not been told yet: an id may be used "
             "again only after that",
         )
         _require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
+        # A client cannot know when all workers are done with a subscribe: no id is used again.
         _require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
         limit = self._settings.dataflows_max
         if len(self._dataflows) + len(self._ending) >= limit:
@@ -145,7 +143,7 @@ class CommandRules:
 
     def _compact(self, command: AllowCompaction) -> None:
         if not self.complete and command.id not in self._dataflows:
-            # The history keeps what is said of it, whatever the frontier.
+            # The replica's history keeps an entry for the id, whatever the frontier: it is bounded.
             check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
             self._named.add(command.id)
             limit = self._settings.dataflows_max
@@ -157,6 +155,7 @@ class CommandRules:
                 self._spent[command.id] = None
                 if len(self._spent) > self._settings.dataflows_max:
                     self._spent.popitem(last=False)
+            # Before InitializationComplete nothing runs: a dropped id is free at once.
             elif told is False and self.complete:
                 self._ending.add(command.id)
 
@@ -176,12 +175,12 @@ class CommandRules:
     def _peek(self, peek: Peek) -> None:
         uuid, settings = peek.uuid, self._settings
         check_name(uuid, "the uuid of a Peek", TOKEN_BYTES_MAX)
-        # There are many peeks: no text is made of what holds.
+        # Hot path: no message is formatted unless a rule is broken.
         if uuid in self._peeks:
             raise RemoteProtocolError(f"peek {uuid} has no answer yet: choose a fresh uuid")
         if not 0 <= peek.time <= TIME_MAX:
             raise RemoteProtocolError(f"a Peek at {peek.time}: no such time")
-        # Beyond peeks_pending_max the workers answer Busy; those answers must leave, too.
+        # Beyond peeks_pending_max the workers answer Busy: leave room for peeks with these answers.
         most = settings.peeks_pending_max * (2 if self.complete else 1)
         if len(self._peeks) >= most:
             raise RemoteProtocolError(f"{most} peeks have no answer yet (peeks_pending_max)")
@@ -196,15 +195,15 @@ class CommandRules:
 
 
 OPENING = tuple(event for _, event in STAGES if event != OTHER)
-"""Commands that are said once, at their place."""
+"""Commands that are sent once, at their place."""
 
 KEY_FRAMES_MAX = 4
-"""Keys of all unanswered peeks of a client: at most so many times `frame_bytes_max`."""
+"""Limit of the keys of a client's unanswered peeks, as a multiple of `frame_bytes_max`."""
 
 
 def check_instance(running: CreateInstance, wanted: CreateInstance) -> None:
-    """Raises `InvalidUsage` with the difference unless the running instance can serve: it has
-    the same configuration, and expires no earlier than is wanted."""
+    """Raise `InvalidUsage` with the difference unless the running instance can serve: it has the
+    same configuration, and expires no earlier than requested."""
     sooner = _or_never(wanted.expiration_ms) <= _or_never(running.expiration_ms)
     alike = (wanted.workers, wanted.version, wanted.stash) == (
         running.workers,
@@ -219,7 +218,7 @@ def check_instance(running: CreateInstance, wanted: CreateInstance) -> None:
 
 
 def check_description(dataflow: DataflowDescription) -> None:
-    """Raises `InvalidUsage` when the parts of a description do not fit together."""
+    """Raise `InvalidUsage` if the parts of a description do not fit together."""
     export, id = dataflow.export, dataflow.id
     if dataflow.until is not None and dataflow.until <= dataflow.as_of:
         raise InvalidUsage(
@@ -251,7 +250,7 @@ def check_description(dataflow: DataflowDescription) -> None:
 
 
 def check_name(text: str, what: str, bytes_max: int) -> None:
-    """Raises `RemoteProtocolError` unless a name is there and short."""
+    """Raise `RemoteProtocolError` unless a name is not empty and short."""
     if not text:
         raise RemoteProtocolError(f"{what} is empty")
     size = len(text.encode("utf-8", "surrogatepass"))
@@ -265,7 +264,7 @@ def _fits(id: ObjectId, what: str, wanted: int, given: int) -> None:
 
 
 def _same_columns(id: ObjectId, what: str, given: Schema, wanted: Schema) -> None:
-    """Names and types; whether NULL is allowed may differ."""
+    """Raise `InvalidUsage` unless names and types are equal; nullability may differ."""
     if [(c.name, c.type) for c in given.columns] != [(c.name, c.type) for c in wanted.columns]:
         raise InvalidUsage(
             f"dataflow {id}: {what} has the columns {given.ddl()}, needed are {wanted.ddl()}"

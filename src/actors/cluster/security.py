@@ -1,18 +1,13 @@
-"""Who may speak to whom: TLS 1.3 with a certificate on both sides, and bearer tokens.
+"""Authentication of peers: TLS 1.3 with a certificate on both sides, and bearer tokens.
 
 Rules, for the listeners of clients and of the replica protocol alike:
 
-- an address that only this machine reaches (loopback, a Unix socket) needs neither; a Unix
-  socket uses neither, because its file's mode says who may;
-- any other is refused at start without both;
+- an address that only this machine reaches (loopback, a Unix socket) needs neither; any other is
+  refused at start without both;
 - certificates are checked both ways against one authority, which should be this installation's
-  own: whoever has a certificate of it gets as far as the token. The dialler also checks that the
-  certificate is for the host it dials;
-- a token is one line of a file. A listener knows all that are there, so that they can be changed
-  one after the other; a dialler shows the first. It never goes over a network in the clear;
-- a dialler reaches another machine in the clear only if nothing secret goes there: no token.
-
-Files are read once, at start.
+  own. The dialler also checks that the certificate is for the host it dials;
+- a token is one line of a file. A dialler sends the first, and never in the clear to another
+  machine. Files are read once, at start.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ log = logging.getLogger("penstock.security")
 
 
 class Security:
-    """What one side shows, and what it asks of its peer. Without `certificate`: no TLS."""
+    """Credentials of one side, and its demands on peers. Without `certificate`: no TLS."""
 
     def __init__(
         self,
@@ -43,13 +38,14 @@ class Security:
         tokens: tuple[str, ...] = (),
     ) -> None:
         self._files = (certificate, key, authority)
+        # A listener accepts every token of its file, so that tokens can be rotated.
         self._digests = tuple(_digest(token.encode()) for token in tokens)
         self.token = tokens[0].encode() if tokens else b""
-        """The one that a dialler shows."""
+        """Token that a dialler sends."""
 
     @classmethod
     def of(cls, settings: Settings, token_file: str) -> Self:
-        """As the settings say. Raises `BadSettings`."""
+        """Return the credentials that the settings name. Raises `BadSettings`."""
         files = {
             "tls_certificate": settings.tls_certificate,
             "tls_key": settings.tls_key,
@@ -63,27 +59,29 @@ class Security:
 
     @property
     def has_tls(self) -> bool:
-        """Whether there is a certificate."""
+        """Return whether there is a certificate."""
         return bool(self._files[0])
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is a token."""
+        """Return whether there is a token."""
         return bool(self._digests)
 
     def knows(self, token: bytes) -> bool:
-        """Whether it is one of the tokens; takes as long for any."""
+        """Return whether the token is one of the known ones, in constant time."""
         digest = _digest(token)
+        # `any` would stop at the first match, and so reveal its position by the time taken.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """TLS for a listener or a dialler. Raises `BadSettings` for files that do not fit."""
+        """Return the TLS context of a listener or a dialler. Raises `BadSettings` for invalid
+        files."""
         certificate, key, authority = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         if server:
-            context.num_tickets = 0  # nobody resumes: every connection proves itself
+            context.num_tickets = 0  # no resumption: every connection authenticates
         try:
             context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
@@ -104,12 +102,12 @@ class Security:
 def for_listener(
     name: str, address: Address, settings: Settings, token_name: str, *, checks: bool = False
 ) -> Security | None:
-    """What a listener asks of its peers; None: nothing. `name` and `token_name` are settings;
-    `checks`: it asks for tokens of another kind in any case.
+    """Return a listener's demands on its peers; None: none. `name` and `token_name` are settings;
+    `checks`: it checks tokens of another kind in any case.
 
-    Raises `BadSettings` when others than this machine reach the address and TLS or a token is
-    missing.
+    Raises `BadSettings` if other machines reach the address and TLS or a token is missing.
     """
+    # The mode of the socket's file decides who may connect.
     if address.is_unix:
         return None
     security = Security.of(settings, getattr(settings, token_name))
@@ -123,7 +121,7 @@ def for_listener(
 
 
 def for_dialler(address: Address, settings: Settings, token_file: str) -> Security | None:
-    """What a dialler shows and asks for; None: nothing. Raises `BadSettings` when a token would
+    """Return a dialler's credentials and demands; None: none. Raises `BadSettings` if a token would
     leave this machine in the clear."""
     if address.is_unix:
         return None
@@ -137,8 +135,8 @@ def for_dialler(address: Address, settings: Settings, token_file: str) -> Securi
 
 
 def dialling_tls(settings: Settings) -> ssl.SSLContext | None:
-    """TLS of whoever dials acceptors of the WAL; None where the settings name no certificate.
-    Raises `BadSettings`."""
+    """Return the TLS context for dialling acceptors of the WAL; None if the settings name no
+    certificate. Raises `BadSettings`."""
     security = Security.of(settings, "")
     return security.context(server=False) if security.has_tls else None
 

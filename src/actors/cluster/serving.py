@@ -1,10 +1,8 @@
-"""The cluster's side of a controller's socket: from the opening to the last word.
+"""The cluster's side of a controller's socket, from the opening to the last response.
 
-One coroutine a socket. The first two frames must be a Hello and a CreateInstance, and come within
-``connect_timeout_ms``; only then the acceptor hears of the client, so neither a stranger nor a
-client of another instance displaces anybody, and none holds its place by saying nothing. Then
-frames become `ClientCommands`, waiting while the cluster is busy; whatever ends the conversation
-is told to the peer, if it still listens.
+There is one coroutine for each socket. The first two frames must be a Hello and a CreateInstance,
+and come within ``connect_timeout_ms``. Then frames become `ClientCommands`, waiting while the
+cluster is busy; the reason of the end is sent to the peer, if it still listens.
 """
 
 from __future__ import annotations
@@ -40,32 +38,35 @@ class WireOutlet:
         self.ended = anyio.Event()
 
     async def send(self, response: Response) -> None:
-        """Sends one, waiting while the peer is slow."""
+        """Send one response, waiting while the peer is slow."""
         await self._connection.send(response)
 
     def offer(self, responses: Sequence[Response]) -> int:
-        """Sends the first so many of them without waiting."""
+        """Send as many of the first responses as possible without waiting; return their number."""
         return self._connection.offer(responses)
 
     def end(self, error: PenstockError) -> None:
-        """The connection is over, and why."""
+        """End the connection with a reason."""
         if self.error is None:
             self.error = error
             self.ended.set()
 
 
 class Server:
-    """Conversations of one listener."""
+    """Serves the conversations of one listener."""
 
     def __init__(self, acceptor: Address[AcceptorMessage], settings: Settings) -> None:
         self._acceptor = acceptor
         self._settings = settings
 
     async def converse(self, connection: FramedConnection[Any, Any]) -> None:
-        """One client, from its Hello on. Raises `PenstockError` for why it ended."""
+        """Serve one client, from its Hello on. Raises `PenstockError` with the reason of its
+        end."""
         outlet = WireOutlet(connection)
         hello: Hello | None = None
         try:
+            # Ordered before the acceptor hears of the client: no stranger, silent client or client
+            # of another instance displaces the active one.
             introduced, instance = await self._introduced(connection)
             address: Address[ConnectionMessage] = await self._acceptor.ask(
                 lambda reply: Accept(introduced, instance, outlet, reply)
@@ -73,20 +74,21 @@ class Server:
             hello = introduced
             await self._pump(connection, address, outlet)
         except PenstockError as error:
-            # When both sides have a reason, the cluster's own came first.
+            # If both sides have a reason, the cluster's own came first.
             reason = outlet.error or error
             await self._last_word(connection, reason)
             raise reason from None
         finally:
             if hello is not None:
                 nonce = hello.nonce
+                # Shielded: a cancelled conversation must still release its connection.
                 with anyio.CancelScope(shield=True), contextlib.suppress(Closed, Broken):
                     await self._acceptor.send(Leave(nonce))
 
     async def _introduced(
         self, connection: FramedConnection[Any, Any]
     ) -> tuple[Hello, CreateInstance | None]:
-        """The first two frames. Raises `RemoteProtocolError` for others, or none in time."""
+        """Return the first two frames. Raises `RemoteProtocolError` for others, or none in time."""
         limit_ms = self._settings.connect_timeout_ms
         came = ""
         try:
@@ -110,7 +112,7 @@ class Server:
         address: Address[ConnectionMessage],
         outlet: WireOutlet,
     ) -> None:
-        """Commands in, until either side ends it. Raises why."""
+        """Pass on commands until either side ends the conversation. Raises the reason."""
         failure: PenstockError | None = None
 
         async def read() -> None:
@@ -133,6 +135,7 @@ class Server:
     async def _last_word(
         self, connection: FramedConnection[Any, Any], error: PenstockError
     ) -> None:
+        # Plain Broken: the peer is gone and cannot be told.
         if isinstance(error, Broken) and type(error) is Broken:
             return
         with (

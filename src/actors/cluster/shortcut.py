@@ -1,26 +1,10 @@
-"""Peeks that an end of a connection answers itself, as no order could change the answer. Pure.
+"""Peeks that an end of a connection answers itself, without the workers. Pure.
 
-Theory of operation. A peek of one key of an index usually asks for what is there already: the
-index is sealed beyond the peek's time in every worker, and each has its partition in the memory of
-this process. The way through adapter, sequencer and workers and back would order such a peek
-among the commands, and all it would bring is the same rows later. So whoever has an end of the
-connection in this process (its actor, for a client over a wire; the client itself, for a local
-one) reads them there (`compute.peeks.all_at_once`), under conditions that it can judge by what has
-gone through that end alone:
-
-- the client has created the index here, has not dropped it, and the peek's time is not below what
-  it has allowed to be forgotten. So the workers would not refuse the peek;
-- no other client has taken the connection's place, as far as the workers can know;
-- all workers have told *this* connection that the index is sealed beyond the peek's time. They
-  tell that of what they have rendered for this client, so what they hold under the id since then
-  is the client's own index, or, for a moment, that of a dataflow which it has started again;
-- no partition holds an error, is closed, or begins later than the peek's time.
-
-Everything else (`answer` gives None) goes the long way, which knows what to say.
-
-Rules: an answer given here is the one that the workers would have given; it is small, since no
-worker's window bounds it. What an index's snapshot leaves out cannot be read (`compute.index`). A
-peek with a context is not answered here: its way is to be seen.
+A peek of one key usually asks for rows that are there already: the index is sealed beyond the
+peek's time in every worker, and each has its partition in this process's memory. The way through
+adapter, sequencer and workers would bring the same rows later. So the end of the connection in this
+process (its actor for a client over a wire, the client itself for a local one) reads them, if the
+messages of that end show that the workers would answer the same. Otherwise the peek is sent.
 """
 
 from __future__ import annotations
@@ -46,20 +30,20 @@ from actors.protocol.compute import (
 )
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
-"""Of one answer."""
+"""Limit of one answer."""
 
 
 class _Index(msgspec.Struct):
-    """One index of the client's."""
+    """One index of the client."""
 
     allowed: Frontier
-    """The client reads nothing below it."""
+    """Frontier of allowed compaction: the client reads nothing below it."""
     sealed: Frontier = 0
-    """In every worker, as the client was told."""
+    """Upper in every worker, as reported to the client."""
 
 
 class Shortcut:
-    """What one end of a connection knows of its client's indexes."""
+    """State of the client's indexes, as seen by one end of a connection."""
 
     def __init__(self, partitions: Partitions, limits: Limits) -> None:
         self._partitions = partitions
@@ -67,7 +51,7 @@ class Shortcut:
         self._indexes: dict[ObjectId, _Index] = {}
 
     def heard(self, command: Command) -> None:
-        """A command of the client, which keeps the rules, is passed on."""
+        """Note a command of the client that is passed on; it keeps the rules."""
         match command:
             case CreateDataflow(dataflow):
                 if isinstance(dataflow.export, IndexExport):
@@ -82,24 +66,30 @@ class Shortcut:
                     index.allowed = max(index.allowed, frontier)
 
     def told(self, frontiers: Frontiers) -> None:
-        """All workers have said so, to this connection."""
+        """Note frontiers that all workers have reported to this connection."""
+        # Workers report what they rendered for this client: the id is its own index.
         index = self._indexes.get(frontiers.id)
         if index is not None and frontiers.write is not None:
             index.sealed = frontiers.write
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """The answer, where it is there already."""
+        """Return the answer if the rows are there already; None: send the peek to the workers."""
         target = peek.target
+        # A traced peek takes the long way, so that its spans show it.
         if not isinstance(target, IndexTarget) or peek.traceparent is not None:
             return None
         index = self._indexes.get(target.id)
+        # The client's own index, not compacted beyond the time, and sealed beyond it in all
+        # workers.
         if index is None or not index.allowed <= peek.time < index.sealed:
             return None
         arrangements = self._partitions.readable(target.id)
+        # A partition has an error, is closed, or begins later.
         if arrangements is None:
             return None
         try:
+            # Small, since no worker's window bounds these answers.
             limit = min(ANSWER_BYTES_MAX, self._limits.inline_bytes(len(arrangements)))
             return all_at_once(arrangements, peek, limit)
         except PenstockError:
-            return None  # the long way finds the same, and says so
+            return None  # the workers find the same error, and report it

@@ -1,8 +1,7 @@
-"""Sockets for listeners and diallers: TCP, Unix, with TLS on top where it is asked for.
+"""Sockets for listeners and diallers: TCP and Unix, with TLS on top on request.
 
-A Unix socket's file has mode 0600 before anybody can connect. A file that a dead process left
-is removed, and only then: it must be a socket that nobody answers on, and the lock beside it
-(``PATH.lock``, held for as long as a listener lives) must be free.
+A Unix socket's file has mode 0600. A stale file is removed if it is a socket without a listener,
+and the lock beside it (``PATH.lock``, held while a listener lives) is free.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from actors.errors import AddressInUse, Broken
 
 BACKLOG: Final = 512
 SHUTDOWN_S: Final = 2.0
-"""For TLS to say farewell."""
+"""Time limit of the TLS shutdown."""
 
 
 class Bound:
-    """Listening sockets of one address; `address` has the port that was taken."""
+    """Listening sockets of one address; `address` has the port that was bound."""
 
     def __init__(
         self, address: Address, found: list[socket.socket], lock: IO[bytes] | None = None
@@ -39,18 +38,19 @@ class Bound:
         self._inode = os.stat(address.path).st_ino if address.is_unix else 0
 
     def close(self) -> None:
-        """Closes them, and removes the file of a Unix socket. Twice is harmless."""
+        """Close the sockets, and remove the file of a Unix socket. Idempotent."""
         for sock in self.sockets:
             sock.close()
         if self._lock is not None and not self._lock.closed:
             with contextlib.suppress(OSError):
+                # Another listener may have replaced the file.
                 if os.lstat(self.address.path).st_ino == self._inode:
                     os.unlink(self.address.path)
             self._lock.close()
 
 
 async def bind(address: Address) -> Bound:
-    """Listens. A name with several addresses is listened on at all. Raises `AddressInUse`."""
+    """Listen on an address, and on all addresses of a name. Raises `AddressInUse`."""
     if address.is_unix:
         return _bind_unix(address)
     loop = asyncio.get_running_loop()
@@ -64,6 +64,7 @@ async def bind(address: Address) -> Bound:
             sock = socket.create_server((place[0], port), family=family, backlog=BACKLOG)
             sock.setblocking(False)
             found.append(sock)
+            # For port 0 all addresses of the name share the first one's port.
             port = sock.getsockname()[1]
     except OSError as error:
         for sock in found:
@@ -81,10 +82,11 @@ def _bind_unix(address: Address) -> Bound:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock = open(f"{path}.lock", "ab", opener=_private)  # noqa: SIM115
+        # The lock guards against a race: two listeners that find the same stale file.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_stale(path)
         sock.bind(path)
-        os.chmod(path, 0o600)  # before `listen`: until then nobody can connect
+        os.chmod(path, 0o600)  # ordered before `listen`: no peer can connect with another mode
         sock.listen(BACKLOG)
         sock.setblocking(False)
         return Bound(address, [sock], lock)
@@ -101,7 +103,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes a socket that nobody listens on. Raises `OSError` for anything else."""
+    """Remove a socket without a listener. Raises `OSError` for any other file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -109,6 +111,7 @@ def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise OSError(f"{path} is there and is no socket; remove it, or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A listener with a full backlog must not block this probe.
         probe.setblocking(False)
         try:
             probe.connect(path)
@@ -116,14 +119,14 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # somebody listens, and has no time just now
+            pass  # a listener with a full backlog
     raise OSError("another process listens there")
 
 
 async def connect(
     factory: Callable[[], asyncio.BaseProtocol], address: Address, security: Security | None
 ) -> None:
-    """Connects a protocol, through TLS where `security` has a certificate. Raises `OSError`."""
+    """Connect a protocol, through TLS if `security` has a certificate. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     if address.is_unix:
         await loop.create_unix_connection(factory, address.path)
@@ -143,8 +146,8 @@ async def accepted(
     sock: socket.socket,
     context: ssl.SSLContext | None,
 ) -> None:
-    """Gives an accepted socket its protocol, through TLS where there is a context. Raises
-    `OSError`; the socket is then closed."""
+    """Give an accepted socket its protocol, through TLS if there is a context. Raises `OSError`;
+    the socket is then closed."""
     options: dict[str, Any] = {}
     if context is not None:
         options = {"ssl": context, "ssl_shutdown_timeout": SHUTDOWN_S}

@@ -1,10 +1,8 @@
 """A connection to the storage half: one client's conversation with all workers.
 
-As `connection.Connection`, and simpler: every command goes to every worker, and nothing is passed
-on in lots. A response that completed a merged one is acknowledged when that has left for the
-client, any other at once: so what waits here is bounded by the workers' windows, however slow the
-client is. The `Acceptor` decides which connection is served; this half's is its own, with its own
-adapters and nonces.
+As `connection.Connection`, and simpler: every command goes to every worker, one by one. The
+`Acceptor` decides which connection is served; this half has its own, with its own adapters and
+nonces.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ StorageConnectionMessage: TypeAlias = ClientCommands | StorageFromWorker | _Sent
 
 
 class StorageConnection(Actor[StorageConnectionMessage]):
-    """See the module's text."""
+    """One client's conversation with all workers; see the module."""
 
     def __init__(
         self,
@@ -54,17 +52,17 @@ class StorageConnection(Actor[StorageConnectionMessage]):
         self._rules = StorageCommandRules(settings)
         self._parts = StoragePartitioned(len(adapters))
         self._queue: deque[tuple[Response, int, int]] = deque()
-        """Merged, with the worker and the number of the response that completed it."""
+        """Merged responses, with the worker and the serial of the response that completed them."""
         self._sending = False
 
     async def on_start(self) -> None:
-        """Takes over all adapters, then says Hello to them."""
+        """Attach to all adapters, then send Hello to them."""
         for adapter in self._adapters:
             await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
         await self._commands((self._hello,))
 
     async def receive(self, message: StorageConnectionMessage) -> None:
-        """Handles commands of the client or a response of a worker."""
+        """Handle commands of the client or a response of a worker."""
         match message:
             case ClientCommands(commands):
                 await self._commands(commands)
@@ -76,6 +74,8 @@ class StorageConnection(Actor[StorageConnectionMessage]):
                 self._sending = False
                 self._send_next()
                 for _, worker, serial in left:
+                    # Acknowledged only now: so the workers' windows bound the queue, however slow
+                    # the client is.
                     await self._took(worker, serial)
             case _OutletFailed(error):
                 self._end(error if isinstance(error, PenstockError) else Broken(str(error)))
@@ -114,6 +114,7 @@ class StorageConnection(Actor[StorageConnectionMessage]):
             await _send(self._adapters[worker], Took(self._hello.nonce, (serial,)))
 
     def _send_next(self) -> None:
+        # One batch at a time keeps the order.
         if self._sending or not self._queue:
             return
         self._sending = True
@@ -130,15 +131,15 @@ class StorageConnection(Actor[StorageConnectionMessage]):
         self.ctx.stop()
 
     async def on_stop(self) -> None:
-        """Whoever still waits at the outlet learns that it is over."""
+        """End the outlet, so that its waiters wake up."""
         self._outlet.end(Closed("the connection was closed"))
 
     def describe(self) -> str:
-        """Whose it is."""
+        """Return the client's nonce and the number of responses to send."""
         return f"storage client {self._hello.nonce}, {len(self._queue)} to send"
 
 
 async def _send(address: Address[Any], message: Any) -> None:
-    """To an adapter; while the cluster stops there may be none."""
+    """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
     with suppress(Closed, Broken):
         await address.send(message)

@@ -1,20 +1,15 @@
-"""The storage half of one replica out of N workers: commands split, answers merged. Pure.
-
-Theory of operation. `split`: every command goes to every worker. What is merged is therefore known
-from the commands: an object is tracked from the command that runs it until all workers have told
-its drop; before InitializationComplete nothing is, as nothing runs yet.
+"""The storage half of one replica out of N workers: commands are split, responses merged. Pure.
 
 Rules of `absorb`:
 
-- uppers: each worker's is joined (it cannot go back); the meet is told when it advances. One of an
-  object that is not tracked is an error, and so is one that comes after the same worker's
-  `DroppedId`;
-- `DroppedId` is told when all workers have told it; one that tells it twice is an error;
+- uppers: each worker's is joined (it cannot go back); the meet is emitted when it advances. An
+  upper of an untracked object is an error, and so is one after the same worker's `DroppedId`;
+- `DroppedId` is emitted when all workers have sent it; one that sends it twice is an error;
 - a one-shot ingestion is answered when all workers have answered: Canceled before another error,
   an error before the batches of all;
 - statuses and statistics pass through.
 
-Invariants: told uppers strictly advance; a drop and an answer are told once; with nothing in
+Invariants: emitted uppers strictly advance; a drop and an answer are emitted once; with nothing in
 flight nothing is kept.
 """
 
@@ -44,7 +39,7 @@ from actors.storage.history import Wanted
 
 
 class _Object(msgspec.Struct):
-    """One object: each worker's upper, and which workers have told its drop."""
+    """One object: each worker's upper, the emitted meet, and the workers that have dropped it."""
 
     uppers: list[Frontier]
     told: Frontier = 0
@@ -54,7 +49,7 @@ class _Object(msgspec.Struct):
 class StoragePartitioned:
     """Splits one client's commands over the workers, merges the workers' responses.
 
-    `ended` collects ids and uuids whose end was told; who reads it clears it.
+    `ended` collects ids and uuids whose end was emitted; its reader clears it.
     """
 
     def __init__(self, parts: int) -> None:
@@ -69,11 +64,11 @@ class StoragePartitioned:
         self._oneshots: dict[str, dict[int, StagingResult]] = {}
 
     def idle(self) -> bool:
-        """Whether nothing is being merged."""
+        """Return whether nothing is being merged."""
         return not (self._objects or self._oneshots)
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
-        """(worker, command) for every worker that gets it."""
+        """Return (worker, command) for every worker that gets the command."""
         if isinstance(command, Hello):
             self._clear()
             self._complete = False
@@ -83,9 +78,11 @@ class StoragePartitioned:
             self._wanted.add(command)
             if isinstance(command, InitializationComplete):
                 self._complete = True
+                # Nothing ran before: only what is still wanted now will answer.
                 for said in self._wanted.commands():
                     self._track(said)
                 self._wanted = Wanted()
+        # Every worker gets all commands, so what its responses may be about is known from here.
         return [(part, command) for part in range(self._parts)]
 
     def _track(self, command: Command) -> None:
@@ -103,9 +100,9 @@ class StoragePartitioned:
                 self._objects[id] = _Object([0] * self._parts)
 
     def absorb(self, part: int, response: Response) -> Response | None:
-        """The merged response that this one completes, if it does.
+        """Return the merged response that this one completes, or None.
 
-        Raises `RemoteProtocolError` when a worker breaks a rule of the module's text.
+        Raises `RemoteProtocolError` if a worker breaks a rule of the module's docstring.
         """
         match response:
             case FrontierUpper():
@@ -161,7 +158,7 @@ class StoragePartitioned:
 
 
 def merge_staged(results: list[StagingResult]) -> StagingResult:
-    """One answer out of all workers', by the precedence that the module's text gives."""
+    """Return one result out of all workers', by the precedence in the module's docstring."""
     failed = [result for result in results if isinstance(result, StagingFailed)]
     if failed:
         return min(failed, key=lambda result: result.code != Canceled.__name__)

@@ -1,27 +1,21 @@
-"""What may be said on a connection of the storage half, by either side. Pure.
+"""Rules of the messages on a connection of the storage half, of either side. Pure.
 
 Rules of commands (`StorageCommandRules`, checked by both sides):
 
-- Hello, then anything, InitializationComplete; both once; a nonce is never used twice (the
-  acceptor sees to it);
-- an id stands for one thing: a source, an export of one source, or a sink. It is free for another
-  one when its drop has been told; before InitializationComplete nothing runs, and it is free at
-  once;
-- what runs may be altered only as `protocol.storage.altered` allows (a sink: `altered_sink`);
-- the uuid of a one-shot ingestion is free again when it was answered and canceled (so that
-  histories forget it); before InitializationComplete: when it was canceled;
+- Hello, then any commands, InitializationComplete; both once; no nonce twice (the acceptor checks);
+- an id names one object: a source, an export of one source, or a sink, until its drop was reported;
+- a running object may be altered only as `protocol.storage.altered` allows (`altered_sink`);
+- the uuid of a one-shot ingestion is free again when it was answered and cancelled;
 - a description fits together: its ids and its shards are distinct, delays are above 0;
-- names are short; what runs is bounded (`dataflows_max`: sources, exports, sinks, one-shots).
+- names are short; sources, exports, sinks and one-shots are bounded together (`dataflows_max`).
 
 Rules of responses (`StorageResponseRules`, checked by the client):
 
 - nothing is answered before InitializationComplete;
-- an upper is of an object that this connection runs, and advances; nothing follows the empty one;
-- a drop is told once, and only of what was to be dropped; nothing follows it;
+- an upper is of an object that this connection runs, and advances;
+- a drop is reported once, and only after its command; nothing follows it;
 - a one-shot ingestion is answered once; Canceled only after a cancel;
-- statuses and statistics may say what they like, `Refused` may come at any time.
-
-Commands about objects that are not there are let through.
+- statuses, statistics and `Refused` may come at any time.
 """
 
 from __future__ import annotations
@@ -58,24 +52,24 @@ from actors.storage.history import Wanted
 from actors.storage.transitions import OTHER, STAGES
 
 OPENING = tuple(event for _, event in STAGES if event != OTHER)
-"""Commands that are said once, at their place."""
+"""Commands that are sent once, at their place."""
 
 
 class StorageCommandRules:
-    """The commands of one conversation."""
+    """State of one conversation, from its commands."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stage = "opened"
         self._wanted = Wanted()
         self._ending: set[ObjectId] = set()
-        """Dropped, and that not told yet."""
+        """Dropped ids whose drop was not reported yet."""
         self._oneshots: dict[str, tuple[bool, bool]] = {}
-        """By uuid: answered, canceled."""
+        """(answered, cancelled) by uuid."""
 
     def check(self, command: Command) -> None:
-        """Raises `RemoteProtocolError` when the command breaks the order, and `InvalidUsage`
-        when it asks for what cannot be; both end the connection. What was refused was not said."""
+        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if it is
+        invalid; both end the connection. A refused command does not count."""
         following = self._following(type(command).__name__)
         match command:
             case Hello():
@@ -95,23 +89,24 @@ class StorageCommandRules:
                     self._end((id,) if source is None else source.ids)
             case UpdateConfiguration():
                 _check_configuration(command)
+        # Ordered last: a refused command does not count.
         self._wanted.add(command)
         self._stage = following
 
     @property
     def complete(self) -> bool:
-        """Whether InitializationComplete was said."""
+        """Return whether InitializationComplete was sent."""
         return self._stage == "storing"
 
     def ended(self, id: ObjectId) -> None:
-        """The drop of an object, or the answer of a one-shot ingestion, has left."""
+        """Note that the drop of an object, or the answer of a one-shot ingestion, was sent."""
         self._ending.discard(id)
         if id in self._oneshots:
             _, canceled = self._oneshots[id]
             self._settle(id, True, canceled)
 
     def _following(self, name: str) -> str:
-        """The stage after a command of that name (`STAGES`)."""
+        """Return the stage after a command of that name (`STAGES`)."""
         following = STAGES.get((self._stage, name))
         if following is None and name not in OPENING:
             following = STAGES.get((self._stage, OTHER))
@@ -122,6 +117,7 @@ class StorageCommandRules:
         raise RemoteProtocolError(f"a connection says {name} once")
 
     def _end(self, ids: tuple[ObjectId, ...]) -> None:
+        # Before InitializationComplete nothing runs: dropped ids are free at once.
         if self.complete:
             self._ending |= set(ids)
 
@@ -185,9 +181,11 @@ class StorageCommandRules:
     def _cancel(self, uuid: str) -> None:
         if uuid in self._oneshots:
             answered, _ = self._oneshots[uuid]
+            # Before InitializationComplete it never runs, and so has no answer.
             self._settle(uuid, answered or not self.complete, True)
 
     def _settle(self, uuid: str, answered: bool, canceled: bool) -> None:
+        # Both are needed: histories keep the ingestion until its cancel.
         if answered and canceled:
             del self._oneshots[uuid]
         else:
@@ -195,31 +193,33 @@ class StorageCommandRules:
 
 
 class _Object(msgspec.Struct):
-    """What was told of one object."""
+    """State of one object, from its responses."""
 
     upper: Frontier = 0
     to_drop: bool = False
 
 
 class StorageResponseRules:
-    """The responses of one conversation, as its client sees them. `ended` collects ids and uuids
-    whose end was told; who reads it clears it."""
+    """State of one conversation, from its responses as the client sees them. `ended` collects ids
+    and uuids whose end has come; its reader clears it."""
 
     def __init__(self) -> None:
         self._wanted = Wanted()
         self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._oneshots: dict[str, bool] = {}
-        """Without an answer; whether it was canceled."""
+        """One-shot ingestions without an answer; True if it was cancelled."""
         self.ended: list[ObjectId] = []
 
     def heard(self, command: Command) -> None:
-        """A command is about to be sent; it keeps the rules of commands."""
+        """Note a command that is about to be sent; it keeps the rules of commands."""
         if self._complete:
             self._hear(command)
         self._wanted.add(command)
         if isinstance(command, InitializationComplete):
             self._complete = True
+            # Only now the replica runs anything: of the commands before, those count that are still
+            # wanted.
             for said in self._wanted.commands():
                 self._hear(said)
 
@@ -248,7 +248,7 @@ class StorageResponseRules:
                 self._objects[id].to_drop = True
 
     def check(self, response: Response) -> None:
-        """Raises `RemoteProtocolError` naming the rule that the response breaks."""
+        """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
         if isinstance(response, Refused):
             return
         name = type(response).__name__
@@ -266,6 +266,7 @@ class StorageResponseRules:
                 self.ended.append(id)
             case StagedBatches(uuid=uuid):
                 self._staged(uuid, response)
+            # Status and statistics may name anything, at any time.
             case StatusUpdate() | StatisticsUpdates():
                 pass
 
@@ -290,7 +291,7 @@ class StorageResponseRules:
 
 
 def _left_out(wanted: Wanted, new: IngestionDescription) -> tuple[ObjectId, ...]:
-    """Exports that an update of a source no longer has."""
+    """Return the exports that an update of a source drops."""
     old = wanted.ingestions.get(new.id)
     return () if old is None else tuple(id for id in old.ids if id not in new.ids)
 

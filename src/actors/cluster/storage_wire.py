@@ -1,9 +1,7 @@
 """The storage half over a socket: the cluster's side and the client's.
 
-As `serving` and `client.connect` for the compute half, with a magic of its own, so that a client of
-the one half that dials the other is refused in the handshake. The opening is one frame, the Hello:
-this half has no instance to compare, so a Hello that comes in time, of a nonce that is fresh,
-displaces the client of the day.
+As `serving` and `client.connect` for the compute half. The opening is one frame, the Hello: there
+is no instance to compare, so a timely Hello with a fresh nonce displaces the active client.
 """
 
 from __future__ import annotations
@@ -24,15 +22,17 @@ from actors.protocol.compute import Hello
 from actors.protocol.storage import Command, Response
 from actors.settings import Settings
 
+# Differs from the compute half's, so that a client of the wrong half fails in the handshake.
 STORAGE_MAGIC: Final = b"PENSSTOR"
 STORAGE_VERSION: Final = 1
 
 
 class StorageServer(Server):
-    """Conversations of one listener of the storage half."""
+    """Serves the conversations of one listener of the storage half."""
 
     async def _introduced(self, connection: FramedConnection[Any, Any]) -> tuple[Hello, None]:
-        """The first frame. Raises `RemoteProtocolError` for another, or none in time."""
+        """Return the first frame, a Hello. Raises `RemoteProtocolError` for another, or none in
+        time."""
         limit_ms = self._settings.connect_timeout_ms
         try:
             with anyio.fail_after(limit_ms / 1000):
@@ -47,7 +47,7 @@ class StorageServer(Server):
 async def listen_storage(
     address: Place | str, acceptor: Address[AcceptorMessage], settings: Settings
 ) -> Listener:
-    """Serves the storage half on that address (port 0: a free one), until its acceptor stops or
+    """Serve the storage half on that address (port 0: a free one), until its acceptor stops or
     `Listener.aclose`. Raises `AddressInUse`, and `BadSettings` for an address that needs TLS and
     tokens and has none."""
     place = Place.parse(address, "storage_listen") if isinstance(address, str) else address
@@ -67,8 +67,8 @@ async def listen_storage(
 
 
 async def connect_storage(address: Place | str, settings: Settings) -> WireClient:
-    """Connects to a listener of a storage half, ``host:port`` or ``unix:/path``; of the settings,
-    `identity`, `tls_…` and `cluster_token_file` count. Raises what `transport.dial` raises."""
+    """Connect to a listener of a storage half, ``host:port`` or ``unix:/path``; of the settings,
+    `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
     place = Place.parse(address) if isinstance(address, str) else address
     connection: FramedConnection[Any, Any] = await dial(
         place,

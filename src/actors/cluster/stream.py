@@ -1,23 +1,16 @@
-"""One socket's bytes, both ways, and the watch over their progress.
+"""The bytes of one socket, both ways, and timeouts for their progress.
 
-Theory of operation. A `ByteStream` is the protocol of one asyncio transport (TCP, Unix or TLS).
-What comes is read right into a `FrameBuffer`; while that has no room the socket is not read, so
-that the peer is held back. What goes out is written in slices, waiting while the peer is slow.
+A `ByteStream` is the protocol of one asyncio transport (TCP, Unix or TLS). Bytes are received into
+a `FrameBuffer`; while that is full the socket is not read, which is backpressure on the peer. Bytes
+are sent in slices, waiting while the peer is slow. One timer checks, after `watch`:
 
-One timer watches, after `watch`:
-
-- nothing was written for ``keepalive_ms``: a keepalive is written (never on top of what waits,
-  never inside a frame);
-- somebody waits for bytes and none came for ``idle_timeout_ms``: the peer is gone, however the
-  socket looks; part of a frame counts as life;
-- a frame was begun and was waited for ``frame_timeout_ms`` in all: its sender does not go on;
+- nothing was written for ``keepalive_ms``: a keepalive is written;
+- a reader waits and no bytes came for ``idle_timeout_ms``: the peer is gone;
+- a begun frame was waited for ``frame_timeout_ms`` in all: its sender does not go on;
 - bytes wait to be written, here or in the kernel, and the peer has taken none of them for
-  ``write_timeout_ms`` (at most ``idle_timeout_ms``): it does not read. Life of the other
-  direction does not count here, and what the kernel has merely accepted neither.
+  ``write_timeout_ms`` (at most ``idle_timeout_ms``): it does not read.
 
-Time in which this side does not read (nobody calls `more`) is never held against the peer. The
-first error is final. A frame leaves whole or the connection ends: a cancelled `write_frame` hands
-the rest to the transport.
+The first error is final.
 """
 
 from __future__ import annotations
@@ -34,17 +27,17 @@ from actors.settings import Settings
 from actors.threshold_probes import FRAME_SLICE
 
 TICKS: Final = 8
-"""Looks at the write side's progress in one of its limits."""
+"""Checks of the write side's progress within its timeout."""
 
 
 class ByteStream(asyncio.BufferedProtocol):
-    """See the module. `name` of the peer is for people."""
+    """One socket's bytes; see the module. `name`: of the peer, for people."""
 
     def __init__(self, frames: FrameBuffer, settings: Settings, name: str) -> None:
         self.frames = frames
         self.peer = name
         self.error: PenstockError | None = None
-        """Why nothing more comes or goes."""
+        """Error with which the stream ended, if it has."""
         self._keepalive_s = settings.keepalive_ms / 1000
         self._idle_s = settings.idle_timeout_ms / 1000
         self._write_s = min(settings.write_timeout_ms, settings.idle_timeout_ms) / 1000
@@ -61,13 +54,13 @@ class ByteStream(asyncio.BufferedProtocol):
         self._frame_waited_s = 0.0
         self._received = self._loop.time()
         self._held = False
-        """The socket is not read, for want of room."""
+        """True while the socket is not read, for want of room."""
         self._held_since = self._held_s = 0.0
         # writing
         self._full = False
         self._drains: list[asyncio.Future[None]] = []
         self._inside = False
-        """A part of a frame was written."""
+        """True while a part of a frame was written."""
         self._written = 0
         self._left = 0
         self._progress = self._last_write = self._received
@@ -75,7 +68,7 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- called by the transport --
 
     def connection_made(self, transport: Any) -> None:
-        """The transport is there."""
+        """Keep the transport."""
         self._transport = transport
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         found = transport.get_extra_info("peername")
@@ -83,11 +76,11 @@ class ByteStream(asyncio.BufferedProtocol):
             self.peer = f"{found[0]}:{found[1]}"
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Where the next bytes belong."""
+        """Return the buffer for the next bytes."""
         return self.frames.place()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes came."""
+        """Note that bytes came; pause reading if there is no more room."""
         self._received = self._loop.time()
         more = self.frames.wrote(nbytes)
         if self.frames.room == 0:
@@ -98,13 +91,14 @@ class ByteStream(asyncio.BufferedProtocol):
             self._wake()
 
     def eof_received(self) -> bool:
-        """The peer sends nothing more; over TLS it takes nothing more either."""
+        """Note that the peer sends nothing more; over TLS it receives nothing more either."""
         self._eof = True
         self._wake()
+        # TCP closes each direction apart: this side may still send.
         return not self._is_tls
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
+        """Note that the transport is gone, and wake all waiters."""
         self._stop_watch()
         if self.error is None and not (self._eof and exc is None):
             self.error = Broken(f"{self.peer} is gone{f': {exc}' if exc else ''}{self._late()}")
@@ -115,18 +109,18 @@ class ByteStream(asyncio.BufferedProtocol):
         self._wake_drains()
 
     def pause_writing(self) -> None:
-        """The transport has enough to write."""
+        """Note that the transport's write buffer is full."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """It takes more."""
+        """Note that the transport's write buffer has room again."""
         self._full = False
         self._wake_drains()
 
     # -- reading --
 
     async def more(self) -> None:
-        """Waits until more came into `frames`. Raises `Broken` when none will."""
+        """Wait until more bytes are in `frames`. Raises `Broken` if none will come."""
         self._raise_if_over()
         begun = self.frames.begun > 0
         if self._held and self.frames.room:
@@ -142,16 +136,17 @@ class ByteStream(asyncio.BufferedProtocol):
         finally:
             self._waiter = None
             if begun:
+                # Only time spent waiting counts: the peer is not to blame for this side's pauses.
                 self._frame_waited_s += self._loop.time() - self._wait_began
 
     async def exactly(self, count: int) -> bytes:
-        """The next so many bytes, outside of frames. Raises `Broken`."""
+        """Return the next `count` bytes, outside of frames. Raises `Broken`."""
         while (taken := self.frames.take(count)) is None:
             await self.more()
         return taken
 
     def frame_taken(self) -> None:
-        """A whole frame was found."""
+        """Note that a whole frame was taken."""
         self._frame_waited_s = 0.0
 
     def _raise_if_over(self) -> None:
@@ -163,7 +158,8 @@ class ByteStream(asyncio.BufferedProtocol):
             raise Broken(f"{self.peer} closed the connection{where}{self._late()}")
 
     def _late(self) -> str:
-        """Words about this side, when it may itself be why the peer has closed."""
+        """Return words about this side's own delay, if it may be the reason for which the peer has
+        closed."""
         now_s = self._loop.time() - self._held_since if self._held else 0.0
         held_s = max(self._held_s, now_s)
         if held_s < self._write_s - self._write_s / TICKS:
@@ -181,26 +177,27 @@ class ByteStream(asyncio.BufferedProtocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can be written."""
+        """Return whether nothing more can be written."""
         return self.error is not None or self._transport.is_closing()
 
     @property
     def is_ready(self) -> bool:
-        """Whether a write would leave at once, as far as this side knows."""
+        """Return whether a write would leave at once, as far as this side knows."""
         return not self._full and not self._inside and not self.is_over
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Hands bytes to the transport."""
+        """Hand bytes to the transport."""
         self._last_write = self._loop.time()
+        # Nothing waited before: the peer's time to take these bytes begins now.
         if self._written == self._left:
             self._progress = self._last_write
         self._written += len(data)
         self._transport.write(data)
 
     async def write_frame(self, frame: bytearray) -> None:
-        """Writes a whole frame, waiting while the peer is slow. Raises `Broken`."""
+        """Write a whole frame, waiting while the peer is slow. Raises `Broken`."""
         rest = memoryview(frame)
-        # More of a large frame is handed to the transport when a slice of it has gone.
+        # Only a probe: a large frame is handed to the transport slice by slice.
         FRAME_SLICE.exceeded_by(len(rest))
         try:
             while True:
@@ -213,6 +210,8 @@ class ByteStream(asyncio.BufferedProtocol):
                 if not rest:
                     return
         except asyncio.CancelledError:
+            # A frame leaves whole or the connection ends: the rest must follow, or the peer cannot
+            # read on.
             if rest and not self.is_over:
                 self.write(rest)
             raise
@@ -220,7 +219,7 @@ class ByteStream(asyncio.BufferedProtocol):
             self._inside = False
 
     async def drain(self) -> None:
-        """Waits until the transport takes more. Raises `Broken`."""
+        """Wait until the transport takes more. Raises `Broken`."""
         if self._full and not self.is_over:
             room: asyncio.Future[None] = self._loop.create_future()
             self._drains.append(room)
@@ -237,12 +236,12 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- watching --
 
     def watch(self) -> None:
-        """From now on progress is watched and keepalives are written."""
+        """Begin to check progress and to write keepalives."""
         self._last_write = self._progress = self._loop.time()
         self._tick()
 
     def _tick(self) -> None:
-        """Looks at all the limits, and says when to look again."""
+        """Check all timeouts, and schedule the next check."""
         now = self._loop.time()
         step = min(self._keepalive_s, self._write_s / TICKS)
         due = [now + step]
@@ -251,15 +250,19 @@ class ByteStream(asyncio.BufferedProtocol):
             self.fail(Broken(f"{self.peer} {late}"))
             return
         if now - self._last_write >= self._keepalive_s and not self._inside:
+            # Waiting bytes are no silence: a keepalive on top of them would only grow the buffer.
             if self._transport.get_write_buffer_size() == 0:
                 self.write(KEEPALIVE)
         else:
             due.append(self._last_write + self._keepalive_s)
+        # At least a millisecond: a deadline that is reached up to rounding must not spin the loop.
         self._timer = self._loop.call_at(max(min(due), now + 0.001), self._tick)
 
     def _reading_late(self, now: float, due: list[float]) -> str:
+        # This side does not read: nothing counts against the peer.
         if self._waiter is None:
             return ""
+        # Any byte counts as life, also a part of a frame.
         since = max(self._received, self._wait_began)
         if now - since >= self._idle_s:
             return f"sent nothing for {self._idle_s * 1000:.0f} ms (idle_timeout_ms)"
@@ -277,9 +280,11 @@ class ByteStream(asyncio.BufferedProtocol):
 
     def _writing_late(self, now: float, step: float) -> str:
         waiting = self._transport.get_write_buffer_size() + self._in_kernel()
-        left = self._written - waiting  # over TLS more than the bytes, but it moves with them
+        # Bytes in the kernel count as waiting: only the peer's acknowledgement is progress. Over
+        # TLS the numbers do not match, but they change together.
+        left = self._written - waiting
         if waiting == 0 or left != self._left:
-            # The last byte left at some moment since the last look.
+            # Some byte left after the last check.
             self._left, self._progress = left, now
             return ""
         if now - self._progress < self._write_s - step:
@@ -290,13 +295,13 @@ class ByteStream(asyncio.BufferedProtocol):
         )
 
     def _in_kernel(self) -> int:
-        """Bytes that the kernel holds and the peer's has not yet taken."""
+        """Return the bytes in the kernel that the peer's has not acknowledged."""
         sock = self._transport.get_extra_info("socket")
         count = array.array("i", [0])
         try:
             fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
         except (OSError, ValueError, AttributeError):
-            return 0  # closed, or a kernel that does not tell
+            return 0  # closed, or a kernel without this ioctl
         return count[0]
 
     def _stop_watch(self) -> None:
@@ -307,7 +312,7 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- ending --
 
     def fail(self, error: PenstockError) -> None:
-        """The connection is over, at once, and why. The first reason stays."""
+        """End the connection at once with a reason. The first reason stays."""
         if self.error is None:
             self.error = error
         self.abort()
@@ -315,12 +320,12 @@ class ByteStream(asyncio.BufferedProtocol):
         self._wake_drains()
 
     def abort(self) -> None:
-        """Closes at once; what was not yet sent is lost."""
+        """Close at once; unsent bytes are lost."""
         self._stop_watch()
         self._transport.abort()
 
     async def aclose(self, limit_s: float) -> None:
-        """Sends what waits, for at most `limit_s`, and closes."""
+        """Send the waiting bytes, for at most `limit_s`, and close."""
         self._stop_watch()
         self._transport.close()
         try:

@@ -1,21 +1,9 @@
 """Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
 
-Theory of operation. A connection begins with TLS, where there is `Security` with a certificate,
-and `actors.cluster.handshake`; then both sides exchange the frames of `actors.protocol.frames`
-over a `ByteStream`, which also writes keepalives and watches progress both ways.
-
-Rules:
-
-- a length over the limit is refused before any of the body is kept;
-- the first error of the receiving side is final: every later `receive` raises it again.
-  Sending stays possible until `aclose`, so that the peer can be told what was wrong;
-- `receive` may be cancelled without loss (bytes stay in this object's buffer);
-  one task receives, any number may send;
-- a listener hears of a connection when all of this has been proved; until then it has
-  ``connect_timeout_ms``, and it counts among ``connections_max``;
-- a listener that is full answers with another magic, which the dialler raises as `Busy`.
-
-It knows no message types; it does not reconnect; it spawns no task for a connection.
+A connection begins with TLS, if `Security` has a certificate, and `actors.cluster.handshake`; then
+both sides exchange the frames of `actors.protocol.frames` over a `ByteStream`, which also writes
+keepalives and watches progress both ways. One task receives, any number may send. It knows no
+message types and does not reconnect.
 """
 
 from __future__ import annotations
@@ -48,9 +36,9 @@ R = TypeVar("R")
 log = logging.getLogger("penstock.transport")
 
 READ_TURNS: Final = 2
-"""Of the loop: one to look at the socket, one to read it."""
+"""Turns of the loop: one to poll the socket, one to read it."""
 ACCEPT_RETRY_S: Final = 0.1
-"""After a failure to accept, as when there are no file descriptors left."""
+"""Delay after a failed accept, for example when there are no file descriptors left."""
 
 
 class FramedConnection(Generic[S, R]):
@@ -76,10 +64,10 @@ class FramedConnection(Generic[S, R]):
     # -- sending --
 
     async def send(self, message: S) -> None:
-        """Sends one message, waiting while the peer is slow.
+        """Send one message, waiting while the peer is slow.
 
-        Raises `LocalProtocolError` when it does not fit a frame (nothing is sent and the
-        connection goes on), `Closed` after `aclose`, `Broken` when the peer is gone or has read
+        Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
+        connection goes on), `Closed` after `aclose`, `Broken` if the peer is gone or has read
         nothing for ``idle_timeout_ms``.
         """
         frame = self._send_codec.encode(message)
@@ -89,10 +77,11 @@ class FramedConnection(Generic[S, R]):
             await self._stream.write_frame(frame)
 
     def offer(self, messages: Sequence[S]) -> int:
-        """Sends the first so many of them, in one write, and never waits: as many as fit a slice
-        while the peer is not slow and nobody is sending. 0: `send` waits.
+        """Send as many of the first messages as fit a slice, in one write without waiting, if the
+        peer is not slow and no other task is sending; return their number. 0: use `send`, which
+        waits.
 
-        Raises as `send` does, for the first message.
+        Raises as `send`, for the first message.
         """
         if self._closed:
             raise self._closed_here()
@@ -106,7 +95,7 @@ class FramedConnection(Generic[S, R]):
                 data += self._send_codec.encode(message)
             except PenstockError:
                 if taken:
-                    break  # those before it leave; it is told of when it is the first
+                    break  # send those before it; the next call raises, for its first message
                 raise
             taken += 1
             if len(data) >= FRAME_SLICE.limit:
@@ -118,13 +107,15 @@ class FramedConnection(Generic[S, R]):
     # -- receiving --
 
     async def receive(self) -> R:
-        """The next message.
+        """Return the next message. Cancellation loses nothing: bytes stay in this object's buffer.
 
         Raises `Broken` at the end of the stream or after an idle timeout, `FrameTooLarge`,
-        `MalformedFrame`, `UnknownCommand`, and `Closed` after `aclose`; then the same again.
+        `MalformedFrame`, `UnknownCommand`, and `Closed` after `aclose`; from then on always.
         """
         stream = self._stream
         while True:
+            # Final, but for this direction alone: the peer can still be told the reason until
+            # `aclose`.
             if self._error is not None:
                 raise self._error
             if self._closed:
@@ -140,8 +131,8 @@ class FramedConnection(Generic[S, R]):
                 raise self._error from None
 
     def at_hand(self, count_max: int) -> list[R]:
-        """What has come already and follows what `receive` gave last, without waiting. What is
-        wrong with the one after them is told by the next `receive`."""
+        """Return the messages that have arrived after `receive`'s last one, without waiting. The
+        next `receive` raises an error that follows them."""
         found: list[R] = []
         stream = self._stream
         while len(found) < count_max and self._error is None and not self._closed:
@@ -161,13 +152,13 @@ class FramedConnection(Generic[S, R]):
     # -- closing --
 
     def abort(self) -> None:
-        """Closes at once; what was not yet sent is lost."""
+        """Close at once; unsent bytes are lost."""
         self._closed = True
         self._stream.abort()
 
     async def aclose(self) -> None:
-        """Sends what waits (for at most ``connect_timeout_ms``) and closes; at once where the
-        caller is being canceled. Twice is harmless."""
+        """Send the waiting bytes (for at most ``connect_timeout_ms``) and close; at once if the
+        caller is being cancelled. Idempotent."""
         if self._closed and self._stream.is_over:
             return
         self._closed = True
@@ -175,8 +166,8 @@ class FramedConnection(Generic[S, R]):
             with anyio.move_on_after(self._close_s):
                 async with self._lock:  # a frame that has been begun is finished
                     pass
-                # What has come is read from the socket: closing over unread bytes would reset
-                # the connection, and the peer might lose what was sent last.
+                # Read the socket first: closing over unread bytes would reset the connection,
+                # and the peer might lose the last bytes sent to it.
                 for _ in range(READ_TURNS):
                     await anyio.lowlevel.checkpoint()
         finally:
@@ -195,12 +186,12 @@ async def dial(
     security: Security | None = None,
     frame_bytes_max: int | None = None,
 ) -> FramedConnection[Any, Any]:
-    """Connects, and proves who each side is, within ``connect_timeout_ms``.
+    """Connect and authenticate both sides within ``connect_timeout_ms``.
 
-    `send_type` and `receive_type` are message types or unions of them; `identity` is the name
-    of the service that is meant (empty: any). Raises `Broken` when nobody answers,
-    `Unauthenticated` when either side does not trust the other, and what the handshake raises:
-    `Busy`, `MalformedFrame`, `IncompatibleVersion`, `WrongService`.
+    `send_type` and `receive_type` are message types or unions of them; `identity` is the expected
+    name of the service (empty: any). Raises `Broken` if there is no answer, `Unauthenticated` if
+    either side does not trust the other, and the handshake's `Busy`, `MalformedFrame`,
+    `IncompatibleVersion`, `WrongService`.
     """
     address = Address.parse(address) if isinstance(address, str) else address
     limit = frame_bytes_max or settings.frame_bytes_max
@@ -212,7 +203,9 @@ async def dial(
             await sockets.connect(lambda: stream, address, security)
             made = True
             await exchange(stream, Opening(magic, version, identity))
+            # Ordered after `exchange`: the token is sent only to the expected service.
             await show(stream, security.token if security is not None else b"")
+    # On cancellation, too: the socket must not leak.
     except BaseException as error:
         if made:
             stream.abort()
@@ -224,14 +217,15 @@ async def dial(
 
 
 def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
-    """Why a connection could not be made, as an error of ours."""
+    """Return the reason for which a connection could not be made, as an error of ours."""
     if isinstance(error, PenstockError) and type(error) is not Broken:
         return error
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
         return Unauthenticated(f"{what}: {text}; {_ADVICE}")
     if in_tls and isinstance(error, Broken):
-        # With TLS 1.3 the listener judges when this side is through; some loops do not say how.
+        # With TLS 1.3 the listener checks our certificate after this side's handshake has ended;
+        # some event loops then report a lost connection without the alert.
         return Broken(f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}")
     if isinstance(error, TimeoutError):
         text = text or f"no answer in {settings.connect_timeout_ms} ms"
@@ -244,7 +238,7 @@ _ADVICE: Final = (
 
 
 class Listener:
-    """Accepts connections and runs a handler for each; one bad peer harms no other."""
+    """Accepts connections and runs a handler for each; a bad peer does not affect others."""
 
     def __init__(
         self,
@@ -267,7 +261,7 @@ class Listener:
         self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
         self._ended = anyio.Event()
         self.connections = 0
-        """Open now, with those that are still proving themselves."""
+        """Open connections, with those still in their handshake."""
         self.address = Address()
 
     @classmethod
@@ -284,13 +278,14 @@ class Listener:
         security: Security | None = None,
         frame_bytes_max: int | None = None,
     ) -> Listener:
-        """A listener on that address (port 0: a free one, see `address`).
+        """Return a listener on that address (port 0: a free one, see `address`).
 
         Connections wait until `serve`. `identity` is the service's name. Raises `AddressInUse`,
         and `BadSettings` for certificates that do not fit.
         """
         address = Address.parse(address) if isinstance(address, str) else address
         opening = Opening(magic, version, identity)
+        # Fails here for an identity that is too long, not at each connection.
         opening.encode()
         self = cls(send_type, receive_type, settings, opening, security, frame_bytes_max)
         self._bound = await sockets.bind(address)
@@ -299,14 +294,14 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port, of TCP."""
+        """Return the TCP port."""
         return self.address.port
 
     async def serve(self, handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]]) -> None:
-        """Runs `handler` for every connection, until `aclose`; then ends them all.
+        """Run `handler` for every connection until `aclose`; then end them all.
 
-        The connection is closed when its handler returns. A `PenstockError` of a handler ends
-        that connection alone; any other exception is a fault of ours and is raised here.
+        A connection is closed when its handler returns. A `PenstockError` of a handler ends that
+        connection alone; any other exception is a bug and is raised here.
         """
         assert self._bound is not None
         self._handler = handler
@@ -324,8 +319,9 @@ class Listener:
             self._bound.close()
 
     async def aclose(self) -> None:
-        """Stops listening and ends `serve`."""
+        """Stop listening and end `serve`."""
         self._ended.set()
+        # Otherwise `serve` closes the sockets itself.
         if self._group is None and self._bound is not None:
             self._bound.close()
 
@@ -340,14 +336,15 @@ class Listener:
                 log.warning("cannot accept connections on %s just now: %s", self.address, error)
                 await anyio.sleep(ACCEPT_RETRY_S)
                 continue
+            # As many again get the Busy opening; beyond that an answer is not worth the work.
             if self.connections >= 2 * self._settings.connections_max:
-                sock.close()  # too many even to be told
+                sock.close()  # overload: not even Busy is sent
                 continue
             self.connections += 1
             group.start_soon(self._converse, sock)
 
     async def _converse(self, sock: socket.socket) -> None:
-        """One connection from its TLS to its end."""
+        """Run one connection from its TLS handshake to its end."""
         settings = self._settings
         stream = ByteStream(FrameBuffer(self._receive_codec), settings, "a peer")
         made = False
@@ -356,6 +353,7 @@ class Listener:
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
                 await sockets.accepted(lambda: stream, sock, self._tls)
                 made = True
+                # Connections in their handshake count, too.
                 if self.connections > settings.connections_max:
                     await self._say_busy(stream)
                     return
@@ -371,6 +369,7 @@ class Listener:
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         finally:
             self.connections -= 1
+            # Shielded: a cancelled listener must still close its sockets.
             with anyio.CancelScope(shield=True), contextlib.suppress(OSError):
                 if connection is not None:
                     await connection.aclose()
@@ -378,8 +377,9 @@ class Listener:
                     await stream.aclose(settings.connect_timeout_ms / 1000)
 
     async def _say_busy(self, stream: ByteStream) -> None:
-        """Tells the peer. Its opening is read too: closing over unread bytes would reset the
-        connection before the peer has seen why."""
+        """Tell the peer that the listener is full."""
         log.warning("refused a connection: %d are open", self.connections - 1)
         with contextlib.suppress(PenstockError):
+            # Read its opening, too: closing over unread bytes would reset the connection before it
+            # reads this.
             await exchange(stream, Opening(BUSY_MAGIC, self._opening.version))

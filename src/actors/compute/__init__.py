@@ -1,1 +1,1 @@
-"""The compute half of a worker: its rules (pure), and the parts that perform them."""
+"""The compute half of a worker: its state machine (pure), and the actors' parts that run it."""

@@ -1,4 +1,4 @@
-"""Answers that a worker gives without reading anything."""
+"""Peek responses that need no read."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Final
 from actors.protocol.compute import PeekRows
 
 NOTHING: Final = PeekRows(b"", 0)
-"""The answer of a worker that has no part in the peek."""
+"""Response of a worker that has no part in the peek."""

@@ -1,9 +1,9 @@
-"""The dataflow actors: children of worker 0, and the order in which a drop takes things down.
+"""Starts and stops the dataflow actors, which are children of worker 0.
 
-Rules: two renderings of one object never run at once (jobs and shards are named after the
-object): a successor is spawned when its predecessor has stopped. An actor that crashed is
-spawned afresh after a delay and told again what commands have said. A drop stops the actor
-first; then every worker stops its tasks and removes its partition.
+Two renderings of one object never run at once, since jobs and shards are named after the object: a
+successor is spawned when its predecessor has stopped. A crashed actor is respawned after a delay
+and sent its past commands. A drop stops the actor first; then every worker stops its tasks and
+removes its partition.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ForDataflow: TypeAlias = Scheduled | CompactionAllowed | WritesAllowed
 
 
 class Children:
-    """Spawns and stops dataflows on worker 0; takes down what every worker holds of one.
+    """Spawns and stops dataflows on worker 0; tears down each worker's tasks and partition.
 
-    `commands_for` gives what a dataflow that starts late must be told.
+    `commands_for` returns the past commands for a dataflow that starts late.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Children:
         self._commands_for = commands_for
         self._by_id: dict[ObjectId, dict[int, Live]] = {}
         self._stopped_early: set[int] = set()
-        """Dataflows that worker 0 has stopped and this worker was not yet told to drop."""
+        """Dataflows that worker 0 has stopped before this worker applied the drop."""
 
     def render(self, live: Live) -> None:
-        """Starts the actor, unless a predecessor must stop first."""
+        """Start the actor, unless a predecessor must stop first."""
         self._by_id.setdefault(live.id, {})[live.number] = live
         if self._site.index == 0 and not self._predecessor_runs(live):
             self._spawn(live)
@@ -63,11 +63,11 @@ class Children:
         )
 
     def _same_object(self, live: Live) -> list[Live]:
-        """All renderings of one object that are there, oldest first."""
+        """Return all present renderings of one object, oldest first."""
         return list(self._by_id.get(live.id, {}).values())
 
     def gone(self, live: Live) -> None:
-        """Nothing of it is left."""
+        """Forget a rendering that has been torn down."""
         same = self._by_id[live.id]
         del same[live.number]
         if not same:
@@ -89,13 +89,13 @@ class Children:
         site.ctx.watch(address, DataflowEnded(live.number, live.dataflow_serial))
 
     async def tell(self, live: Live, message: ForDataflow) -> None:
-        """Passes a command on. One that is not running hears it when it starts."""
+        """Send a command to the dataflow. One that is not running gets it when it starts."""
         if self._site.index == 0 and live.dataflow is not None:
             with suppress(Closed, Broken):
                 await live.dataflow.send(message)
 
     def respawn(self, live: Live) -> None:
-        """After a crash: removes what the actor left, waits, and starts it afresh."""
+        """Remove a crashed actor's files, and respawn it after a delay."""
         site, serial = self._site, live.dataflow_serial
         directory = site.scratch / f"d{live.number}" / str(serial)
         site.ctx.effect(
@@ -106,7 +106,7 @@ class Children:
         site.ctx.after(delay, SpawnAgain(live.number, serial))
 
     async def turn(self, message: ChildrenTurn) -> None:
-        """A dataflow has stopped, or is to start again."""
+        """Handle the end or the restart of a dataflow."""
         live = self._site.live.get(message.number)
         match message:
             case DataflowStopped():
@@ -127,12 +127,13 @@ class Children:
             await self.tell(live, command)
 
     async def _ended(self, live: Live) -> None:
-        """The actor has stopped, because it was dropped or by its own fault."""
+        """Handle the end of the actor, by a drop or a crash."""
         live.dataflow = None
         if not live.dropping:
             text = f"the dataflow's actor failed (start {live.dataflow_serial}); see the log"
             await self._site.feed(Crashed(live.number, text))
             return
+        # Only now: the actor used the tasks and partitions of all workers.
         for worker in self._site.workers[1:]:
             with suppress(Closed, Broken):
                 await worker.send(DataflowStopped(live.number))
@@ -143,7 +144,7 @@ class Children:
                 await self._start_late(successor)
 
     def drop(self, live: Live) -> None:
-        """Stops the dataflow; what it used goes when it has stopped."""
+        """Stop the dataflow; tear it down when it has stopped."""
         live.dropping = True
         site, dataflow = self._site, live.dataflow
         if site.index != 0:
@@ -151,14 +152,16 @@ class Children:
                 self._stopped_early.discard(live.number)
                 self._tear_down(live)
         elif dataflow is None:
-            # Never started, or crashed and waiting: there is nothing to stop.
+            # Never started, or crashed and not yet respawned: go on as if it had just stopped.
             site.ctx.self.reply(DataflowEnded(live.number, live.dataflow_serial))
         else:
+            # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
             site.ctx.effect(lambda: site.ctx.stop_child(dataflow), done=lambda _: None)
 
     def _tear_down(self, live: Live) -> None:
-        """Nothing uses the tasks and the partition any more."""
+        """Stop the tasks and remove the partition, which nothing uses any more."""
         live.tearing_down = True
+        # Makes results of earlier starts stale.
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
         index, site = live.index, self._site

@@ -1,6 +1,6 @@
-"""What happens to a worker's state machine (events) and what it wants done (effects).
+"""Events that a worker's state machine handles, and effects that it returns.
 
-A render number names one rendering of a dataflow, the same on all workers.
+A render number names one rendering of a dataflow, and is the same on all workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
 
 
 class ClientLost(msgspec.Struct, frozen=True, gc=False):
-    """The client of that nonce is gone."""
+    """The client with that nonce disconnected."""
 
     nonce: Nonce
 
@@ -53,7 +53,7 @@ class Progressed(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusSeen(msgspec.Struct, frozen=True, gc=False):
-    """A dataflow says what it does."""
+    """A dataflow reported its status."""
 
     number: int
     status: DataflowStatus
@@ -62,7 +62,7 @@ class StatusSeen(msgspec.Struct, frozen=True, gc=False):
 class Sealed(msgspec.Struct, frozen=True, gc=False):
     """This worker's partition of an index is complete below `upper` and readable from `since`.
 
-    A fresh incarnation installs a snapshot: `upper` 0 while it does, then `since` is its as_of.
+    While a fresh incarnation installs its snapshot `upper` is 0; afterwards `since` is its as_of.
     """
 
     number: int
@@ -71,28 +71,28 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Emitting(msgspec.Struct, frozen=True, gc=False):
-    """A dataflow has a batch of a subscribe."""
+    """A dataflow emitted a batch of a subscribe."""
 
     number: int
     emit: Emit
 
 
 class CopyEnded(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: a copy is done, or failed."""
+    """Worker 0: a copy was finished, or failed."""
 
     number: int
     result: CopyDone | CopyFailed
 
 
 class PeekDone(msgspec.Struct, frozen=True, gc=False):
-    """A started peek has its answer; None: its arrangement was replaced meanwhile."""
+    """A started peek has its result; None if its arrangement was replaced."""
 
     ticket: int
     result: PeekResult | None
 
 
 class Crashed(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: a dataflow's actor failed by its own fault."""
+    """Worker 0: a dataflow's actor crashed."""
 
     number: int
     text: str
@@ -122,19 +122,19 @@ Event: TypeAlias = (
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """Offer a command to the sequencer."""
+    """Propose a command to the sequencer."""
 
     propose: Propose
 
 
 class SwitchClient(msgspec.Struct, frozen=True, gc=False):
-    """Responses now go to this nonce (None: nowhere); forget those that still wait."""
+    """Send responses to this nonce (None: nowhere), and drop those that still wait."""
 
     nonce: Nonce | None
 
 
 class Respond(msgspec.Struct, frozen=True, gc=False):
-    """Answer the client; `receipt` is due to dataflow `number` when the client took it."""
+    """Send a response to the client; then acknowledge `receipt` to dataflow `number`."""
 
     response: Response
     number: int = 0
@@ -142,47 +142,47 @@ class Respond(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Tell the dataflow at once that its batch is off its hands."""
+    """Acknowledge a batch to its dataflow at once."""
 
     number: int
     emitted: Emitted
 
 
 class Render(msgspec.Struct, frozen=True, gc=False):
-    """Make a dataflow run, suspended."""
+    """Create a dataflow, suspended."""
 
     number: int
     description: DataflowDescription
 
 
 class Respawn(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: start the crashed actor of a dataflow afresh, after a delay."""
+    """Worker 0: respawn the crashed actor of a dataflow, after a delay."""
 
     number: int
 
 
 class Tell(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: a command for the dataflow actor."""
+    """Worker 0: send a command to the dataflow actor."""
 
     number: int
     message: Scheduled | CompactionAllowed | WritesAllowed
 
 
 class Compact(msgspec.Struct, frozen=True, gc=False):
-    """The index's partition needs nothing below `since`."""
+    """Allow compaction of the index's partition up to `since`."""
 
     number: int
     since: Time
 
 
 class DropDataflow(msgspec.Struct, frozen=True, gc=False):
-    """Stop a dataflow and its tasks, remove its state; answer `Stopped`."""
+    """Stop a dataflow and its tasks, remove its state; answered by `Stopped`."""
 
     number: int
 
 
 class Reconciled(msgspec.Struct, frozen=True, gc=False):
-    """What ran was compared with what a new client wants: log it and count it."""
+    """Log and count the result of a reconciliation with a new client."""
 
     nonce: Nonce
     reused: int
@@ -192,18 +192,18 @@ class Reconciled(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartPeek(msgspec.Struct, frozen=True, gc=False):
-    """Read; answer `PeekDone`. `number`: the index's; 0 for a shard."""
+    """Run a peek; answered by `PeekDone`. `number` is the index's, 0 for a shard."""
 
     ticket: int
     number: int
     peek: Peek
     bytes_max: int
     inline_max: int | None = None
-    """Of this worker's part of the answer in a response, more is stashed; None: as set."""
+    """Size above which this worker's part of the answer is stashed; None: the settings' value."""
 
 
 class StopPeek(msgspec.Struct, frozen=True, gc=False):
-    """The answer of that peek is not wanted any more."""
+    """Cancel a peek."""
 
     ticket: int
 

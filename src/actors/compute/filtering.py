@@ -1,10 +1,9 @@
-"""Filters and projections of a peek, over batches of rows. Pure.
+"""Filters and projects the rows of a peek, batch by batch. Pure.
 
-A filter is a conjunction of comparisons of a column with a value, as Spark SQL has them: what is
+A filter is a conjunction of comparisons of a column with a value, with Spark SQL's semantics:
 unknown (NULL on either side) does not pass; NaN equals itself and is greater than every number,
--0.0 equals 0.0; text and binary compare byte by byte. A value is brought to its column's type
-first; one that does not fit is the caller's error. Nested types have no order here: only the two
-tests of NULL are for every type.
+-0.0 equals 0.0; text and binary compare byte by byte. A value is cast to its column's type first.
+Nested types have no order: only the two tests of NULL apply to every type.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _NULL_TESTS: Final = ("is null", "is not null")
 
 
 class Test(msgspec.Struct, frozen=True, gc=False):
-    """A comparison made ready; `value` is a scalar of the column's type (None: a test of NULL)."""
+    """A prepared comparison; `value` is a scalar of the column's type (None: a test of NULL)."""
 
     column: str
     op: str
     value: Any = None
 
     def mask(self, values: Any) -> Any:
-        """Which values pass; NULL where it is unknown."""
+        """Return which values pass; NULL where it is unknown."""
         if self.op in _NULL_TESTS:
             found = pc.is_null(values)
             return found if self.op == "is null" else pc.invert(found)
@@ -51,7 +50,8 @@ class Test(msgspec.Struct, frozen=True, gc=False):
         return _KERNELS[self.op](values, self.value)
 
     def _floats(self, values: Any) -> Any:
-        """With NaN as the greatest number, equal to itself."""
+        """Return the mask for floats, with NaN as the greatest number, equal to itself."""
+        # Arrow compares as IEEE 754 does, where NaN equals no value.
         nan = pc.is_nan(values)
         if math.isnan(self.value.as_py()):
             if self.op in ("=", ">="):
@@ -65,11 +65,14 @@ class Test(msgspec.Struct, frozen=True, gc=False):
 
 
 class Filter:
-    """What of a peek's rows is wanted, and which of their columns."""
+    """The filter and the projection of a peek."""
 
     def __init__(self, schema: Schema, peek: Peek) -> None:
-        """Raises `InvalidUsage` for a column that is not there, one named twice, a value that
-        does not fit, and an order of what has none."""
+        """Check the peek against the schema.
+
+        Raise `InvalidUsage` for an unknown or repeated column, a value that does not fit, and an
+        order by a column that has none.
+        """
         self.tests = tuple(_test(schema, comparison) for comparison in peek.filter)
         ordered = () if peek.finishing is None else peek.finishing.order_by
         for by in ordered:
@@ -80,21 +83,21 @@ class Filter:
                 _check_column("projection", schema, name)
             if len(set(peek.project)) < len(peek.project):
                 raise InvalidUsage(f"projection: a column twice in {', '.join(peek.project)}")
-            # The order is made again over all workers' rows: its columns go along.
+            # Rows are ordered again over all workers, so the order's columns must be sent.
             more = dict.fromkeys(by.column for by in ordered if by.column not in peek.project)
             self.columns = [*peek.project, *more]
 
     @property
     def schema_names(self) -> list[str]:
-        """Columns of the answer, `DIFF` last."""
+        """Return the columns of the answer, `DIFF` last."""
         return [*self.columns, DIFF]
 
     def equalities(self) -> dict[str, Any]:
-        """The one value that each of these columns may have."""
+        """Return the columns that the filter fixes to one value, with the value."""
         return {test.column: test.value for test in self.tests if test.op == "="}
 
     def apply(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows that pass, projected. Batches without rows are left out."""
+        """Yield the rows that pass, projected, without empty batches."""
         names = self.schema_names
         for batch in batches:
             kept = self.passing(batch)
@@ -102,7 +105,7 @@ class Filter:
                 yield kept if kept.schema.names == names else kept.select(names)
 
     def passing(self, rows: R) -> R:
-        """Rows that pass, with all columns."""
+        """Return the rows that pass, with all columns."""
         mask: Any = None
         for test in self.tests:
             found = test.mask(rows.column(test.column))
@@ -140,7 +143,7 @@ def _check_column(what: str, schema: Schema, name: str) -> None:
 
 
 def check_comparable(what: str, schema: Schema, name: str) -> None:
-    """Raises `InvalidUsage` unless there is such a column and its values have an order."""
+    """Raise `InvalidUsage` unless the column exists and its values have an order."""
     _check_column(what, schema, name)
     kind = schema.arrow().field(name).type
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
@@ -148,6 +151,6 @@ def check_comparable(what: str, schema: Schema, name: str) -> None:
 
 
 def checked_columns(schema: Schema, columns: Sequence[str]) -> pa.Schema:
-    """The form of an answer: these columns and `DIFF`."""
+    """Return the schema of an answer: these columns and `DIFF`."""
     held = schema.arrow()
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])

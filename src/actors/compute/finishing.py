@@ -1,14 +1,13 @@
-"""Finishing a peek: order, offset, limit. Each worker thins its rows, the reader finishes. Pure.
+"""Finishes a peek: order, offset and limit. Pure.
 
-Rows come with a weight (`DIFF`, greater than zero): a row of weight 3 is three rows. `thinned`
-keeps what may still be among the first ``offset + limit`` rows of all workers together: without
-an order it stops as soon as it has so many; with one it sorts and cuts whenever twice as many
-have gathered, so it holds no more than that. Without a limit nothing can be left out, and
-nothing is held. `finished` then orders what all workers sent, skips and cuts.
+Each worker thins its rows, and the reader finishes. Rows come with a weight (`DIFF`, greater than
+zero): a row of weight 3 is three rows. `thinned` keeps the rows that may be among the first
+``offset + limit`` of all workers: without an order it stops early, with one it sorts and cuts
+whenever twice as many are held. `finished` orders the rows of all workers, skips and cuts.
 
-An order is Spark's: NaN is greater than every number, -0.0 equals 0.0, text and binary compare
-byte by byte; NULLs stand where each column says. Rows that the order does not tell apart come in
-any order, and where the limit falls among them any of them are kept.
+The order is Spark's: NaN is greater than every number, -0.0 equals 0.0, text and binary compare
+byte by byte; NULLs come where each column says. Rows that are equal in the order come in any order,
+and a limit may keep any of them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from actors.threshold_probes import TOP_ROWS
 
 
 def check_finishing(finishing: Finishing) -> None:
-    """Raises `InvalidUsage` for a limit or offset below 0."""
+    """Raise `InvalidUsage` for a limit or offset below 0."""
     if finishing.offset < 0:
         raise InvalidUsage(f"offset {finishing.offset}: must be at least 0")
     if finishing.limit is not None and finishing.limit < 0:
@@ -37,7 +36,7 @@ def check_finishing(finishing: Finishing) -> None:
 def thinned(
     batches: Iterator[pa.RecordBatch], finishing: Finishing | None
 ) -> Iterator[pa.RecordBatch]:
-    """One worker's rows without those that cannot be in the answer. Ends early where it can."""
+    """Yield one worker's rows without those that cannot be in the answer; end early if possible."""
     if finishing is None or finishing.limit is None:
         yield from batches
         return
@@ -67,8 +66,10 @@ def thinned(
 def finished(
     rows: pa.Table, finishing: Finishing | None, project: Sequence[str] | None
 ) -> pa.Table:
-    """All workers' rows in order, from `offset` on, at most `limit`; only columns of `project`
-    (None: all) and `DIFF`."""
+    """Return all workers' rows in order, from `offset` on, at most `limit`.
+
+    The columns are those of `project` (None: all) and `DIFF`.
+    """
     if finishing is not None:
         if finishing.order_by and rows.num_rows:
             rows = rows.take(_order(rows, finishing.order_by))
@@ -78,7 +79,7 @@ def finished(
 
 
 class Finisher:
-    """`finished`, piece by piece as far as that goes: an order needs all rows first."""
+    """Does as `finished`, piece by piece; an order needs all rows first."""
 
     def __init__(self, finishing: Finishing | None, project: Sequence[str] | None) -> None:
         self._finishing = finishing or Finishing()
@@ -89,11 +90,11 @@ class Finisher:
 
     @property
     def complete(self) -> bool:
-        """Whether no further piece can change the answer."""
+        """Return whether no further piece can change the answer."""
         return self._left == 0 and not self._finishing.order_by
 
     def add(self, rows: pa.Table) -> pa.Table | None:
-        """What can be told after one more piece; None: nothing yet."""
+        """Add a piece; return the rows that are final, None if there are none yet."""
         if self._finishing.order_by:
             self._gathered.append(rows)
             return None
@@ -106,7 +107,7 @@ class Finisher:
         return finished(piece, None, self._project)
 
     def end(self) -> pa.Table | None:
-        """What is left to tell when all pieces have come."""
+        """Return the remaining rows once all pieces are added."""
         if not self._gathered:
             return None
         rows: pa.Table = pa.concat_tables(self._gathered)
@@ -130,7 +131,7 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.Record
 
 
 def _top(tables: Sequence[pa.Table], finishing: Finishing, wanted: int) -> pa.Table:
-    """The first rows in order whose weights reach `wanted`."""
+    """Return the first rows in order whose weights reach `wanted`."""
     rows = pa.concat_tables(tables)
     order = _order(rows, finishing.order_by)
     weights = np.cumsum(rows[DIFF].to_numpy()[order.to_numpy()])
@@ -139,7 +140,7 @@ def _top(tables: Sequence[pa.Table], finishing: Finishing, wanted: int) -> pa.Ta
 
 
 def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
-    """From `offset` on, at most `limit` rows, counted by weight."""
+    """Return the rows from `offset` on, at most `limit`, counted by weight."""
     if rows.num_rows == 0:
         return rows
     diffs = rows[DIFF].to_numpy()
@@ -154,12 +155,13 @@ def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
 
 
 def _order(rows: pa.Table, order_by: Sequence[OrderBy]) -> pa.Array:
-    """Where the rows stand, in order."""
+    """Return the indices of the rows, in order."""
     columns: list[Any] = []
     keys: list[tuple[str, str]] = []
     for number, by in enumerate(order_by):
         values = rows[by.column]
         rank = _rank(values, by)
+        # Arrow cannot place NULL and NaN per column, so a rank column before the values does.
         if rank is not None:
             columns.append(rank)
             keys.append((f"r{number}", "ascending"))
@@ -170,7 +172,7 @@ def _order(rows: pa.Table, order_by: Sequence[OrderBy]) -> pa.Array:
 
 
 def _rank(values: Any, by: OrderBy) -> Any:
-    """NULL and NaN apart from the rest, each on its side; None where there are none."""
+    """Return ranks that place NULL and NaN before or after the rest; None if there are none."""
     floating = pa.types.is_floating(values.type)
     if not values.null_count and not floating:
         return None

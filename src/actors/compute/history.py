@@ -1,27 +1,23 @@
 """The command history: the shortest list of commands that builds the same instance.
 
-Theory of operation. A controller replays its history to a replica that connects, and a worker
-collects in one what a connecting client says before `InitializationComplete`. `push` appends
-and reduces when the list has doubled since the last reduction, so that its cost is amortised
-and its length stays proportional to what is alive.
+Theory of operation. A controller replays its history to a connecting replica, and a worker collects
+in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
+since the last reduction, so the cost is amortised and the length stays proportional to the state.
 
-`reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows,
-Schedules, live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
+`reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows, Schedules,
+live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
 - only the last AllowCompaction of an id counts; it becomes the dataflow's `as_of` and
-  vanishes; an empty one removes the dataflow with everything said about it;
-- an `as_of` never goes back: a compaction below it says nothing new;
-- a subscribe whose `as_of` moves needs no snapshot any more: its reader has had what is not
-  later;
-- what was said about an id before its dataflow was created is not about that dataflow; a second
-  CreateDataflow or Peek of one that is there says nothing;
+  vanishes; an empty one removes the dataflow with all commands about it;
+- an `as_of` never goes back;
+- commands about an id before its CreateDataflow are not about that dataflow; a repeated
+  CreateDataflow or Peek is ignored;
 - a Schedule survives with its dataflow; a CancelPeek deletes its Peek and never survives;
-- compactions of ids that no dataflow here made come after the Peeks, so that they cannot
-  overtake them.
+- compactions of ids without a dataflow here come after the Peeks, so that they cannot overtake
+  them.
 
-Invariants: reducing twice equals reducing once; applying the reduced commands to an empty
-instance gives the state that applying all of them gives. It knows no nonce but the last Hello
-and checks no rule of the protocol.
+Invariants: reducing twice equals reducing once; the reduced commands build the same state as all of
+them. Only the last Hello's nonce is kept, and no rule of the protocol is checked.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ from actors.protocol.compute import (
 )
 
 LATELY: Final = 32
-"""So far back a peek that is over is looked for before the next reduction."""
+"""Number of last commands searched for a cancelled peek before the next reduction."""
 
 
 class ComputeHistory:
@@ -63,9 +59,9 @@ class ComputeHistory:
             self.push(command)
 
     def push(self, command: Command) -> None:
-        """Appends a command, reducing when the list has doubled."""
+        """Append a command; reduce when the list has doubled."""
         if isinstance(command, Schedule):
-            command = Schedule(command.id)  # a replay serves nobody who waits
+            command = Schedule(command.id)  # without a trace: no caller waits for a replay
         if isinstance(command, Peek):
             if command.uuid in self._peeks:
                 return
@@ -81,7 +77,7 @@ class ComputeHistory:
             self.reduce()
 
     def _forgets(self, uuid: str) -> bool:
-        """Removes a peek that was pushed lately, as most have been that are over."""
+        """Remove a peek if it was pushed lately, as most cancelled ones were."""
         commands = self._commands
         for place in range(len(commands) - 1, max(-1, len(commands) - 1 - LATELY), -1):
             command = commands[place]
@@ -91,25 +87,25 @@ class ComputeHistory:
         return False
 
     def commands(self) -> list[Command]:
-        """The commands to replay, in order."""
+        """Return the commands to replay, in order."""
         return list(self._commands)
 
     def __len__(self) -> int:
         return len(self._commands)
 
     def reduce(self) -> None:
-        """Rewrites the history to its shortest equal."""
+        """Reduce the history to its shortest equivalent."""
         self._commands = reduced(self._commands)
         self._reduced_length = len(self._commands)
 
     def discard_peeks(self) -> None:
-        """Removes every Peek and CancelPeek."""
+        """Remove every Peek and CancelPeek."""
         self._peeks.clear()
         self._commands = [c for c in self._commands if not isinstance(c, Peek | CancelPeek)]
 
 
 class _Collected:
-    """One pass over the commands, sorted by kind."""
+    """State of one pass over the commands, by kind."""
 
     def __init__(self) -> None:
         self.hello: Hello | None = None
@@ -148,7 +144,7 @@ class _Collected:
                 self.writes = command
 
     def _allow(self, command: AllowCompaction) -> None:
-        """Only the furthest frontier of an id counts; the empty one ends its dataflow."""
+        """Advance the dataflow's `as_of` to the frontier; the empty one ends the dataflow."""
         created = self.dataflows.get(command.id)
         if created is None:
             self.allowed[command.id] = max(self.allowed.get(command.id, 0), command.frontier)
@@ -163,9 +159,10 @@ class _Collected:
 
 
 def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescription:
-    """Return the same dataflow from a later time on; a subscribe has had its snapshot then."""
+    """Return the dataflow from a later time on."""
     export = dataflow.export
     if isinstance(export, SubscribeExport):
+        # The reader has received everything up to the new as_of, the snapshot included.
         export = msgspec.structs.replace(export, snapshot=False)
     return msgspec.structs.replace(dataflow, as_of=as_of, export=export)
 
@@ -173,7 +170,7 @@ def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescrip
 def merge_configuration(
     old: UpdateConfiguration | None, new: UpdateConfiguration
 ) -> UpdateConfiguration:
-    """Both, the newer winning; unset means unchanged."""
+    """Return both merged, the newer one winning; an unset field is unchanged."""
     if old is None:
         return new
     names = UpdateConfiguration.__struct_fields__
@@ -182,7 +179,8 @@ def merge_configuration(
 
 
 def reduced(commands: Iterable[Command]) -> list[Command]:
-    """The shortest equal of a list of commands, in the order that the module's text gives."""
+    """Return the shortest equivalent of a list of commands, in the order of the module's
+    docstring."""
     kept = _Collected()
     for command in commands:
         kept.add(command)

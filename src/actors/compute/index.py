@@ -1,8 +1,8 @@
-"""One worker's partition of an index: installs in order, a snapshot in place of what was.
+"""One worker's partition of an index: installs in order; a snapshot replaces the contents.
 
-`IndexPartition` decides what to do next and does it when told (`perform`, `maintain`: blocking,
-in a thread; one `perform` at a time, `maintain` beside it). It is a cache: a new incarnation of
-the dataflow replaces its contents by a snapshot, in a new arrangement.
+`IndexPartition` chooses the next work, and `perform` and `maintain` do it on a thread: one
+`perform` at a time, `maintain` beside it. It is a cache: a new incarnation of the dataflow replaces
+its contents by a snapshot, in a new arrangement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.protocol.internal import DataflowMessage, Install
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """An `Install` on its way in, and whom to tell when it is done."""
+    """A queued `Install`, and the dataflow to acknowledge it to."""
 
     install: Install
     dataflow: Address[DataflowMessage]
@@ -31,24 +31,24 @@ class Insertion(msgspec.Struct, frozen=True):
 
     @property
     def since(self) -> Time:
-        """The time from which the partition can be read after it."""
+        """Return the time from which the partition is readable after the install."""
         return self.install.upper - 1 if self.install.snapshot else 0
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, gc=False):
-    """A partition at one moment; sizes in bytes."""
+    """Statistics of a partition at one moment; sizes in bytes."""
 
     id: ObjectId
     rows: int
-    """Updates held, before consolidation."""
+    """Number of updates, before consolidation."""
     runs: int
     bytes_memory: int
     bytes_mapped: int
-    """Of files: in memory only as far as they are being read."""
+    """Size of mapped files, which are in memory only as far as they are read."""
 
 
 class IndexPartition:
-    """The partition and what waits to go into it."""
+    """The partition of an index, and its queue of installs."""
 
     def __init__(self, directory: Path, export: IndexExport) -> None:
         self._directory = directory
@@ -58,33 +58,34 @@ class IndexPartition:
         self._versions = 0
         self._since: Time = 0
         self._begins: Time = 0
-        """The latest snapshot's time: nothing before it was ever told again."""
+        """Time of the latest snapshot, the earliest readable time."""
         self.arrangement: Arrangement | None = None
         self.wants_maintenance = False
         self.closed = False
 
     def queue(self, insertion: Insertion) -> None:
-        """Takes an install; a snapshot makes those that still wait pointless."""
+        """Queue an install; a snapshot replaces those that wait."""
         if insertion.install.snapshot:
             self._waiting.clear()
         self._waiting.append(insertion)
 
     def next(self) -> Insertion | None:
-        """The install to perform now, if none is being performed."""
+        """Return the install to perform now, if none is being performed."""
         if self._busy or self.closed or not self._waiting:
             return None
         self._busy = True
         return self._waiting.popleft()
 
     def perform(self, insertion: Insertion) -> Arrangement:
-        """Blocking: inserts; the arrangement that now serves.
+        """Insert and return the arrangement that serves from now on. Blocks.
 
-        Raises `StorageError` (nothing changed; do it again), `InvalidUsage` (the dataflow
-        broke the order of times) and `Closed`.
+        Raise `StorageError` (nothing changed; try again), `InvalidUsage` (the dataflow broke the
+        order of times) and `Closed`.
         """
         arrangement = self.arrangement
         install = insertion.install
         if install.snapshot or arrangement is None:
+            # Peeks of the closed arrangement fail with `Closed`, and wait for the snapshot.
             if arrangement is not None:
                 arrangement.close(remove=True)
             self._versions += 1
@@ -92,11 +93,12 @@ class IndexPartition:
                 self._directory / str(self._versions), self._export.schema, self._export.key
             )
         try:
-            # A dataflow sums up what it installs.
+            # The dataflow has consolidated the updates.
             arrangement.insert(install.updates, install.upper, consolidated=True)
             if install.snapshot:
                 self._begins = max(self._begins, insertion.since)
-                arrangement.allow_compaction(self._begins)  # what was before is not in it
+                # Refuses reads before the snapshot, whose history is not in it.
+                arrangement.allow_compaction(self._begins)
         except BaseException:
             if arrangement is not self.arrangement:
                 arrangement.close(remove=True)
@@ -104,7 +106,7 @@ class IndexPartition:
         return arrangement
 
     def done(self, arrangement: Arrangement) -> None:
-        """`perform` succeeded."""
+        """Take over the arrangement of a successful `perform`."""
         self._busy = False
         if self.closed:
             return
@@ -113,40 +115,40 @@ class IndexPartition:
         self.wants_maintenance = True
 
     def failed(self, insertion: Insertion) -> Insertion | None:
-        """`perform` failed: the insertion to try again, unless a snapshot waits already."""
+        """Return the insertion to retry after a failed `perform`, unless a snapshot waits."""
         self._busy = False
         if self.closed or any(other.install.snapshot for other in self._waiting):
             return None
         return msgspec.structs.replace(insertion, attempt=insertion.attempt + 1)
 
     def again(self, insertion: Insertion) -> None:
-        """Puts a failed insertion back in front, unless a snapshot came meanwhile."""
+        """Put a failed insertion back in front, unless a snapshot came meanwhile."""
         if not self._busy and not any(other.install.snapshot for other in self._waiting):
             self._waiting.appendleft(insertion)
 
     def compact(self, since: Frontier) -> None:
-        """Reads below `since` will not come any more."""
+        """Allow compaction up to `since`: no read below it will come."""
         self._since = since
         if self.arrangement is not None:
             self.arrangement.allow_compaction(since)
             self.wants_maintenance = True
 
     def maintain(self) -> None:
-        """Blocking: merges runs. Raises `StorageError` (everything is as it was)."""
+        """Merge runs. Blocks. Raise `StorageError` (nothing changed)."""
         arrangement = self.arrangement
         if arrangement is not None:
             with contextlib.suppress(Closed):
                 arrangement.maintain()
 
     def statistics(self, id: ObjectId) -> IndexStatistics | None:
-        """What it holds; None: nothing yet."""
+        """Return the partition's statistics; None if it has no contents yet."""
         if self.arrangement is None:
             return None
         held = self.arrangement.statistics()
         return IndexStatistics(id, held.rows, held.runs, held.bytes_memory, held.bytes_mapped)
 
     def close(self) -> None:
-        """Blocking: forgets everything and removes the files."""
+        """Close the arrangement and remove its files. Blocks."""
         if self.arrangement is not None:
             self.arrangement.close(remove=True)
         shutil.rmtree(self._directory, ignore_errors=True)

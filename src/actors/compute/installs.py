@@ -1,8 +1,4 @@
-"""A worker's index partitions at work: installs one after another, maintenance beside them.
-
-An install that fails has changed nothing; it is tried again with growing delay while the
-index's frontier stands still and its status says why.
-"""
+"""Runs a worker's index partitions: installs one after another, maintenance beside them."""
 
 from __future__ import annotations
 
@@ -26,9 +22,10 @@ class Installs:
         self._site = site
 
     async def queue(self, live: Live, install: Install, dataflow: Address[Any]) -> None:
-        """Takes an install. While a snapshot replaces the contents nothing is readable."""
+        """Queue an install. While a snapshot replaces the contents no time is readable."""
         assert live.index is not None
         if install.snapshot:
+            # Peeks wait from now on, until the snapshot is installed.
             await self._site.feed(Sealed(live.number, 0))
         live.index.queue(Insertion(install, dataflow))
         self._next(live, live.index)
@@ -45,7 +42,7 @@ class Installs:
         )
 
     async def turn(self, message: IndexTurn) -> None:
-        """Something came of an install or of maintenance."""
+        """Handle the result of an install or of maintenance."""
         live = self._site.live.get(message.number)
         if live is None or live.index is None:
             return
@@ -82,11 +79,13 @@ class Installs:
         log.warning("%s: cannot install: %s", site.ctx.path, error, exc_info=error)
         text = f"worker {site.index} cannot install: {type(error).__name__}: {error}"
         await site.feed(StatusSeen(live.number, DataflowStatus(live.id, "stalled", text)))
+        # Retry is safe: a failed install changed nothing. The index's frontier does not move
+        # meanwhile.
         delay = site.settings.retry_delay_ms(retry.attempt + 1)
         site.ctx.after(delay, InsertAgain(live.number, retry))
 
     def maintain(self) -> None:
-        """Merges what was inserted since the last turn, off the loop."""
+        """Merge the runs inserted since the last turn, off the loop."""
         for live in self._site.live.values():
             index = live.index
             if index is None or live.maintaining or live.dropping or not index.wants_maintenance:

@@ -1,7 +1,7 @@
-"""The keys of a peek: brought to the columns' types, looked up, compared.
+"""Casts, looks up and compares the keys of a peek.
 
-Keys compare null-safe, all NaNs equal, -0.0 equal 0.0. A value that does not fit its column is
-the caller's error. The order in which columns are named does not matter.
+Keys compare null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns does
+not matter.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from actors.protocol.compute import Peek
 from actors.threshold_probes import POINT_KEYS
 
 _FORMS: Final[dict[tuple[tuple[str, ...], int], Form]] = {}
-"""Of keys of integers that were read, by the names of their columns and their length."""
+"""Forms of integer keys read before, by the names of their columns and their length."""
 _FORMS_MAX: Final = 256
 
 R = TypeVar("R", pa.Table, pa.RecordBatch)
 
 
 def given_keys(data: bytes) -> pa.Table:
-    """Keys as they were sent. Raises `InvalidUsage` unless they are an Arrow IPC stream."""
+    """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
     try:
         return from_ipc(data)
     except PenstockError as error:
@@ -38,9 +38,9 @@ def given_keys(data: bytes) -> pa.Table:
 
 
 def wanted_keys(schema: Schema, peek: Peek) -> pa.Table | None:
-    """The peek's keys as columns of the schema's own names and types; None: no keys.
+    """Return the peek's keys as columns with the schema's names and types; None if it has none.
 
-    Raises `InvalidUsage` when a column is unknown, or a value does not fit it.
+    Raise `InvalidUsage` for an unknown column, or a value that does not fit it.
     """
     if peek.keys is None:
         return None
@@ -67,15 +67,17 @@ def wanted_keys(schema: Schema, peek: Peek) -> pa.Table | None:
 
 
 def narrowed(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
-    """Hashes of an index on `key` under which the rows of these keys stand, ascending and
-    distinct; None: under any."""
+    """Return the hashes under which an index on `key` has the rows of these keys.
+
+    They are ascending and distinct; None means any hash.
+    """
     if keys is None or not key or not set(key) <= set(keys.column_names):
         return None
     return np.unique(hash_columns([keys[name] for name in key], keys.num_rows))
 
 
 class OneKey(msgspec.Struct, frozen=True, gc=False):
-    """One key of integers, booleans and text: values of these columns' types, and their hash."""
+    """A single key of integers, booleans and text: column types, values and hash."""
 
     types: tuple[pa.DataType, ...]
     values: tuple[Any, ...]
@@ -84,7 +86,8 @@ class OneKey(msgspec.Struct, frozen=True, gc=False):
 
 @functools.lru_cache(maxsize=256)
 def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
-    """The key in a stream that holds just one, of these types. All workers ask for the same."""
+    """Return the key of a stream with a single row of these types."""
+    # Cached, and read by form, since all workers decode the same key.
     form = _FORMS.get((names, len(data)))
     if form is not None and (integers := form.read(data)) is not None:
         found = hash_values(integers)
@@ -108,13 +111,15 @@ def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Whether values of this type are equal just when Python's are."""
+    """Return whether values of this type are equal exactly if Python's are."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind))
 
 
 def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) -> OneKey | None:
-    """What the peek asks for, if it is one key of an index on just these columns, and of types
-    for which `OneKey` is made; else None."""
+    """Return the peek's key if it is a single one on exactly the index's columns and types.
+
+    The types must be those that `OneKey` supports.
+    """
     data = peek.keys
     if data is None or peek.key_columns != key or POINT_KEYS.exceeded_by(len(data)):
         return None
@@ -123,8 +128,10 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
 
 
 def is_fitted(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> bool:
-    """Whether a stream of keys is one row of integers of just these types, so that nothing about
-    it needs to be brought to them. False says nothing."""
+    """Return whether a stream of keys is one row of integers of exactly these types.
+
+    Such keys need no cast. False means unknown.
+    """
     if POINT_KEYS.exceeded_by(len(data)) or not all(map(pa.types.is_integer, types)):
         return False
     found = _one_key(names, data)
@@ -132,14 +139,14 @@ def is_fitted(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: byte
 
 
 def select_keys(rows: R, keys: pa.Table) -> R:
-    """Rows whose key columns equal a row of `keys`."""
+    """Return the rows whose key columns equal a row of `keys`."""
     mask: Any = None
     for name in keys.column_names:
         found = _is_in(rows.column(name), keys[name])
         mask = found if mask is None else pc.and_(mask, found)
     rows = rows.filter(mask)
     if keys.num_columns > 1 and keys.num_rows > 1 and rows.num_rows:
-        # Each column alone matched some key; now all columns must match the same one.
+        # Each column alone matches some key; all columns must match the same one.
         wanted = set(_tuples(keys))
         found = [row in wanted for row in _tuples(rows.select(keys.column_names))]
         rows = rows.filter(pa.array(found, pa.bool_()))
@@ -147,7 +154,7 @@ def select_keys(rows: R, keys: pa.Table) -> R:
 
 
 def _plain(column: Any) -> Any:
-    """Floats with one zero and one NaN."""
+    """Return floats with a single zero and a single NaN."""
     if not pa.types.is_floating(column.type):
         return column
     column = pc.add(column, pa.scalar(0.0, column.type))

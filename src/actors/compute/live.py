@@ -1,8 +1,8 @@
-"""What a worker holds for one render number, and the messages that concern it.
+"""State of one rendering on a worker, and the messages that concern it.
 
-A dataflow's actor gets a `DataflowLink` for each worker instead of the plain address: what goes
-through is signed with the render number and the speaker's address. So a worker can tell a
-dataflow from a former rendering of the same object, and knows whom to answer.
+A dataflow's actor gets a `DataflowLink` for each worker instead of the plain address: it signs
+messages with the render number and the sender's address. So a worker can distinguish a dataflow
+from a former rendering of the same object, and knows whom to answer.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from actors.settings import Settings
 
 
 class Cast(msgspec.Struct, frozen=True, gc=False):
-    """How to make the actors that a worker starts (tests put others in their place)."""
+    """Factories of the actors that a worker starts (tests replace them)."""
 
     dataflow: Callable[[DataflowDescription, tuple[Address[Any], ...], Path], Actor[Any]]
-    """(description, workers, scratch): reads only until `WritesAllowed`."""
+    """Takes (description, workers, scratch). The dataflow is read-only until `WritesAllowed`."""
     listen: Callable[
         [SourceImport, ObjectId, int, int, Address[Any], PartFilter | None], Actor[Any]
     ]
-    """(source, dataflow, incarnation, source number, consumer, rows wanted)."""
+    """Takes (source, dataflow, incarnation, source number, consumer, rows wanted)."""
     fetch: Callable[[Schema, ObjectId, int, int, Address[Any]], Actor[Any]]
-    """(schema, dataflow, incarnation, source number, consumer)."""
+    """Takes (schema, dataflow, incarnation, source number, consumer)."""
     shared: Callable[[], list[SharedStatistics]] = list
-    """The arrangements that dataflows share just now."""
+    """Returns the arrangements that dataflows share now."""
 
 
 class FromDataflow(msgspec.Struct, frozen=True, gc=False):
-    """A dataflow's message, with its render number and whom to answer."""
+    """A dataflow's message, signed with its render number and the sender's address."""
 
     number: int
     dataflow: Address[Any]
@@ -62,13 +62,13 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
-    """A peek has its answer."""
+    """A peek was answered."""
 
     done: PeekDone
 
 
 class Inserted(msgspec.Struct, frozen=True, gc=False):
-    """An install is in, or failed."""
+    """An install succeeded, or failed."""
 
     number: int
     insertion: Insertion
@@ -76,14 +76,14 @@ class Inserted(msgspec.Struct, frozen=True, gc=False):
 
 
 class InsertAgain(msgspec.Struct, frozen=True, gc=False):
-    """The delay after a failed install is over."""
+    """The delay after a failed install has passed."""
 
     number: int
     insertion: Insertion
 
 
 class Maintained(msgspec.Struct, frozen=True, gc=False):
-    """A partition's maintenance is done, or failed."""
+    """A partition's maintenance was done, or failed."""
 
     number: int
     error: Exception | None = None
@@ -116,14 +116,14 @@ class DataflowEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpawnAgain(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: the delay after a dataflow's crash is over."""
+    """Worker 0: the delay after a dataflow's crash has passed."""
 
     number: int
     serial: int
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
-    """Nothing of a dropped dataflow is left."""
+    """A dropped dataflow was torn down."""
 
     number: int
 
@@ -137,7 +137,7 @@ ChildrenTurn: TypeAlias = DataflowEnded | SpawnAgain | DataflowStopped
 
 
 class Origin:
-    """Who speaks through a `DataflowLink`; the address is known once the actor is spawned."""
+    """Sender behind a `DataflowLink`; the address is known once the actor is spawned."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -145,7 +145,7 @@ class Origin:
 
 
 class DataflowLink(Address[Any]):
-    """A worker's address as one dataflow has it: all that goes through says from whom."""
+    """Address of a worker for one dataflow, which signs all messages."""
 
     __slots__ = ("_origin",)
 
@@ -159,29 +159,29 @@ class DataflowLink(Address[Any]):
         return FromDataflow(self._origin.number, address, message)
 
     async def send(self, message: Any) -> None:
-        """As `Address.send`."""
+        """Send a signed message as `Address.send` does."""
         await super().send(self._sign(message))
 
     def send_nowait(self, message: Any) -> None:
-        """As `Address.send_nowait`."""
+        """Send a signed message as `Address.send_nowait` does."""
         super().send_nowait(self._sign(message))
 
     def reply(self, message: Any) -> bool:
-        """As `Address.reply`."""
+        """Send a signed message as `Address.reply` does."""
         return super().reply(self._sign(message))
 
 
-# -- what a worker holds ---------------------------------------------------------------------------
+# -- state of a rendering --------------------------------------------------------------------------
 
 
 class Live:
-    """One rendering on one worker."""
+    """State of one rendering on one worker."""
 
     def __init__(self, number: int, description: DataflowDescription) -> None:
         self.number = number
         self.description = description
         self.dataflow: Address[Any] | None = None
-        """Worker 0: the child, while it runs. Elsewhere: who spoke last."""
+        """Worker 0: the child actor, while it runs. Other workers: the last sender."""
         self.dataflow_serial = 0
         self.tasks: list[Address[Any]] = []
         self.tasks_serial = 0
@@ -192,12 +192,12 @@ class Live:
 
     @property
     def id(self) -> ObjectId:
-        """Id of the object it maintains."""
+        """Return the id of the maintained object."""
         return self.description.id
 
 
 class Site(msgspec.Struct, frozen=True, gc=False):
-    """Where the parts of one worker work: shared by them, made by the worker."""
+    """Context that the parts of one worker share."""
 
     ctx: Context[Any]
     index: int
@@ -208,6 +208,6 @@ class Site(msgspec.Struct, frozen=True, gc=False):
     scratch: Path
     live: dict[int, Live]
     feed: Callable[[Event], Awaitable[None]]
-    """Gives an event to the state machine and performs what follows."""
+    """Feeds an event to the state machine and performs its effects."""
     replica: str = ""
-    """Name of the cluster among several in one process, which must share no names."""
+    """Name of the cluster among several in one process, whose names must differ."""

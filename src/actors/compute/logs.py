@@ -1,12 +1,12 @@
-"""What a worker tells of itself, as rows. Pure: state in, rows out.
+"""The relations that a worker keeps about itself, as rows. Pure.
 
-A worker answers a peek of a relation (`LogTarget`) with its own rows as they are at the moment
-at which it handles the peek; the client gets the rows of all workers of all replicas together.
-What only worker 0 has (dataflow actors, and what they say) it alone tells. Keys, filter, columns,
-order and limit are applied to the rows as to those of any other read (`compute.peeks`).
+A worker answers a peek of a relation (`LogTarget`) with its own rows of that moment; the client
+gets the rows of all workers of all replicas together. State that only worker 0 has (dataflow actors
+and their statuses) is in worker 0's rows only. Keys, filter, columns, order and limit apply as in
+any other read (`compute.peeks`).
 
-Bounds: a row a dataflow, arrangement or pending peek, which have limits of their own; of steps
-the last `log_rows_max`.
+Rows are bounded: one for each dataflow, arrangement or pending peek, which have limits of their
+own, and the last `log_rows_max` steps.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Row: TypeAlias = tuple[Any, ...]
 
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
-"""The one for which dataflows are asked."""
+"""Name of the relation that dataflows are asked for."""
 
 
 # -- rows as contents ------------------------------------------------------------------------------
 
 
 def table_of(relation: Relation, rows: Iterable[Row]) -> pa.Table:
-    """Rows as a table with `DIFF`."""
+    """Return rows as a table with `DIFF`."""
     gathered = list(rows)
     fields = [*relation.schema.arrow(), pa.field(DIFF, pa.int64())]
     columns = list(zip(*gathered, strict=True)) or [()] * len(relation.columns)
@@ -66,46 +66,48 @@ def table_of(relation: Relation, rows: Iterable[Row]) -> pa.Table:
 
 
 class TableContents:
-    """A table as a peek reads it."""
+    """Contents of a table, for a peek."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     def errors(self) -> pa.Table:
-        """There are none."""
+        """Return no errors."""
         return pa.table({ERROR: pa.array([], pa.string()), DIFF: pa.array([], pa.int64())})
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, whatever is wanted: it is little."""
+        """Yield all rows; the table is too small for lookups by hash."""
         yield from self._table.to_batches()
 
 
 def answer(
     relation: Relation, rows: Iterable[Row], peek: Peek, piece_bytes: int
 ) -> Iterator[Piece]:
-    """What the peek wants of the rows. Raises `InvalidUsage`."""
+    """Yield the rows that the peek selects. Raise `InvalidUsage`."""
     wish = Wish(relation.schema, peek)
     return wish.answer(TableContents(table_of(relation, rows)), None, piece_bytes)
 
 
-# -- what is remembered ----------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 class StepLog:
-    """The last steps of all dataflows of a worker."""
+    """Log of the last steps of a worker's dataflows."""
 
     def __init__(self, rows_max: int) -> None:
         self._rows: deque[tuple[int, DataflowDescription, DataflowStatus]] = deque(maxlen=rows_max)
 
     def note(self, rendered: Rendered, seen: DataflowStatus, now_ms: int) -> None:
-        """A dataflow spoke; it is a step if it has done one more since it spoke last. (Call it
-        before the status is taken over.)"""
+        """Add a step if the status reports one more than the last status did.
+
+        Call this before `rendered` takes over the status.
+        """
         known = 0 if rendered.status is None else rendered.status.steps
         if seen.steps and seen.steps != known:
             self._rows.append((now_ms, rendered.description, seen))
 
     def rows(self, worker: int) -> Iterator[Row]:
-        """Oldest first."""
+        """Yield the steps, oldest first."""
         for at_ms, description, seen in self._rows:
             yield (
                 worker,
@@ -127,14 +129,14 @@ class StepLog:
 
 
 class ReconciliationLog:
-    """Counts of what reconciliations decided."""
+    """Counts of the decisions of reconciliations."""
 
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
         self._last: Counter[str] = Counter()
 
     def note(self, done: Reconciled) -> None:
-        """One more."""
+        """Add a reconciliation."""
         self._last = Counter(
             reused=done.reused,
             created=done.created,
@@ -145,11 +147,11 @@ class ReconciliationLog:
         self.total.update(self._last)
 
     def flags(self) -> tuple[tuple[str, int], ...]:
-        """Why dataflows were replaced, with counts."""
+        """Return the reasons for which dataflows were replaced, with counts."""
         return tuple(sorted((f, n) for f, n in self.total.items() if f not in _OUTCOMES))
 
     def rows(self, worker: int) -> Iterator[Row]:
-        """The outcomes first, then the flags."""
+        """Yield the outcomes, then the flags."""
         for outcome in _OUTCOMES:
             yield worker, outcome, self._last[outcome], self.total[outcome]
         for flag, total in self.flags():
@@ -159,12 +161,14 @@ class ReconciliationLog:
 _OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
 
 
-# -- what is there ---------------------------------------------------------------------------------
+# -- relations -------------------------------------------------------------------------------------
 
 
 class Logs:
-    """The relations of one worker. `shared` gives the arrangements that views share; `replica` is
-    the name that rows have."""
+    """The relations of one worker.
+
+    `shared` returns the arrangements that views share; `replica` is the name in the rows.
+    """
 
     def __init__(
         self,
@@ -179,18 +183,20 @@ class Logs:
         self._live = live
         self._shared = shared
         self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
-        """Return what else runs here, as rows of `dataflows`, `frontiers` and `arrangements`: the
-        storage half."""
+        """Returns rows of the storage half, for `dataflows`, `frontiers` and `arrangements`."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
     def rows(self, name: str, sources: Sequence[SourceStatistics] = ()) -> Iterator[Row]:
-        """The rows of a relation. `sources`: what dataflows said, for `parts_in_flight`. Raises
-        `UnknownObject` for one that the workers do not keep."""
+        """Return the rows of a relation; `sources` are the dataflows' answers for
+        `parts_in_flight`.
+
+        Raise `UnknownObject` if the workers do not keep the relation.
+        """
         return ((self._replica, *row) for row in self._rows(worker_relation(name), sources))
 
     def _rows(self, relation: Relation, sources: Sequence[SourceStatistics]) -> Iterator[Row]:
-        """Without the replica."""
+        """Return the rows without the replica's name."""
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):
             case "dataflows":
@@ -257,6 +263,7 @@ class Logs:
             sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
             columns = ", ".join(live.description.export.schema.names)
             yield (worker, "index", held.id, key, columns, "", *sizes, users)
+        # Dataflows, which share arrangements, run on worker 0.
         if worker != 0:
             return
         for shared in self._shared():
@@ -267,7 +274,7 @@ class Logs:
             yield (worker, kind, shared.shard, *what, *sizes, shared.users)
 
     def memory(self) -> Iterator[MemoryUse]:
-        """Tell what the partitions of indexes take here, for a `MemoryLedger`."""
+        """Yield the memory of the index partitions, for a `MemoryLedger`."""
         for live in self._live.values():
             held = None if live.index is None else live.index.statistics(live.id)
             if held is not None:
@@ -303,7 +310,7 @@ class Logs:
 
 
 def kind_of(description: DataflowDescription) -> str:
-    """What a dataflow makes."""
+    """Return the kind of a dataflow's export."""
     match description.export:
         case ViewExport():
             return "view"

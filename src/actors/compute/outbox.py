@@ -1,15 +1,13 @@
-"""Responses of one worker that its adapter has not taken yet: bounded, in order, coalesced.
+"""Responses of one worker that its adapter has not acknowledged: bounded, ordered, coalesced.
 
-Theory of operation. At most `messages_max` responses (and about `bytes_max` bytes) are on their
-way to the adapter; the rest wait here. What waits does not pile up: frontiers and statuses of
-one object merge into one entry, a peek has one response, a subscribe has one batch outstanding
-because its dataflow is told only when the batch was taken. So the outbox holds at most two
-entries an object and one a pending peek.
+Theory of operation. At most `messages_max` responses (and about `bytes_max` bytes) are in flight to
+the adapter; the rest wait here. The queue is bounded: frontiers and statuses of one object merge
+into one entry, a peek has one response, and a subscribe has one batch outstanding. So it holds at
+most two entries for each object and one for each pending peek.
 
-Rules: every response on its way has a serial number, by which it is acknowledged, in any order;
-numbers are never used twice. Responses belong to one nonce; `switch` forgets all of the former
-connection and starts a fresh window; an acknowledgement of a former nonce is ignored. A batch's
-`receipt` is handed back exactly once: when it was taken, or when it was forgotten.
+Each response in flight has a unique serial number, by which it is acknowledged, in any order.
+Responses belong to one nonce; an acknowledgement of a former nonce is ignored. A batch's `receipt`
+is returned exactly once: when the batch was acknowledged, or dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """What waits for the adapter; `T` is what a receipt is."""
+    """Queue of responses for the adapter; `T` is the type of a receipt."""
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
@@ -54,18 +52,19 @@ class Outbox(Generic[T]):
         return len(self._waiting)
 
     def switch(self, nonce: Nonce | None) -> list[T]:
-        """Forgets everything and goes over to another connection (or none); the receipts of
-        what was forgotten."""
+        """Drop all responses and switch to another connection (or none); return the dropped
+        receipts."""
         receipts = [receipt for _, receipt in self._flying.values() if receipt is not None]
         receipts += [receipt for _, receipt in self._waiting.values() if receipt is not None]
         self._waiting.clear()
         self._flying.clear()
         self._flying_bytes = 0
+        # The window starts empty. Serials go on, so that old acknowledgements match none.
         self.nonce = nonce
         return receipts
 
     def push(self, response: Response, receipt: T | None = None) -> None:
-        """Appends a response, or merges it into one that waits."""
+        """Queue a response, or merge it into a waiting one."""
         key = self._key(response)
         old = self._waiting.get(key)
         if old is not None and isinstance(response, Frontiers) and isinstance(old[0], Frontiers):
@@ -81,13 +80,15 @@ class Outbox(Generic[T]):
             case PeekResponse():
                 return ("peek", response.uuid)
             case SubscribeResponse() | CopyToResponse():
+                # Unique, since batches never merge. A dataflow has one outstanding: its receipt
+                # asks for the next.
                 self._batches += 1
                 return ("stream", f"{response.id}/{self._batches}")
             case Refused():
                 return ("refused", "")
 
     def take(self) -> list[tuple[int, Response]]:
-        """What may go to the adapter now, oldest first, each with its number (from 1)."""
+        """Return the responses to send now, oldest first, each with its serial (from 1)."""
         out: list[tuple[int, Response]] = []
         while self._waiting and self._has_room():
             _, (response, receipt) = self._waiting.popitem(last=False)
@@ -100,11 +101,11 @@ class Outbox(Generic[T]):
 
     def _has_room(self) -> bool:
         if not self._flying:
-            return True
+            return True  # even a response larger than the window must go some time
         return len(self._flying) < self._messages_max and self._flying_bytes < self._bytes_max
 
     def taken(self, nonce: Nonce, serials: Iterable[int]) -> list[T]:
-        """The adapter is done with these; their receipts."""
+        """Remove responses that the adapter acknowledged; return their receipts."""
         receipts: list[T] = []
         if nonce != self.nonce:
             return receipts
@@ -119,7 +120,7 @@ class Outbox(Generic[T]):
 
 
 def response_bytes(response: Response) -> int:
-    """About how much memory a response holds."""
+    """Return about how much memory a response holds."""
     match response:
         case PeekResponse(result=PeekRows(arrow=arrow)):
             return len(arrow)
@@ -131,7 +132,7 @@ def response_bytes(response: Response) -> int:
 
 
 def _later(old: Frontiers, new: Frontiers) -> Frontiers:
-    """Both reports in one; frontiers never go back, so the newer wins where it speaks."""
+    """Return both reports merged; frontiers never go back, so each of the newer one wins."""
     return msgspec.structs.replace(
         new,
         write=old.write if new.write is None else new.write,

@@ -1,10 +1,10 @@
-"""Where the workers' partitions of each index are, for reads that need no order.
+"""Registry of the workers' partitions of each index, for reads that bypass the command order.
 
-Theory of operation. A worker puts its partition here when it renders an index and takes it back
-when it drops that. What a partition holds at a time is immutable, and it refuses a time that it
-cannot answer for (`Arrangement.view`), so whoever shares the process may read at any moment. What
-it may *not* know from here is whose rendering of an id this is, and whether every worker has come
-as far: `cluster.shortcut` says how a connection knows.
+Theory of operation. A worker registers its partition when it renders an index and removes it when
+it drops that. The contents at a time are immutable, and a partition refuses a time that it cannot
+serve (`Arrangement.view`), so a reader in this process may read at any moment. The registry does
+not tell which rendering of an id an entry is, nor how far each worker has come: see
+`cluster.shortcut`.
 
 Invariant: an entry is the youngest rendering that the worker has made of that id.
 """
@@ -19,26 +19,27 @@ from actors.progress import ObjectId
 
 
 class Partitions:
-    """Of one cluster; all parts run on one event loop."""
+    """Registry of one cluster; all its parts run on one event loop."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._held: dict[ObjectId, list[IndexPartition | None]] = {}
 
     def put(self, id: ObjectId, worker: int, partition: IndexPartition) -> None:
-        """A worker has rendered the index; it takes the place of what that worker had before."""
+        """Register a worker's partition, in place of its earlier one."""
         self._held.setdefault(id, [None] * self._workers)[worker] = partition
 
     def take(self, id: ObjectId, worker: int, partition: IndexPartition) -> None:
-        """A worker has dropped that rendering; a younger one stays."""
+        """Remove a worker's partition, unless a younger rendering has replaced it."""
         held = self._held.get(id)
+        # A younger rendering may have taken the place before the drop of this one.
         if held is not None and held[worker] is partition:
             held[worker] = None
             if not any(held):
                 del self._held[id]
 
     def readable(self, id: ObjectId) -> Sequence[Arrangement] | None:
-        """All workers' parts of an index, by worker; None: one of them has nothing to read."""
+        """Return all workers' parts of an index, by worker; None if one of them is not readable."""
         found = []
         for partition in self._held.get(id, ()):
             if partition is None or partition.arrangement is None:

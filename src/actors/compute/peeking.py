@@ -1,8 +1,7 @@
-"""A worker's reads at work: answered at once on the loop, or beside it, and stopped when nobody
-waits for them any more.
+"""Runs a worker's peeks: on the event loop if they are small, else beside it.
 
-A read that is stopped does not stop the piece that a thread is making just then; what it had
-stashed is removed at the next collection.
+Stopping a peek does not stop the piece that a thread is making. Its stashed blobs are removed at
+the next collection.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from actors.telemetry import BYTES, WORKER_PEEK
 log = logging.getLogger("penstock.worker")
 
 INSPECT_TIMEOUT_MS: Final = 1_000
-"""A dataflow tells of its sources within so long, or is left out."""
+"""Time within which a dataflow must report its sources, or be left out."""
 AT_ONCE_MAX: Final = 64
-"""Reads in one turn of a worker that use no thread; each takes far below a millisecond."""
+"""Number of peeks in one turn of a worker that run on the loop; each takes far below a
+millisecond."""
 
 
 class Peeking:
-    """Starts, stops and bounds them."""
+    """Starts and stops the peeks of a worker."""
 
     def __init__(self, site: Site, persist: PersistClient, logs: Logs) -> None:
         self._site = site
@@ -51,11 +51,11 @@ class Peeking:
         self._collecting = False
 
     def clear_stash(self) -> None:
-        """Removes what earlier processes left there."""
+        """Remove blobs that earlier processes left in the stash."""
         self._site.ctx.effect(self._persist.stashed.clear, done=lambda _: None, failed=self._log)
 
     def collect(self) -> None:
-        """Removes what nobody will read; one collection at a time."""
+        """Remove unread blobs; one collection at a time."""
         if self._collecting or not self.stash.collects:
             return
         self._collecting = True
@@ -72,26 +72,28 @@ class Peeking:
         log.warning("%s: collecting the stash: %s", self._site.ctx.path, error)
 
     def new_turn(self) -> None:
-        """The loop has been given back meanwhile."""
+        """Reset the count of peeks on the loop, as other work had its turn."""
         self._at_once = 0
 
     def stop(self, ticket: int) -> None:
-        """Nobody waits for that read."""
+        """Cancel a peek."""
         running = self._running.pop(ticket, None)
         if running is not None:
             running.cancel()
 
     def ended(self, ticket: int) -> None:
-        """Its result has come."""
+        """Forget a peek that was answered."""
         self._running.pop(ticket, None)
 
     def start(self, effect: StartPeek, live: Live | None, nonce: str) -> PeekDone | None:
-        """Begins a read (`live`: the index's). The answer if it is there already; else it comes
-        as `Read`."""
+        """Start a peek of the index `live`, if any. Return its result if that is immediate.
+
+        Else the result comes as `Read`.
+        """
         arrangement = None if live is None or live.index is None else live.index.arrangement
         peek, ticket = effect.peek, effect.ticket
         site, clock, stash = self._site, self._site.ctx.clock, self.stash
-        # All workers' parts of one answer travel in one response.
+        # One response holds the parts of all workers, so each gets its share of the bytes.
         inline_max = effect.inline_max or site.settings.inline_bytes_max
         inline_max = min(inline_max, effect.bytes_max // site.count)
         if isinstance(peek.target, ShardTarget):
@@ -114,7 +116,7 @@ class Peeking:
             try:
                 result = at_once(arrangement, peek, self._share, inline_max)
             except Closed:
-                result = None  # the other way finds the same, and says so
+                result = None  # replaced meanwhile: the read below fails alike, and waits again
             except PenstockError as error:
                 return PeekDone(ticket, error_of(error))
             if result is not None:
@@ -132,7 +134,7 @@ class Peeking:
         return await self.stash.answer(made, bytes_max)
 
     async def _sources(self) -> list[SourceStatistics]:
-        """What the dataflows say of their sources; one that does not answer is left out."""
+        """Return the dataflows' reports of their sources, without those that do not answer."""
         found: list[SourceStatistics] = []
         for live in list(self._site.live.values()):
             if self._site.index != 0 or live.dataflow is None or live.dropping:
@@ -151,7 +153,7 @@ class Peeking:
 
         def failed(error: Exception) -> Read:
             if isinstance(error, Closed) and effect.number:
-                # A snapshot took the arrangement's place; the peek waits for it.
+                # A snapshot replaced the arrangement: the peek waits for it.
                 return Read(PeekDone(ticket, None))
             if not isinstance(error, PenstockError):
                 log.error("%s: a read failed", path, exc_info=error)

@@ -1,12 +1,11 @@
-"""Answering peeks: rows at one time, wherever they are kept, as Arrow IPC.
+"""Answers peeks: the rows of a collection at one time, as Arrow IPC.
 
-The rows of a collection at `t` are its updates with ``time <= t``, summed. An error update
-present at `t` is the answer instead (`ViewInError`: error or correct, never wrong), and so is a
-negative sum (`Corrupt`: invalid data), unless the answer was complete before it was met.
+The rows at `t` are the sum of the updates with ``time <= t``. If an error update is present at `t`
+the answer is `ViewInError` instead (an answer is an error or correct, never wrong). A negative sum
+makes it `Corrupt` (invalid data), unless the answer was complete before.
 
-Rows go by in batches: keys → check → filter → columns → thinning → pieces; every stage takes
-one batch at a time, so what is held is what the answer needs, and a limit ends the walk.
-`at_once` answers a peek of one key on the event loop; what it declines goes to a thread.
+Rows pass in batches through keys, check, filter, columns, thinning and pieces. Each stage takes one
+batch at a time, so memory holds what the answer needs, and a limit ends the walk.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from actors.threshold_probes import POINT_ROWS
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """Which part of an index a worker has: that of the hashes with ``hash % count == index``."""
+    """A worker's part of an index: the hashes with ``hash % count == index``."""
 
     index: int
     count: int
 
 
 def chosen_worker(name: str, count: int) -> int:
-    """The worker that does what only one must do; the same in every process."""
+    """Return the worker that does the work of only one; it is the same in every process."""
     return zlib.crc32(name.encode()) % count
 
 
 def error_of(error: Exception) -> PeekError:
-    """A failure as the answer to a peek."""
+    """Return a failure as the answer to a peek."""
     code, text, _ = to_wire(error)
     return PeekError(code, text)
 
@@ -55,20 +54,23 @@ def error_of(error: Exception) -> PeekError:
 
 
 def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) -> PeekRows | None:
-    """The answer where it costs less than a thread: one key of integers and text, few rows. None:
-    it does not, or there is something to be said about it; ask `index_answer`. Raises
-    `ReadBelowSince`, `InvalidUsage` and `Closed`."""
+    """Return the answer if it is cheaper than a thread: one key of integers and text, few rows.
+
+    Return None otherwise; then call `index_answer`. Raise `ReadBelowSince`, `InvalidUsage` and
+    `Closed`.
+    """
     key = _only_key(arrangement, peek)
     if key is None:
         return None
     view = arrangement.view(peek.time + 1)
     if key.hash % share.count != share.index:
+        # An error update answers a peek of any key: leave it to `index_answer`.
         return None if _has_errors(view) else NOTHING
     return _rows(arrangement, view, key, bytes_max)
 
 
 def all_at_once(arrangements: Sequence[Arrangement], peek: Peek, bytes_max: int) -> PeekRows | None:
-    """As `at_once`, out of all workers' partitions: one answer for all of them."""
+    """Return one answer out of all workers' partitions, as `at_once` does for one."""
     key = _only_key(arrangements[0], peek)
     if key is None:
         return None
@@ -91,6 +93,7 @@ def _has_errors(view: View) -> bool:
 
 def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> PeekRows | None:
     places = view.point(key.hash)
+    # Rows in several places must be summed: leave that to a thread.
     if places is None or len(places) > 1:
         return None
     if not places:
@@ -99,7 +102,7 @@ def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> 
     ((run, block, first, beyond),) = places
     if not (is_plain(run, view.before) and run.positive):
         return None
-    # So many rows are not looked through on the event loop.
+    # Comparing more rows would block the event loop.
     if POINT_ROWS.exceeded_by(beyond - first):
         return None
     for name, value in zip(arrangement.key, key.values, strict=True):
@@ -112,17 +115,17 @@ def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> 
 
 
 class Wish:
-    """What a peek wants of a collection, checked: keys, filter, columns, finishing."""
+    """A peek's checked selection of a collection: keys, filter, columns, finishing."""
 
     def __init__(self, schema: Schema, peek: Peek) -> None:
-        """Raises `InvalidUsage`."""
+        """Check the peek. Raise `InvalidUsage`."""
         self.keys = wanted_keys(schema, peek)
         self.filter = Filter(schema, peek)
         self.finishing = peek.finishing
         self.opening = opening_of(checked_columns(schema, self.filter.columns))
 
     def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
-        """Hashes of an index on `key` under which all wanted rows stand; None: under any."""
+        """Return the hashes under which an index on `key` has all wanted rows; None means any."""
         if self.keys is not None:
             return narrowed(key, self.keys)
         values = self.filter.equalities()
@@ -134,17 +137,17 @@ class Wish:
     def answer(
         self, contents: Contents, wanted: Hashes | None, piece_bytes: int
     ) -> Iterator[Piece]:
-        """The answer, piece by piece. Blocking. Raises `ViewInError` and `Corrupt`."""
+        """Yield the answer, piece by piece. Blocks. Raise `ViewInError` and `Corrupt`."""
         raise_error(contents.errors())
         batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
         yield from pieces(thinned(batches, self.finishing), self.opening, piece_bytes)
 
 
 def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[Piece]:
-    """Rows of one worker's partition at the peek's time. Blocking.
+    """Yield the rows of one worker's partition at the peek's time. Blocks.
 
-    Raises `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince` and `Closed` (the
-    arrangement was replaced meanwhile).
+    Raise `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince` and `Closed` (the arrangement
+    was replaced meanwhile).
     """
     wish = Wish(arrangement.schema, peek)
     view = arrangement.view(peek.time + 1)
@@ -152,7 +155,7 @@ def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iter
 
 
 def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    """Rows of the keys, checked. Raises `Corrupt` for one that sums to less than 0."""
+    """Yield the rows of the keys, checked. Raise `Corrupt` for a row that sums to less than 0."""
     for batch in batches:
         if keys is not None:
             batch = select_keys(batch, keys)

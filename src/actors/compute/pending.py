@@ -1,8 +1,4 @@
-"""Peeks that wait for their time or for their rows: bounded, each named by a ticket.
-
-A ticket is never used twice, so that the late result of a peek that was cancelled cannot answer
-another one of the same uuid.
-"""
+"""Peeks that wait for their time or for their rows: bounded, each named by a ticket."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from actors.protocol.compute import Peek
 
 
 class Pending(msgspec.Struct):
-    """A peek without its answer. `number`: the index's render number, 0 for a shard."""
+    """An unanswered peek. `number` is the index's render number, 0 for a shard."""
 
     ticket: int
     number: int
@@ -23,14 +19,14 @@ class Pending(msgspec.Struct):
 
 
 class PendingPeeks:
-    """All peeks of the present connection that have no answer yet."""
+    """All unanswered peeks of the current connection."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._by_uuid: dict[str, Pending] = {}
         self._by_ticket: dict[int, Pending] = {}
         self._by_number: dict[int, dict[int, Pending]] = {}
-        """By index, then ticket."""
+        """Pending peeks by index, then ticket."""
         self._last_ticket = 0
 
     def __len__(self) -> int:
@@ -40,12 +36,14 @@ class PendingPeeks:
         return uuid in self._by_uuid
 
     def check_room(self) -> None:
-        """Raises `Busy` when no more can wait."""
+        """Raise `Busy` if no more can wait."""
         if len(self) >= self._limit:
             raise Busy(f"{len(self)} reads wait already (peeks_pending_max); try again later")
 
     def add(self, peek: Peek, number: int) -> Pending:
-        """A new one, under a fresh ticket."""
+        """Add a peek, under a fresh ticket."""
+        # Never reused: the late result of a cancelled peek must not answer another of the same
+        # uuid.
         self._last_ticket += 1
         pending = Pending(self._last_ticket, number, peek)
         self._by_uuid[peek.uuid] = self._by_ticket[pending.ticket] = pending
@@ -53,15 +51,15 @@ class PendingPeeks:
         return pending
 
     def get(self, uuid: str) -> Pending | None:
-        """By the client's name for it."""
+        """Return the peek with this uuid."""
         return self._by_uuid.get(uuid)
 
     def by_ticket(self, ticket: int) -> Pending | None:
-        """By ours."""
+        """Return the peek with this ticket."""
         return self._by_ticket.get(ticket)
 
     def remove(self, pending: Pending) -> None:
-        """It has been answered, or nobody waits for it."""
+        """Remove a peek that was answered or cancelled."""
         del self._by_uuid[pending.peek.uuid]
         del self._by_ticket[pending.ticket]
         same = self._by_number[pending.number]
@@ -70,19 +68,19 @@ class PendingPeeks:
             del self._by_number[pending.number]
 
     def all(self) -> list[Pending]:
-        """Every one, oldest first."""
+        """Return all peeks, oldest first."""
         return list(self._by_uuid.values())
 
     def of(self, number: int) -> list[Pending]:
-        """Those that read one index."""
+        """Return the peeks of one index."""
         return list(self._by_number.get(number, {}).values())
 
     def earliest(self, number: int) -> Time | None:
-        """The earliest time at which an index is read."""
+        """Return the earliest time at which an index is read."""
         return min((p.peek.time for p in self._by_number.get(number, {}).values()), default=None)
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         assert len(self._by_uuid) == len(self._by_ticket) <= self._limit
         assert all(self._by_ticket[p.ticket] is p for p in self._by_uuid.values())
         assert sum(map(len, self._by_number.values())) == len(self._by_uuid)

@@ -1,10 +1,9 @@
-"""The rules of peeks on one worker: pure, events in → effects out, a part of `compute.state`.
+"""The peeks of one worker: events in, effects out, as a part of `compute.state`. Pure.
 
-A peek is answered exactly once, or not at all when its connection is gone. One of an index waits
-until its time is sealed in this worker's partition, and holds back compaction until it is
-answered. One of a shard is read by a single worker, chosen by its uuid; the others answer at
-once that they have no rows. One of a relation is answered by each worker with its own rows, as
-they are then.
+A peek is answered exactly once, or not at all if its connection is lost. A peek of an index waits
+until its time is sealed in this worker's partition, and holds back compaction until then. A peek of
+a shard is read by a single worker, chosen by its uuid; the others answer without rows. A peek of a
+relation is answered by each worker with its current rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from actors.protocol.relations import worker_relation
 
 
 class Reads:
-    """Peeks without an answer, and what they hold back. `rendered` is the state's own."""
+    """Unanswered peeks, and the compaction that they hold back. `rendered` belongs to the state."""
 
     def __init__(
         self,
@@ -47,23 +46,24 @@ class Reads:
         self._count = count
         self.result_bytes_max = result_bytes_max
         self.inline_bytes_max: int | None = None
-        """What a client has configured; None: nothing yet."""
+        """Value that a client configured; None if none has."""
         self.pending = PendingPeeks(peeks_max)
 
     def accept(self, peek: Peek) -> list[Effect]:
-        """A new peek: refused, started, or left to wait."""
+        """Refuse, start or queue a new peek."""
         try:
             number = self._number_for(peek)
         except PenstockError as error:
             return [Respond(PeekResponse(peek.uuid, error_of(error)))]
         target = peek.target
+        # One worker reads a shard for all.
         mine = chosen_worker(peek.uuid, self._count) == self._index
         if isinstance(target, ShardTarget) and not mine:
             return [Respond(PeekResponse(peek.uuid, NOTHING))]
         return self._start(self.pending.add(peek, number))
 
     def _number_for(self, peek: Peek) -> int:
-        """The index's number (0: a shard, or a relation of the worker's own). Raises what refuses
+        """Return the index's render number; 0 for a shard or relation. Raise the error that refuses
         the peek."""
         self.pending.check_room()
         if peek.finishing is not None:
@@ -87,6 +87,7 @@ class Reads:
             read = self._rendered.get(pending.peek.target.id)
             if read is None or read.sealed <= pending.peek.time:
                 return []
+            # A new incarnation's snapshot may be later than the peek's time.
             if pending.peek.time < read.since:
                 refused = error_of(_below_since(pending.peek, read.since))
                 return self._answer(pending, refused)
@@ -95,14 +96,14 @@ class Reads:
         return [StartPeek(pending.ticket, pending.number, pending.peek, limit, inline)]
 
     def sealed(self, rendered: Rendered) -> list[Effect]:
-        """More of an index can be read."""
+        """Start the peeks whose time is sealed now."""
         effects: list[Effect] = []
         for pending in self.pending.of(rendered.number):
             effects += self._start(pending)
         return effects
 
     def done(self, event: PeekDone) -> list[Effect]:
-        """Rows or an error; or the index was replaced meanwhile, and the peek waits again."""
+        """Answer the peek; or start it again if its arrangement was replaced."""
         pending = self.pending.by_ticket(event.ticket)
         if pending is None:
             return []
@@ -112,14 +113,14 @@ class Reads:
         return self._start(pending)
 
     def cancel(self, uuid: str) -> list[Effect]:
-        """On request; without effect when it was answered already."""
+        """Cancel a peek, unless it was answered already."""
         pending = self.pending.get(uuid)
         if pending is None:
             return []
         return _stop(pending) + self._answer(pending, PeekCanceled())
 
     def refuse(self, rendered: Rendered) -> list[Effect]:
-        """The index is about to be dropped."""
+        """Refuse the peeks of an index that is being dropped."""
         error = UnknownObject(f"index {rendered.id} was dropped while a read of it waited")
         effects: list[Effect] = []
         for pending in self.pending.of(rendered.number):
@@ -127,14 +128,14 @@ class Reads:
         return effects
 
     def forget(self) -> list[Effect]:
-        """The connection is gone: no answers."""
+        """Stop all peeks without answers: the connection is lost."""
         effects: list[Effect] = []
         for pending in self.pending.all():
             effects += _stop(pending) + self._remove(pending)
         return effects
 
     def compact(self, rendered: Rendered) -> list[Effect]:
-        """Tells the partition what it may forget: never what a pending peek reads."""
+        """Allow compaction of the partition, but never beyond the time of a pending peek."""
         if not rendered.is_index:
             return []
         if rendered.allowed <= rendered.compacted:
@@ -151,11 +152,12 @@ class Reads:
 
     def _remove(self, pending: Pending) -> list[Effect]:
         self.pending.remove(pending)
+        # The peek may have held back compaction.
         read = self._rendered.get(pending.peek.target.id) if pending.number else None
         return self.compact(read) if read is not None else []
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         self.pending.validate()
         for pending in self.pending.all():
             if pending.number:

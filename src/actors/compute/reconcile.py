@@ -1,15 +1,12 @@
-"""Reconciliation: what a running instance keeps of what a new client asks for.
+"""Reconciliation: decides which running dataflows serve a new client.
 
-Theory of operation. A connecting client replays its history up to `InitializationComplete`;
-the worker compares the dataflows it runs with those the history creates, by the id of the
-export (a dataflow has one export, so the id is the exact set). One is kept when nothing speaks
-against it; everything that does is a `Flag`, and all of them are told, not the first alone.
-Subscribes and copies are never kept: their readers are gone, and what was sent cannot be sent
-again. What runs and is not kept is dropped, and what is wanted and not kept is created.
+Theory of operation. A connecting client replays its history up to `InitializationComplete`; the
+worker compares its running dataflows with those that the history creates, by the id of the export
+(a dataflow has one export). Each reason against keeping a dataflow is a `Flag`; all are reported.
+One without a flag is kept. The other running ones are dropped, and the other wanted ones created.
 
-Rules: the decision depends on commands alone, never on progress, so that every worker decides
-alike; `name` and `until` are not compared. Imports are shards, whose holds are the controller's;
-no dataflow imports another's index, so a kept one needs no other to be kept. It performs nothing.
+`name` and `until` are not compared. Imports are shards, whose holds are the controller's, and no
+dataflow imports another's index; so a kept one needs no other to be kept.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from actors.protocol.compute import (
 
 
 class Flag(enum.Enum):
-    """What speaks against keeping a running dataflow."""
+    """Reason against keeping a running dataflow."""
 
     SUBSCRIBE = "subscribe"
     COPY = "copy"
@@ -51,21 +48,22 @@ MEANING: Mapping[Flag, str] = {
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A dataflow as commands have made it: `allowed` is its compaction so far."""
+    """A running dataflow; `allowed` is its compaction so far."""
 
     description: DataflowDescription
     allowed: Frontier
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A dataflow that ran and is created afresh, and why."""
+    """A running dataflow that is created again, and the reasons."""
 
     running: Running
     wanted: DataflowDescription
     flags: tuple[Flag, ...]
 
     def text(self, plan_bytes_max: int) -> str:
-        """For the log: the reasons and both plans, each cut to so many bytes."""
+        """Return the reasons and both plans for the log, each plan cut to `plan_bytes_max`
+        bytes."""
         why = "; ".join(MEANING[flag] for flag in self.flags)
         old, new = (
             msgspec.json.encode(description)[:plan_bytes_max].decode(errors="replace")
@@ -78,20 +76,22 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """Ids to keep (with their new description), to drop and to create, and why not kept."""
+    """Ids to keep (with their new description) and to drop, and dataflows to create."""
 
     keep: dict[ObjectId, DataflowDescription]
     drop: tuple[ObjectId, ...]
     create: tuple[DataflowDescription, ...]
     replaced: tuple[Replaced, ...]
-    """All that ran and are wanted but not kept."""
+    """All dataflows that run and are wanted but not kept."""
 
 
 def flags(running: Running, wanted: DataflowDescription) -> tuple[Flag, ...]:
-    """All that speaks against serving the wanted description by the running dataflow."""
+    """Return all reasons against serving the wanted description by the running dataflow."""
     old = running.description
     exports = (old.export, wanted.export)
+    # Commands alone decide, never progress: every worker must come to the same result.
     found = (
+        # The former client has received part of the output, which cannot be sent again.
         (Flag.SUBSCRIBE, any(isinstance(export, SubscribeExport) for export in exports)),
         (Flag.COPY, any(isinstance(export, CopyToExport) for export in exports)),
         (Flag.IMPORTS, old.imports != wanted.imports),
@@ -103,7 +103,7 @@ def flags(running: Running, wanted: DataflowDescription) -> tuple[Flag, ...]:
 
 
 def reconcile(running: Mapping[ObjectId, Running], commands: Iterable[Command]) -> Reconciliation:
-    """Compares what runs with a reduced history (see the module's text)."""
+    """Return the result of comparing the running dataflows with a reduced history."""
     wanted: Sequence[DataflowDescription] = [
         command.dataflow for command in commands if isinstance(command, CreateDataflow)
     ]

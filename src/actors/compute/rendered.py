@@ -1,8 +1,8 @@
-"""What a worker knows of one dataflow it has rendered, and which frontiers are news.
+"""State of one dataflow that a worker has rendered, and the frontiers to report of it.
 
-Rules: frontiers never go back; none is reported below the `as_of` or twice; nothing follows the
-empty one. An index's write and output frontiers are those of this worker's own partition; a
-subscribe and a copy report none.
+Frontiers never go back; none is reported below the `as_of` or twice, or after the empty one. An
+index's write and output frontiers are those of this worker's own partition; a subscribe and a copy
+report none.
 """
 
 from __future__ import annotations
@@ -22,65 +22,66 @@ from actors.protocol.internal import DataflowProgress, DataflowStatus
 
 
 class Rendered(msgspec.Struct):
-    """One dataflow that runs under a render number."""
+    """A dataflow that runs under a render number."""
 
     number: int
     description: DataflowDescription
     allowed: Frontier
-    """External readers need nothing below it."""
+    """Compaction frontier: external readers read at or above it."""
     scheduled: bool = False
     compacted: Frontier = 0
-    """An index: what its partition was told."""
+    """Index: since that its partition was compacted to."""
     sealed: Frontier = 0
-    """An index: upper of this worker's partition. A fresh incarnation may set it back."""
+    """Index: upper of this worker's partition. A fresh incarnation may set it back."""
     since: Time = 0
-    """An index: as_of of the snapshot that its partition began with."""
+    """Index: as_of of the snapshot that its partition began with."""
     write: Frontier = 0
     input: Frontier = 0
     output: Frontier = 0
     emitted: Frontier = 0
-    """A subscribe: upper of the last batch."""
+    """Subscribe: upper of the last batch."""
     answered: bool = False
-    """A copy: its one answer was given."""
+    """Copy: true if its response was sent."""
     status: Status | None = None
     reported: Frontiers | None = None
-    """What the present client knows."""
+    """Frontiers reported to the current client."""
 
     @property
     def id(self) -> ObjectId:
-        """Id of the export."""
+        """Return the id of the export."""
         return self.description.id
 
     @property
     def is_index(self) -> bool:
-        """Whether it is an arrangement spread over the workers."""
+        """Return whether the dataflow is an arrangement spread over the workers."""
         return isinstance(self.description.export, IndexExport)
 
     @property
     def is_subscribe(self) -> bool:
-        """Whether it streams to one client."""
+        """Return whether the dataflow streams to one client."""
         return isinstance(self.description.export, SubscribeExport)
 
     @property
     def is_copy(self) -> bool:
-        """Whether it writes files once."""
+        """Return whether the dataflow writes files once."""
         return isinstance(self.description.export, CopyToExport)
 
     def progressed(self, progress: DataflowProgress) -> None:
-        """Takes over what the dataflow says."""
+        """Advance the frontiers to those that the dataflow reported."""
         self.input = max(self.input, progress.input)
         if not self.is_index:
             self.write = max(self.write, progress.write)
             self.output = max(self.output, progress.output)
 
     def seal(self, upper: Frontier, since: Time) -> None:
-        """This worker's partition is complete below `upper`; nothing below `since` is in it."""
+        """Set the interval that this worker's partition can answer for."""
+        # May go back with a new snapshot; the reported frontiers below may not.
         self.sealed = upper
         self.since = max(self.since, since)
         self.write = self.output = max(self.write, upper)
 
     def news(self) -> Frontiers | None:
-        """What the present client does not know yet; it is taken as told."""
+        """Return the frontiers that the current client does not know, and note them as reported."""
         if self.is_subscribe or self.is_copy:
             return None
         as_of = self.description.as_of
@@ -102,7 +103,8 @@ class Rendered(msgspec.Struct):
         return new
 
     def end(self) -> Frontiers | None:
-        """What is left to tell when it has been dropped and has stopped."""
+        """Return the empty frontiers that are still to be reported once the dropped dataflow has
+        stopped."""
         if self.is_subscribe or self.is_copy:
             return None
         known = self.reported or Frontiers(self.id)
@@ -111,7 +113,7 @@ class Rendered(msgspec.Struct):
         return Frontiers(self.id, **left) if left else None
 
     def show(self, seen: DataflowStatus) -> Status:
-        """The dataflow's word about itself, as the client gets it."""
+        """Store the dataflow's status, and return it as a response."""
         self.status = Status(
             self.id,
             seen.state,
@@ -139,5 +141,6 @@ def _ended(known: Frontier | None) -> bool:
 
 
 def _advance(known: Frontier | None, new: Frontier, as_of: Time) -> Frontier | None:
-    """The frontier to report: strictly beyond what is known, and not below the `as_of`."""
+    """Return the frontier to report if it is beyond `known` and not below the `as_of`, else
+    None."""
     return new if new > (known or 0) and new >= as_of else None

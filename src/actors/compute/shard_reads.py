@@ -1,10 +1,8 @@
-"""Peeks of a shard: its parts read one after another, in bounded memory.
+"""Peeks of a shard: reads its parts one after another, in bounded memory.
 
-Parts whose statistics say that they hold no row that passes the filter are not read. A part may
-retract what another holds, so all others are read before a row is told, unless none of them
-retracts anything: then a limit without an order ends the reading. Only updates that the peek wants
-are kept. They are gathered in memory, and beyond `GATHERED_BYTES` in a throw-away
-arrangement on disk, whose rows then stream like those of an index.
+Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
+selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
+rows are then streamed like those of an index.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ from actors.protocol.compute import Peek, PeekError, PeekRows, PeekStashed, Sour
 
 
 class Wanted:
-    """Updates of a shard that a peek wants, at the one time that it reads. Blocking."""
+    """Selected updates of a shard, at the peek's time. All methods block."""
 
     def __init__(self, schema: Schema, time: Time, wish: Wish, place: Path) -> None:
         self._time = time
         self._wish = wish
         self._gathered = Gathered(schema, place)
         self.weight = 0
-        """Of the rows that were kept."""
+        """Sum of the weights of the kept rows."""
 
     def add(self, updates: pa.Table) -> None:
-        """Takes what is wanted of a part. Raises `StoreFull`, `StorageError`."""
+        """Add the selected updates of a part. Raise `StoreFull`, `StorageError`."""
         for piece in sliced(updates):
             kept = self._wanted(piece)
             if kept.num_rows:
@@ -50,6 +48,7 @@ class Wanted:
         updates = between(updates, 0, self._time + 1)
         errors: pa.Table | None = None
         if ERROR in updates.column_names:
+            # Error updates pass any filter, since an error is the answer.
             errors = updates.filter(pc.is_valid(updates[ERROR]))
             updates = updates.filter(pc.is_null(updates[ERROR])).drop_columns([ERROR])
         if self._wish.keys is not None:
@@ -60,19 +59,20 @@ class Wanted:
         return updates
 
     def contents(self) -> Contents:
-        """All that was added, summed."""
+        """Return all added updates, summed."""
         return self._gathered.contents()
 
     def close(self) -> None:
-        """Removes what was spilled. What is being read stays good."""
+        """Remove spilled files. Contents that are being read stay valid."""
         self._gathered.close()
 
 
 def _enough(peek: Peek, parts: Sequence[Part]) -> int | None:
-    """So many rows are all that is needed; None: all of them are."""
+    """Return how many rows complete the answer; None if all are needed."""
     wanted = peek.finishing
     if wanted is None or wanted.limit is None or wanted.order_by:
         return None
+    # A later part may retract a row of an earlier one.
     if any(part.retracts or part.has_errors for part in parts):
         return None
     return wanted.limit + wanted.offset
@@ -88,11 +88,14 @@ async def shard_answer(
     reader_id: str,
     place: Path,
 ) -> PeekRows | PeekStashed | PeekError:
-    """Rows of a shard at the peek's time; waits until that time is sealed.
+    """Return the rows of a shard at the peek's time; wait until that time is sealed.
 
-    `reader_id` names the lease and must be fresh, `place` a folder that may be made. `limits`:
-    bytes of a response, and of what goes into it before the stash is used. Raises as
-    `peeks.index_answer` does, and what persist raises.
+    Args:
+        limits: Bytes of a response, and of its inline rows before the stash is used.
+        reader_id: Name of the lease; must be fresh.
+        place: Folder that may be created.
+
+    Raise as `peeks.index_answer` does, and persist's errors.
     """
     wish = Wish(source.schema, peek)
     gathered = Wanted(source.schema, peek.time, wish, place)
@@ -100,7 +103,8 @@ async def shard_answer(
     try:
         reader = await persist.open_reader(source.shard, reader_id)
         try:
-            await reader.downgrade(peek.time)  # first: the snapshot may wait long
+            # Before the snapshot, which may wait long: until then the lease blocks compaction.
+            await reader.downgrade(peek.time)
             parts, _ = await reader.snapshot(
                 peek.time, PartFilter.of(source.schema, peek.filter, wish.keys)
             )

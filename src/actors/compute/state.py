@@ -1,27 +1,24 @@
-"""The worker's rules: a pure state machine, events in → effects out.
+"""The state machine of a worker's compute half: events in, effects out. Pure.
 
-Theory of operation. Commands arrive twice: on worker 0 as `Tagged` commands of its client,
-which it offers to the sequencer (`Offer`); then, on every worker, as `Sequenced` commands, and
-only these change anything. `Hello` begins an iteration: commands are collected until
-`InitializationComplete`, then reconciled with what runs (`compute.reconcile`); after that each
-is applied as it comes. Everything rendered has a *render number*, given out in command order
-and therefore equal on all workers; whatever a dataflow says is told apart by it.
+Theory of operation. Commands arrive twice: on worker 0 as `Tagged` commands of its client, which it
+offers to the sequencer (`Offer`); then, on every worker, as `Sequenced` commands, and only these
+change state. `Hello` begins an iteration: commands are collected until `InitializationComplete`,
+then reconciled with what runs (`compute.reconcile`); after that each is applied as it comes. Every
+rendering has a *render number*, given out in command order and therefore equal on all workers,
+which identifies a dataflow's messages.
 
 Rules:
-- while an iteration is initializing, or its client is gone, nothing is answered; the dataflows
-  go on, their frontiers are remembered and reported afresh after the next reconciliation;
-- frontiers never go back, start at the `as_of`, and nothing follows the empty one; subscribes
-  report none (`compute.rendered`);
-- a peek is answered exactly once, or not at all when its connection is gone
-  (`compute.reads`);
+- while an iteration is initializing, or its client is gone, no response is sent; the dataflows
+  continue, and their frontiers are reported after the next reconciliation;
+- frontiers never go back, start at the `as_of`, and none follows the empty one; subscribes report
+  none (`compute.rendered`);
+- a peek is answered exactly once, or not at all if its connection is lost (`compute.reads`);
 - a drop is reported (all frontiers empty) only when the dataflow and its tasks have stopped;
-- of a subscribe only worker 0 sends batches; the others say at once that theirs are empty;
-- a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once;
-- a dataflow whose actor crashed is started afresh; a subscribe then ends with an error, since
-  what was sent cannot be sent again, and a copy has failed.
+- only worker 0 sends the batches of a subscribe; the other workers send an empty one at once;
+- a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once.
 
-Invariants: `validate`. It performs nothing, reads no clock, and decides nothing by progress
-that another worker must decide alike.
+`validate` checks the invariants. The state machine reads no clock, and decisions that all workers
+must make alike do not depend on progress.
 """
 
 from __future__ import annotations
@@ -96,20 +93,20 @@ from actors.protocol.internal import (
 from actors.protocol.storage_internal import ForStorage
 
 LOST_MAX: Final = 1024
-"""Clients remembered that were gone before their Hello came: as many as nonces are remembered."""
+"""Number of clients remembered that disconnected before their Hello: as many as nonces."""
 
 
 class Dropping(msgspec.Struct, frozen=True):
-    """A dropped dataflow that has not stopped yet; `nonce`: who is to learn of the end."""
+    """A dropped dataflow that has not stopped yet; `nonce` is the client to be told of the end."""
 
     id: ObjectId
     nonce: Nonce | None
     report: Frontiers | None
-    """What is to be told then: empty in every kind that was not told to be empty before."""
+    """Frontiers to report then: empty in every kind that was not reported as empty before."""
 
 
 class ComputeState:
-    """One worker's state; see the module's text."""
+    """State of one worker; see the module's docstring."""
 
     def __init__(self, index: int, count: int, *, result_bytes_max: int, peeks_max: int) -> None:
         self.index = index
@@ -123,7 +120,7 @@ class ComputeState:
         self.incoming: ComputeHistory | None = None
         self.writes_allowed = False
         self.maintenance_ms: int | None = None
-        """What a client has configured; None: nothing yet."""
+        """Value that a client configured; None if none has."""
         self.rendered: dict[ObjectId, Rendered] = {}
         self._numbers: dict[int, Rendered] = {}
         self.dropping: dict[int, Dropping] = {}
@@ -132,12 +129,12 @@ class ComputeState:
         )
         self._offering: Nonce | None = None
         self._lost: OrderedDict[Nonce, None] = OrderedDict()
-        """Clients that were gone before their Hello came in its order."""
+        """Clients that disconnected before the sequencer ordered their Hello."""
 
     def handle(self, event: Event) -> list[Effect]:
-        """What an event leads to, in the order to perform it.
+        """Apply an event, and return its effects in the order to perform them.
 
-        Raises `LocalProtocolError` when the one order of commands has a gap.
+        Raise `LocalProtocolError` if the order of commands has a gap.
         """
         match event:
             case Tagged():
@@ -172,11 +169,11 @@ class ComputeState:
 
     @property
     def muted(self) -> bool:
-        """Whether there is nobody to answer."""
+        """Return whether responses are withheld: no client is connected, or it is initializing."""
         return not self.connected or self.incoming is not None
 
     def commands_for(self, number: int) -> list[Scheduled | CompactionAllowed | WritesAllowed]:
-        """What the actor of a dataflow must be told when it starts late or afresh."""
+        """Return the past commands for a dataflow's actor that starts late or again."""
         rendered = self.by_number(number)
         if rendered is None:
             return []
@@ -190,17 +187,19 @@ class ComputeState:
         return told
 
     def by_number(self, number: int) -> Rendered | None:
-        """What runs under a render number."""
+        """Return the dataflow that runs under a render number."""
         return self._numbers.get(number)
 
     # -- connections and the order -----------------------------------------------------------------
 
     def _tagged(self, event: Tagged) -> list[Effect]:
-        """Worker 0 offers its client's commands; the others hear them from the sequencer."""
+        """Propose the client's commands on worker 0; the other workers get them from the
+        sequencer."""
         if self.index != 0:
             return []
         if isinstance(event.command, Hello):
             self._offering = event.nonce
+            # The sequencer drops late proposals of earlier generations.
             self.generation += 1
         elif event.nonce != self._offering:
             self.ignored += 1
@@ -208,10 +207,10 @@ class ComputeState:
         return [Offer(Propose(self.generation, event.command))]
 
     def steps(self, event: Sequenced) -> Iterator[list[Effect]]:
-        """What each command of a lot leads to, to be performed before the next one is looked at.
-        Commands of the storage half have their place in the order, and lead to nothing here.
+        """Yield the effects of each command of a lot, to be performed before the next is applied.
 
-        Raises `LocalProtocolError` when the one order of commands has a gap.
+        Commands of the storage half are counted in the order, and have no effect here. Raise
+        `LocalProtocolError` if the order of commands has a gap.
         """
         if event.index != self.next_index:
             raise LocalProtocolError(
@@ -240,6 +239,7 @@ class ComputeState:
     def _hello(self, command: Hello) -> list[Effect]:
         effects = self.reads.forget()
         self.nonce = command.nonce
+        # The client may have disconnected before its Hello was sequenced.
         self.connected = command.nonce not in self._lost
         self._lost.pop(command.nonce, None)
         self.incoming = ComputeHistory()
@@ -257,8 +257,8 @@ class ComputeState:
         return [*self.reads.forget(), SwitchClient(None)]
 
     def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:
-        """Keeps and compacts what is compatible, drops the rest silently, then applies what is
-        new, in this order."""
+        """Keep and compact compatible dataflows, drop the others silently, then create the new
+        ones."""
         self.incoming = None
         incoming.reduce()
         commands = incoming.commands()
@@ -268,12 +268,14 @@ class ComputeState:
         for id, description in plan.keep.items():
             kept = self.rendered[id]
             old = kept.description
-            # The old one's parts stay, which the dataflow shares; the new one's are garbage.
+            # Keep the old description's parts, which the dataflow shares; the new one's are freed.
             kept.description = msgspec.structs.replace(
                 old, name=description.name, as_of=description.as_of, until=description.until
             )
+            # The new client knows no frontiers.
             kept.reported = None
             effects += self._allow(kept, description.as_of)
+        # Dropped first, since the new dataflows may reuse the ids.
         for id in plan.drop:
             effects += self._drop(self.rendered[id], silently=True)
         for command in commands:
@@ -334,6 +336,7 @@ class ComputeState:
         if self.writes_allowed:
             effects.append(Tell(rendered.number, WritesAllowed()))
         if rendered.is_subscribe and self.index != 0 and not self.muted:
+            # Only worker 0 sends batches: this worker's part ends at once.
             nothing = SubscribeBatch(0, EMPTY)
             effects.append(Respond(SubscribeResponse(description.id, nothing)))
         if rendered.is_copy and self.index != 0:
@@ -388,11 +391,12 @@ class ComputeState:
 
     def _stopped(self, event: Stopped) -> list[Effect]:
         dropped = self.dropping.pop(event.number)
+        # A later client does not know the dropped dataflow.
         if dropped.report is None or dropped.nonce != self.nonce or self.muted:
             return []
         return [Respond(dropped.report)]
 
-    # -- what dataflows say ------------------------------------------------------------------------
+    # -- messages of dataflows ---------------------------------------------------------------------
 
     def _report(self, rendered: Rendered) -> list[Effect]:
         news = None if self.muted else rendered.news()
@@ -410,6 +414,7 @@ class ComputeState:
         emit = event.emit
         receipt = Emitted(emit.dataflow, emit.incarnation, emit.batch.upper)
         if self.muted:
+            # No client reads the batch: acknowledge it, so that the dataflow continues.
             return [Receipt(event.number, receipt)]
         rendered.emitted = max(rendered.emitted, emit.batch.upper)
         batch = self._bounded(emit.batch)
@@ -427,18 +432,21 @@ class ComputeState:
         return SubscribeBatch(batch.lower, batch.upper, None, ("InvalidUsage", text))
 
     def _answer_copy(self, rendered: Rendered, result: CopyResult) -> list[Effect]:
-        """Once. Who was gone meanwhile asks again, and hears it from a copy that finds it done."""
+        """Send the response of a copy, at most once."""
         if rendered.answered:
             return []
         rendered.answered = True
+        # A reconnecting client issues the copy again, which then finds its manifest.
         return [] if self.muted else [Respond(CopyToResponse(rendered.id, result))]
 
     def _crashed(self, rendered: Rendered, text: str) -> list[Effect]:
+        # A copy does not run again: its failure is the response.
         if rendered.is_copy:
             return self._answer_copy(rendered, CopyFailed("ActorDead", text))
         if not rendered.is_subscribe:
             stalled = self._show(rendered, DataflowStatus(rendered.id, "stalled", text))
             return [*stalled, Respawn(rendered.number)]
+        # A subscribe cannot run again either: the batches sent cannot be sent again.
         if self.muted or is_empty(rendered.emitted):
             return []
         lower, rendered.emitted = rendered.emitted, EMPTY
@@ -448,7 +456,7 @@ class ComputeState:
     # -- checks ------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         numbers = [rendered.number for rendered in self.rendered.values()]
         assert len(set(numbers)) == len(numbers)
         assert set(numbers) == self._numbers.keys()

@@ -1,8 +1,7 @@
 """A worker's listen and fetch tasks: one incarnation of a dataflow at a time.
 
-Every worker has a fetch task for each source; the listen task of a source runs on the worker
-chosen by (dataflow, source). Tasks of an earlier incarnation have stopped before those of the
-next start. A task never ends by itself: one that does has crashed, and its source freezes.
+Every worker has a fetch task for each source; the listen task of a source runs on the worker chosen
+by (dataflow, source). Tasks of an earlier incarnation stop before those of the next start.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from actors.views.source_uses import source_filter
 
 
 class Tasks:
-    """Starts, watches and stops them, as children of the worker."""
+    """Starts, watches and stops the tasks, as children of the worker."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def start(self, live: Live, start: StartSources, dataflow: Address[Any]) -> None:
-        """Stops what runs, beside the actor, then starts the tasks of this incarnation."""
+        """Stop the earlier tasks beside the actor, then start those of this incarnation."""
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
         stopped = TasksStopped(live.number, live.tasks_serial, start, dataflow)
         self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: stopped)
 
     def finish(self, live: Live) -> None:
-        """Stop what runs, beside the actor, for good: the dataflow has come to its end."""
+        """Stop the tasks beside the actor: the dataflow has ended."""
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
         self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: None)
 
     async def stop(self, tasks: list[Address[Any]]) -> None:
-        """Stops tasks and waits; never while handling a message."""
+        """Stop tasks and wait; not to be called while handling a message."""
         for task in tasks:
             await self._site.ctx.stop_child(task)
 
     def turn(self, message: TasksTurn) -> None:
-        """Earlier tasks have stopped, or one of the present ones has."""
+        """Start tasks when the earlier ones have stopped, or report one that ended."""
         live = self._site.live.get(message.number)
         if live is None or live.dropping or live.tasks_serial != message.serial:
             return
@@ -52,6 +51,7 @@ class Tasks:
             for source, described in enumerate(live.description.imports):
                 self._spawn(live, message, source, described)
         elif live.dataflow is not None:
+            # A task never ends by itself: this one has crashed, and its source freezes.
             error = ActorDead(f"{message.path} failed; see the log")
             live.dataflow.reply(ListenFailed(live.id, message.incarnation, message.source, error))
 

@@ -1,9 +1,9 @@
-"""The protocol's state machines as data: what docs/protocol.md draws, and what the code obeys.
+"""The protocol's state machines as data, for the code, its tests and docs/protocol.md.
 
-A table maps (state, event) to the next state; what is not in it breaks a rule. `STAGES` is what
-`cluster.rules` steps through. `LIFE` is the life of one dataflow on a worker and `PEEK` that of
-one peek; `compute.state` and `compute.reads` are tested to go through them. `ADAPTER` is what
-becomes of a response (`channel_adapter.StashRules`), tested alike. `mermaid` draws a table.
+A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
+`cluster.rules` runs `STAGES`. `LIFE` is the life of one dataflow on a worker, `PEEK` that of one
+peek, `ADAPTER` that of a response (`channel_adapter.StashRules`); tests check that the code follows
+them. `mermaid` draws a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STAGES: Final[Table] = {
     ("initializing", "InitializationComplete"): "computing",
     ("computing", OTHER): "computing",
 }
-"""One connection, by its commands."""
+"""Stages of a connection, by its commands."""
 
 LIFE: Final[Table] = {
     ("absent", "CreateDataflow"): "suspended",
@@ -37,8 +37,8 @@ LIFE: Final[Table] = {
     ("running", "reconciled: not kept"): "dropping",
     ("dropping", "actor and tasks stopped"): "absent",
 }
-"""One dataflow on a worker. A dropped one may be created again while it stops: the new one is
-another, which starts when the former has stopped."""
+"""States of a dataflow on a worker. A dropped one may be created again while it stops: the new one
+is another, which starts when the former has stopped."""
 
 PEEK: Final[Table] = {
     ("asked", "time not sealed"): "waiting",
@@ -54,7 +54,7 @@ PEEK: Final[Table] = {
     ("reading", "index dropped"): "answered",
     ("reading", "connection lost"): "forgotten",
 }
-"""One peek on a worker."""
+"""States of a peek on a worker."""
 
 ADAPTER: Final[Table] = {
     ("current nonce, client there", "response"): "forwarded",
@@ -63,7 +63,7 @@ ADAPTER: Final[Table] = {
     ("not served yet, room", "response"): "stashed",
     ("not served yet, no room", "response"): "held",
 }
-"""One response of a worker at its channel adapter, by its nonce."""
+"""Handling of a worker's response at its channel adapter, by its nonce."""
 
 TABLES: Final[Mapping[str, Table]] = {
     "A connection": STAGES,
@@ -74,7 +74,7 @@ TABLES: Final[Mapping[str, Table]] = {
 
 
 def mermaid(table: Table) -> str:
-    """A state diagram of a table, without fences."""
+    """Return a state diagram of a table, without fences."""
     names: dict[str, str] = {}
     for (state, _), following in table.items():
         for name in (state, following):

@@ -1,1 +1,1 @@
-"""The client half: oracle, catalog, group commit, holds, reads and subscribes. One a service."""
+"""The service's controller: oracle, catalog, group commit, holds, reads and subscribes."""

@@ -1,4 +1,4 @@
-"""Asks the engine what queries are."""
+"""Sends queries to the engine for analysis."""
 
 from __future__ import annotations
 

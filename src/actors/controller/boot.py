@@ -1,8 +1,5 @@
-"""What a controller starts from: the durable catalog and the state of every shard in it.
-
-Holds that nothing in the catalog stands for (of a subscribe that ended with its service, or of
-a change of the catalog that a crash left undone) are dropped here.
-"""
+"""The durable state from which a controller starts: the catalog, and the state of every shard in
+it."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ from actors.protocol.compute import (
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """Everything durable that the controller needs to know."""
+    """All durable state that the controller needs."""
 
     catalog: Catalog
     seqno: int | None
-    """Of the catalog's key; None: it was never written."""
+    """Sequence number of the catalog's key; None if the key was never written."""
     states: dict[ShardId, ShardState]
     tables_upper: Frontier
     leftovers: tuple[Leftover, ...] = ()
-    """Of sources that were dropped."""
+    """External resources of dropped sources."""
 
 
 async def load(persist: PersistClient) -> Boot:
-    """Reads what is durable. Raises `StateDirectoryError` when it is of a newer version or
+    """Read the durable state. Raises `StateDirectoryError` when it is of a newer version or
     incomplete, and `StorageError`."""
     head = await persist.head(CATALOG_KEY)
     catalog = Catalog() if head is None else Catalog.decode(head.data)
@@ -55,7 +52,9 @@ async def load(persist: PersistClient) -> Boot:
     live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
-        # Critical readers are somebody's, who says when they end; consumers are outside.
+        # A hold without an object is of a subscribe that ended with its service, or of a catalog
+        # change that a crash left undone. Critical readers (`tokens`) and consumers have owners
+        # elsewhere, who drop them.
         for holder in sorted(set(state.holds) - live - set(state.tokens)):
             if not holder.startswith(CONSUMER):
                 await persist.drop_hold(shard, holder)
@@ -65,13 +64,13 @@ async def load(persist: PersistClient) -> Boot:
 
 
 def source_import(entry: CatalogObject) -> SourceImport:
-    """A table or view as a dataflow imports it."""
+    """Return a table or view as an import of a dataflow."""
     assert entry.shard is not None, entry.name
     return SourceImport(entry.shard, entry.schema, entry.kind == TABLE)
 
 
 def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> DataflowDescription:
-    """The dataflow that maintains a view or an index."""
+    """Return the dataflow that maintains a view or an index."""
     imports = tuple(source_import(catalog.by_id(id_)) for id_ in entry.depends)
     export: Export
     if entry.kind == INDEX:
@@ -86,24 +85,26 @@ def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> Da
 
 
 def latest(upper: Frontier) -> Time:
-    """The last sealed time (0 when there is none)."""
+    """Return the last sealed time; 0 if there is none."""
     return max(0, min(upper, EMPTY - 1) - 1)
 
 
 def restart_as_of(boot: Boot, entry: CatalogObject) -> Time:
-    """Where an object's dataflow goes on after a restart."""
+    """Return the `as_of` at which an object's dataflow resumes after a restart."""
     if entry.kind == INDEX:
         return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
     assert entry.shard is not None, entry.name
+    # The output is durable below its upper: the dataflow resumes there, and not at its first as_of.
     return max(latest(boot.states[entry.shard].upper), entry.as_of)
 
 
 def index_as_of(
     catalog: Catalog, states: dict[ShardId, ShardState], tables_upper: Frontier, on: ObjectId
 ) -> Time:
-    """The latest time at which the object below an index can be read."""
+    """Return the latest time at which the object below an index can be read."""
     target = catalog.by_id(on)
     assert target.shard is not None, target.name
     state = states[target.shard]
+    # An idle table is sealed by the shared upper alone; its own shard's upper stays behind.
     upper = max(state.upper, tables_upper) if target.kind == TABLE else state.upper
     return max(state.since, latest(upper))

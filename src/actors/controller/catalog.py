@@ -1,13 +1,11 @@
 """The catalog: every table, view, index, source and sink, and the one durable record of them.
 
-Theory of operation. `Catalog` is immutable; a change makes a new one. It is stored whole under
-one consensus key, `catalog`, so that one compare-and-set changes it together with the shards
-that the change creates or removes: a crash leaves the change done or not done.
+`Catalog` is immutable; a change makes a new one. It is stored whole under one consensus key, so
+that one compare-and-set changes it together with the shards that are created or removed.
 
-Invariants: ids are never used twice; an object's dependencies have smaller ids than its own,
-so that id order is an order in which all can be built; names are unique without regard to
-case, those of sources and of sinks each among themselves: neither is read. It does not know
-uppers and sinces: those are the shards' own.
+Ids are never reused, and dependencies have smaller ids, so objects can be built in the order of
+ids. Names are unique without regard to case; sources and sinks, which cannot be read, have
+namespaces of their own. Uppers and sinces are the shards' own.
 """
 
 from __future__ import annotations
@@ -33,22 +31,22 @@ from actors.protocol.storage import Configuration
 
 CATALOG_KEY: Final = "catalog"
 FORMAT_VERSION: Final = 3
-"""3: sources and sinks. What has format 2 has none, and is read as it is."""
+"""Format 3 added sources and sinks; a document of format 2 has none and is decoded unchanged."""
 
 TABLE: Final = "table"
 VIEW: Final = "view"
 INDEX: Final = "index"
 SOURCE: Final = "source"
-"""Reads outside; `shard` is its remap shard. It fills `SOURCE_TABLE`s, which depend on it."""
+"""Reads an external system; `shard` is its remap shard. Its `SOURCE_TABLE`s depend on it."""
 SOURCE_TABLE: Final = "source table"
 SINK: Final = "sink"
-"""Writes what it depends on outside."""
+"""Writes the object that it depends on to an external system."""
 OUTSIDE: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 """Kinds that the storage half maintains."""
 HIDDEN_SHARD: Final = "-hidden"
-"""Stands in the ids of shards of views' hidden states, behind the view's."""
+"""Infix of the ids of views' hidden shards, after the view's id."""
 APART: Final = frozenset({SOURCE, SINK})
-"""Kinds with names of their own, which cannot be read."""
+"""Kinds with namespaces of their own, which cannot be read."""
 
 
 class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,32 +66,32 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     plan: DeltaPlan | None = None
     fingerprint: str = ""
     compiled_by: str = ""
-    """Names the rules that made a view's plan, by their digest."""
+    """Digest of the rules that made a view's plan."""
     rebuilt_at: Time = 0
-    """Tells from where a view whose plan became another one is computed whole: its output's upper
-    then."""
+    """Upper of a view's output when its plan was replaced: the view is computed whole from
+    there."""
     conf: dict[str, str] = {}
     spark_version: str = ""
     key: tuple[str, ...] = ()
-    """An index's key columns."""
+    """Key columns of an index."""
     retain_history_ms: int | None = None
     target_lag_ms: int = 0
-    """Says how old a view may be; 0: it is as fresh as can be."""
+    """Age that a view may have; 0: as fresh as possible."""
     as_of: Time = 0
     configuration: Configuration | None = None
-    """Of a source or sink."""
+    """Configuration of a source or sink."""
     outside: str = ""
-    """Of a source's table: its name there."""
+    """External name of a source's table."""
 
     @property
     def shards(self) -> tuple[ShardId, ...]:
-        """All shards that belong to it."""
+        """Return all shards that belong to the object."""
         own = () if self.shard is None else (self.shard,)
         return own + self.hidden_shards
 
 
 def _key(kind: str, name: str) -> str:
-    """What a name is looked up by: sources and sinks have names of their own."""
+    """Return the lookup key of a name; sources and sinks have namespaces of their own."""
     return f"{kind}/{fold(name)}" if kind in APART else fold(name)
 
 
@@ -110,7 +108,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """All objects at one moment."""
+    """An immutable set of objects."""
 
     __slots__ = ("_allowed_lags", "_below", "_by_id", "_by_name", "_indexes", "next_id")
 
@@ -127,24 +125,25 @@ class Catalog:
 
     @property
     def objects(self) -> tuple[CatalogObject, ...]:
-        """All objects; what one depends on comes before it."""
+        """Return all objects, dependencies first."""
         return tuple(self._by_id.values())
 
     @property
     def new_id(self) -> ObjectId:
-        """The id that the next object gets."""
+        """Return the id that the next object gets."""
         return f"u{self.next_id}"
 
     def get(self, id_: ObjectId) -> CatalogObject | None:
-        """The object of an id, if it is there."""
+        """Return the object with this id, or None."""
         return self._by_id.get(id_)
 
     def by_id(self, id_: ObjectId) -> CatalogObject:
-        """The object of an id that must be there."""
+        """Return the object with this id, which must exist."""
         return self._by_id[id_]
 
     def find(self, name: str) -> CatalogObject:
-        """The object of a name. Raises `UnknownObject`, and `InvalidUsage` for a relation."""
+        """Return the object with this name. Raises `UnknownObject`, and `InvalidUsage` for a
+        relation."""
         refuse_relation(name, "the object")
         entry = self._by_name.get(_key("", name))
         if entry is None:
@@ -155,38 +154,39 @@ class Catalog:
         return entry
 
     def find_apart(self, kind: str, name: str) -> CatalogObject:
-        """The source or sink of a name. Raises `UnknownObject`."""
+        """Return the source or sink with this name. Raises `UnknownObject`."""
         entry = self._by_name.get(_key(kind, name))
         if entry is None:
             raise UnknownObject(f"there is no {kind} named {name!r}")
         return entry
 
     def check_free(self, name: str, kind: str = "") -> None:
-        """Raises `ObjectExists` when the name is taken; `kind` counts for sources and sinks."""
+        """Raise `ObjectExists` when the name is taken; `kind` counts for sources and sinks."""
         entry = self._by_name.get(_key(kind, name))
         if entry is not None:
             raise ObjectExists(f"{name!r} is taken by a {entry.kind} ({entry.name})")
 
     def dependents(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
-        """What stands directly on an object."""
+        """Return the objects that depend directly on this one."""
         return tuple(entry for entry in self._by_id.values() if id_ in entry.depends)
 
     def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
-        """The indexes on an object."""
+        """Return the indexes on an object."""
         return tuple(self._indexes.get(id_, ()))
 
     def readable(self) -> dict[str, Schema]:
-        """What a view may read: tables, source tables and views, by name."""
+        """Return the schemas of tables, source tables and views by name: the inputs that a view may
+        have."""
         kinds = (TABLE, SOURCE_TABLE, VIEW)
         return {e.name: e.schema for e in self._by_id.values() if e.kind in kinds}
 
     def of_kind(self, kind: str) -> tuple[CatalogObject, ...]:
-        """All objects of a kind, oldest first."""
+        """Return all objects of a kind, oldest first."""
         return tuple(entry for entry in self._by_id.values() if entry.kind == kind)
 
     def below(self, id_: ObjectId) -> frozenset[ObjectId | None]:
-        """The source tables that an object is, or stands on however far below; None among them:
-        it is a table that clients write, or stands on one."""
+        """Return the source tables that an object is or depends on, at any depth. None among them
+        stands for all tables that clients write."""
         known = self._below.get(id_)
         if known is None:
             entry = self._by_id[id_]
@@ -194,28 +194,30 @@ class Catalog:
                 known = frozenset({None if entry.kind == TABLE else id_})
             else:
                 known = frozenset().union(*(self.below(below) for below in entry.depends))
+            # A catalog never changes, so what was found stays true.
             self._below[id_] = known
         return known
 
     def allowed_lag_ms(self, id_: ObjectId) -> int:
-        """Return how old an object may be: the most that any view says which it is or stands on."""
+        """Return the greatest target lag of the object and of all objects that it depends on."""
         known = self._allowed_lags.get(id_)
         if known is None:
             entry = self._by_id[id_]
-            # Each read asks, and views that meet again below would be walked over and over.
+            # Cached, since each read asks and a diamond of views would be walked many times.
             known = max([entry.target_lag_ms, *map(self.allowed_lag_ms, entry.depends)])
             self._allowed_lags[id_] = known
         return known
 
     def add(self, entry: CatalogObject) -> Catalog:
-        """With one more object, whose id is `new_id`. Raises `ObjectExists`."""
+        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`."""
         self.check_free(entry.name, entry.kind)
         assert entry.id == self.new_id, (entry.id, self.new_id)
         assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
         return Catalog((*self.objects, entry), self.next_id + 1)
 
     def remove(self, *entries: CatalogObject) -> Catalog:
-        """Without these objects. Raises `ObjectInUse` naming what else stands on one."""
+        """Return a catalog without these objects. Raises `ObjectInUse` naming the objects that
+        depend on one."""
         gone = {entry.id for entry in entries}
         for entry in entries:
             users = [user for user in self.dependents(entry.id) if user.id not in gone]
@@ -226,14 +228,17 @@ class Catalog:
         return Catalog(kept, self.next_id)
 
     def encode(self) -> bytes:
-        """The durable document."""
+        """Return the durable document."""
         document = _Document(FORMAT_VERSION, self.next_id, self.objects)
         return msgspec.msgpack.encode(document)
 
     @staticmethod
     def decode(data: bytes) -> Catalog:
-        """The catalog in a document. Raises `StateDirectoryError` (another format), `Corrupt`."""
+        """Return the catalog in a document. Raises `StateDirectoryError` (another format),
+        `Corrupt`."""
         try:
+            # The format first: a document of another version is refused by name and not taken for
+            # corrupt.
             found = msgspec.msgpack.decode(data, type=_Format).format
             if found not in (2, FORMAT_VERSION):
                 than = "a newer one" if found > FORMAT_VERSION else "another state directory"
@@ -248,7 +253,7 @@ class Catalog:
 
 
 def _decoded(data: bytes) -> _Document:
-    """Decode a document; a plan that this version cannot read says nothing but its policy."""
+    """Decode a document; a plan that this version cannot read is replaced by `unreadable_plan`."""
     try:
         return msgspec.msgpack.decode(data, type=_Document)
     except msgspec.ValidationError:
@@ -261,10 +266,11 @@ def _decoded(data: bytes) -> _Document:
             msgspec.convert(plan, DeltaPlan)
         except msgspec.ValidationError:
             policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
+            # Without a digest the view counts as stale, so that `upgrade_views` compiles it again.
             entry |= {"plan": unreadable_plan(policy), "fingerprint": "", "compiled_by": ""}
     return msgspec.convert(found, _Document)
 
 
 def unreadable_plan(policy: str) -> DeltaPlan:
-    """Stand for a plan of another version until its view is compiled anew."""
+    """Return a placeholder for a plan of another version, until its view is compiled anew."""
     return DeltaPlan((), (), Schema(()), "", "opaque", "of another version", policy=policy)

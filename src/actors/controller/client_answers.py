@@ -1,4 +1,4 @@
-"""Answers of the service as the client's callers get them."""
+"""Answers of a read, checked and finished for the client's caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actors.protocol.api import Contents, Failed
 
 
 def contents(answer: Any) -> Contents:
-    """One answer of a read. Raises what the service says instead."""
+    """Return the answer of a read. Raises the error that the service sent instead."""
     if isinstance(answer, Failed):
         raise from_wire(answer.code, answer.text, answer.determinate)
     if not isinstance(answer, Contents):
@@ -24,20 +24,21 @@ def contents(answer: Any) -> Contents:
 
 
 class Gathering:
-    """One read's answers as they come, and what of them can be told."""
+    """Collects the answers of one read and finishes their rows."""
 
     def __init__(self, wish: Wish) -> None:
         self._wish = wish
         self._finisher: Finisher | None = None
         self._told = False
         self.ended = False
-        """The service has said all."""
+        """True if the service sends no further answer."""
         self.over = False
-        """Nothing that it could still say is wanted."""
+        """True if no further answer can change the rows."""
 
     def take(self, answer: Any) -> pa.Table | None:
-        """Rows with their weight that can be told now; at least one table until it is over.
-        Raises what the service says instead."""
+        """Return the rows with their weight that are final after one more answer, or None; at least
+        one table by the last answer unless `rest` has it. Raises the error that the service sent
+        instead."""
         try:
             said = contents(answer)
         except PenstockError:
@@ -48,6 +49,8 @@ class Gathering:
         if self._finisher is None:
             self._finisher = self._wish.finisher(piece.column_names)
         rows = self._finisher.add(piece)
+        # A LIMIT without an order may be reached before the last answer: the rest is not waited
+        # for.
         self.over = self.ended or self._finisher.complete
         if rows is None or not (rows.num_rows or (self.over and not self._told)):
             return None
@@ -55,12 +58,12 @@ class Gathering:
         return rows
 
     def rest(self) -> pa.Table | None:
-        """What is left to tell when it is over."""
+        """Return the rows that an ORDER BY withheld until the last answer."""
         return None if self._finisher is None else self._finisher.end()
 
 
 async def gathered(exchange: Exchange, number: int, slot: Slot, wish: Wish) -> list[pa.Table]:
-    """Rows of a whole read with their weight, finished; at least one table."""
+    """Return all rows of a read with their weight, finished; at least one table."""
     gathering = Gathering(wish)
     tables = []
     try:
@@ -75,7 +78,7 @@ async def gathered(exchange: Exchange, number: int, slot: Slot, wish: Wish) -> l
 
 
 async def leave(exchange: Exchange, number: int, gathering: Gathering) -> None:
-    """No more answers of a read are wanted; the service is told when it has more."""
+    """Close a read; cancel it at the service if answers are still to come."""
     exchange.close(number)
     if not gathering.ended and exchange.lost is None:
         await exchange.cancel(number)

@@ -1,4 +1,4 @@
-"""A subscribe as its client follows it: changes out of answers, and back when too many wait."""
+"""The client's side of a subscribe: changes out of answers, with a pause when too many wait."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber that has
-    taken it resumes with ``from_=upper``. `table` has the object's columns, ``__time`` and
-    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress.
+    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber resumes after
+    them with ``from_=upper``. `table` has the object's columns, ``__time`` and ``__diff`` (+1
+    insertion, -1 retraction); None for progress without updates.
 
-    What is too large comes in pieces: `partial` ones, whose `upper` is `lower`, and then one with
-    the interval's upper. Until that has come, nothing of them is to be taken for whole: whose
-    subscribe breaks off before forgets the partial ones, and resumes from the upper of the last
-    change that was not."""
+    A large interval comes in pieces: `partial` ones, whose `upper` is `lower`, then one with the
+    interval's upper. If the subscribe ends before that one, discard the partial ones and resume
+    from the upper of the last change that was not partial.
+    """
 
     lower: Frontier
     upper: Frontier
@@ -35,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a subscriber asks for; see `Client.subscribe`."""
+    """The arguments of a subscribe; see `Client.subscribe`."""
 
     name: str
     from_: Frontier | None = None
@@ -48,10 +48,9 @@ class Wanted(msgspec.Struct, frozen=True):
 async def follow(
     exchange: Exchange, wanted: Wanted, waiting_bytes_max: int
 ) -> AsyncGenerator[Change, None]:
-    """The changes. When more than `waiting_bytes_max` wait here to be taken, and not in the midst
-    of an interval, the subscribe is ended, what waits is taken, and another one goes on from
-    there. Raises what the service says,
-    and `Broken`."""
+    """Yield the changes. When more than `waiting_bytes_max` wait here, between two intervals, the
+    subscribe is cancelled, the waiting changes are yielded, and another subscribe resumes after
+    them. Raises the service's error, and `Broken`."""
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
         number = exchange.number()
@@ -77,30 +76,35 @@ async def follow(
                     break
                 change = _change(answer)
                 if paused and change.partial:
-                    kept.append(change)  # the rest may not come: then all of it comes again
+                    # The cancel may cut this interval short. Then the next subscribe sends it
+                    # again from its lower, so its pieces are withheld until one more arrives.
+                    kept.append(change)
                     continue
                 while kept:
                     yield kept.pop(0)
                 yield change
                 if change.partial:
                     continue
+                # The next subscribe resumes here, and no longer at the as_of.
                 frontier, start = change.upper, None
                 if not paused and slot.bytes > waiting_bytes_max:
                     paused = True
                     await exchange.cancel(number)
         finally:
             exchange.close(number)
+            # The caller has left the loop: the service need not go on.
             if not ended and not paused and exchange.lost is None:
                 await exchange.cancel(number)
         if isinstance(answer, Done):
             return
+        # `Canceled` is the answer to this client's own pause: subscribe again from `frontier`.
         if not (paused and answer.code == Canceled.__name__):
             raise from_wire(answer.code, answer.text, answer.determinate)
 
 
 async def whole(changes: AsyncGenerator[Change, None]) -> AsyncGenerator[Change, None]:
-    """The same changes, pieces put together: each is an interval, complete. Holds one of them,
-    however large. The `changes` are closed with it."""
+    """Yield the same changes with pieces concatenated, so that each is a complete interval. Holds
+    one interval in memory, however large. The `changes` are closed with it."""
     tables: list[pa.Table] = []
     async with contextlib.aclosing(changes):
         async for change in changes:

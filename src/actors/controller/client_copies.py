@@ -1,5 +1,4 @@
-"""A copy, into files or from them, as its client waits for it: how far it is, then its one
-answer."""
+"""The client's side of copies into and from files: progress messages, then one answer."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ CopyFormat: TypeAlias = Literal["parquet", "csv", "json"]
 
 
 class CopiedTo(msgspec.Struct, frozen=True):
-    """A copy that is there: `rows` in so many `files`, which `manifest` names; at `as_of`."""
+    """A finished copy: `rows` in so many `files`, which `manifest` names; contents at `as_of`."""
 
     rows: int
     files: int
@@ -27,8 +26,8 @@ class CopiedTo(msgspec.Struct, frozen=True):
 
 
 class CopiedRows(msgspec.Struct, frozen=True):
-    """A copy from files that is durable: so many `rows`, all at `time`. `repeated`: it had been
-    done before, under the same uuid."""
+    """A durable copy from files: so many `rows`, all at `time`. `repeated`: an earlier request with
+    the same uuid made it."""
 
     rows: int
     time: Time
@@ -38,8 +37,8 @@ class CopiedRows(msgspec.Struct, frozen=True):
 async def copied(
     exchange: Exchange, request: CopyTo, progress: Callable[[CopyProgress], object] | None
 ) -> CopiedTo:
-    """Sends the request and waits. Who is canceled drops the copy. Raises what the service says,
-    and `Broken`."""
+    """Send the request and wait for its answer. Cancellation drops the copy. Raises the service's
+    error, and `Broken`."""
     answer = await _answered(exchange, request, progress)
     if not isinstance(answer, CopiedInto):
         raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
@@ -49,7 +48,7 @@ async def copied(
 async def copied_from(
     exchange: Exchange, request: CopyFrom, progress: Callable[[CopyFromProgress], object] | None
 ) -> CopiedRows:
-    """As `copied`, of a copy from files."""
+    """Send a request for a copy from files and wait for its answer, as `copied` does."""
     answer = await _answered(exchange, request, progress)
     if not isinstance(answer, CopiedFrom):
         raise RemoteProtocolError(f"the service answered CopyFrom with {type(answer).__name__}")
@@ -71,6 +70,7 @@ async def _answered(
         answered = True
     finally:
         exchange.close(number)
+        # This task was cancelled: the service must drop the copy.
         if not answered and exchange.lost is None:
             await exchange.cancel(number)
     if isinstance(answer, Failed):

@@ -1,9 +1,9 @@
 """One client connection's requests and answers, shared by any number of tasks.
 
-Each request has a slot for its answers. No task runs here: whoever waits for an answer and finds
-nobody reading reads for all, until its own answer has come; then the next one takes over. So
-nothing is read, and the service is held back, while nobody waits. A lost connection is final:
-every call raises it.
+Each request has a slot for its answers. No background task runs: the first task that waits for an
+answer drives the read loop for all, until its own answer has come; then the next one takes over. So
+nothing is read while no task waits, which is the backpressure on the service. A lost connection is
+final: every call raises its error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
@@ -26,16 +26,19 @@ from actors.errors import (
 )
 from actors.protocol.api import (
     CopyTo,
+    Explain,
     Failed,
+    ListActors,
     Query,
     Read,
     ReadInstead,
     Request,
+    Status,
     Subscribe,
     Unsubscribe,
     WaitFor,
-    Write,
 )
+from actors.protocol.api_storage import ListSources
 from actors.settings import Settings
 
 A = TypeVar("A")
@@ -45,19 +48,20 @@ class Link(Protocol):
     """A connection to a service, as the client needs it."""
 
     async def send(self, message: Any, /) -> None:
-        """Sends a message, waiting while the service is slow."""
+        """Send a message, waiting while the service is slow."""
         ...
 
     def offer(self, messages: Sequence[Any], /) -> int:
-        """Sends the first so many of them, without waiting. Raises as `send`, for the first."""
+        """Send as many of the first messages as possible without waiting, and return their number.
+        Raises as `send`, for the first."""
         ...
 
     async def receive(self) -> Any:
-        """The next message. Cancelling it loses nothing."""
+        """Return the next message. Cancellation loses no message."""
         ...
 
     async def aclose(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         ...
 
 
@@ -65,7 +69,7 @@ class InProcess(Protocol):
     """A service in this process (`actors.Service`)."""
 
     async def connect_in_process(self) -> Link:
-        """A link to it."""
+        """Return a link to the service."""
         ...
 
 
@@ -78,8 +82,22 @@ class Slot:
         self.wake = asyncio.Event()
 
 
+READ_ONLY: Final = (
+    Explain,
+    ListActors,
+    ListSources,
+    Query,
+    Read,
+    Status,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+)
+"""Requests that change nothing: one that was lost on its way may be sent again."""
+
+
 class Exchange:
-    """Requests and answers over a link."""
+    """Pairs the requests and answers of a link."""
 
     def __init__(self, link: Link, settings: Settings) -> None:
         self._link = link
@@ -88,19 +106,19 @@ class Exchange:
         self._slots: dict[int, Slot] = {}
         self._reading = False
         self.lost: PenstockError | None = None
-        """Why the connection is of no use any more."""
+        """Error that ended the connection; None while it works."""
 
     def number(self) -> int:
-        """The next request's number."""
+        """Return the next request's number."""
         return next(self._numbers)
 
     async def aclose(self) -> None:
-        """Ends the connection. Twice is harmless."""
+        """End the connection. Idempotent."""
         self.lose(Closed("the client was closed"))
         await self._link.aclose()
 
     async def ask(self, request: Request, kind: type[A]) -> A:
-        """Sends a request and waits for its one answer."""
+        """Send a request and return its one answer."""
         slot = await self.open(request)
         answered = False
         try:
@@ -108,6 +126,7 @@ class Exchange:
             answered = True
         finally:
             self.close(request.request)
+            # Other requests are short, cannot be cancelled, or are cancelled by their own calls.
             if not answered and self.lost is None and isinstance(request, Read | WaitFor):
                 await self.cancel(request.request)
         if isinstance(answer, Failed):
@@ -119,8 +138,8 @@ class Exchange:
         return answer
 
     async def open(self, request: Request) -> Slot:
-        """Sends a request; its answers come by `next_answer` until `close`. Raises why the
-        connection is lost."""
+        """Send a request and return its slot; answers come by `next_answer` until `close`. Raises
+        the error that ended the connection."""
         if self.lost is not None:
             raise from_wire(*to_wire(self.lost))
         slot = self._slots[request.request] = Slot()
@@ -131,8 +150,10 @@ class Exchange:
             self.close(request.request)
             self.lose(error)
             broken = Broken(f"the connection was lost while a request was sent: {error}")
-            broken.determinate = not isinstance(request, Write | CopyTo)
+            # The whole frame may have left before the connection broke.
+            broken.determinate = isinstance(request, READ_ONLY)
             raise broken from None
+        # A cancelled `send` may still write its frame, so the service must drop the request.
         except BaseException:
             self.close(request.request)
             if isinstance(request, Subscribe | Read | WaitFor | Query | CopyTo):
@@ -141,7 +162,8 @@ class Exchange:
         return slot
 
     async def read_instead(self, number: int, slot: Slot) -> ReadInstead | None:
-        """Which read answers a query; None: its own answers come, by `next_answer`."""
+        """Return the read that answers a query, or None if the query's own answers come, by
+        `next_answer`."""
         try:
             answer = await self.next_answer(slot)
         except BaseException:
@@ -157,20 +179,22 @@ class Exchange:
         return None
 
     def close(self, number: int) -> None:
-        """No more answers of this request are wanted."""
+        """Stop taking answers of this request."""
         self._slots.pop(number, None)
 
     async def cancel(self, number: int) -> None:
-        """Tells the service, without waiting for its answer, which is then ignored. Also when
-        the caller itself is being canceled, but not for long."""
+        """Cancel a request at the service, without waiting for the acknowledgement, which is
+        ignored."""
         try:
+            # Shielded, since the caller may itself be cancelled, and bounded, as it may be in a
+            # hurry.
             with anyio.move_on_after(self._cancel_s, shield=True):
                 await self._link.send(Unsubscribe(self.number(), number))
         except PenstockError as error:
             self.lose(error)
 
     async def next_answer(self, slot: Slot) -> Any:
-        """The next answer of a request. Whoever waits first reads for all."""
+        """Return the next answer of a request. The first waiter drives the read loop for all."""
         while not slot.answers:
             if self.lost is not None:
                 raise _lost_while_waiting(self.lost)
@@ -186,6 +210,7 @@ class Exchange:
                 self.lose(error)
             finally:
                 self._reading = False
+                # Also after an error or a cancellation: another waiter must drive the loop.
                 self._hand_over()
         answer = slot.answers.popleft()
         slot.bytes -= _size(answer)
@@ -194,21 +219,23 @@ class Exchange:
     def _dispatch(self, answer: Any) -> None:
         number = getattr(answer, "request", 0)
         if number == 0 and isinstance(answer, Failed):
+            # Request 0 is none: the service ends the connection.
             self.lose(from_wire(answer.code, answer.text, answer.determinate))
             return
         slot = self._slots.get(number)
+        # Answers to a closed request are dropped.
         if slot is not None:
             slot.answers.append(answer)
             slot.bytes += _size(answer)
             slot.wake.set()
 
     def _hand_over(self) -> None:
-        """Those who wait wake, and the first of them takes over the reading."""
+        """Wake all waiters; the first of them takes over the read loop."""
         for slot in self._slots.values():
             slot.wake.set()
 
     def lose(self, error: PenstockError) -> None:
-        """The connection is of no use any more; who waits learns of it. The first reason stays."""
+        """Mark the connection as lost and wake all waiters. The first error counts."""
         if self.lost is None:
             self.lost = error
         for slot in self._slots.values():
@@ -216,7 +243,7 @@ class Exchange:
 
 
 def _lost_while_waiting(error: PenstockError) -> PenstockError:
-    """What a task learns whose request was sent and never answered: it may have happened."""
+    """Return the error for a request that was sent and not answered: indeterminate."""
     if isinstance(error, Closed):
         lost: PenstockError = Closed(str(error))
     elif isinstance(error, Broken):

@@ -1,7 +1,7 @@
-"""Rows as a client's caller gives and takes them: dicts and Arrow tables, to and from messages.
+"""Conversion of rows between the client's dicts and Arrow tables and the protocol's messages.
 
-Types are inferred, and the service fits them to the table's columns. Only whether a dict is a
-struct or a map, the table has to say.
+Types are inferred, and the service fits them to the table's columns. Only for dicts the table's
+columns are needed first: they may be structs or maps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
 
 def column_of(name: str, text: str) -> Column:
-    """A column of a Spark type's text, with ``not null`` at its end or without."""
+    """Return a column from the text of a Spark type, with or without ``not null`` at its end."""
     words = text.strip()
     if words.lower().endswith(" not null"):
         return Column(name, words[: -len(" not null")].strip().lower(), nullable=False)
@@ -41,7 +41,7 @@ def column_of(name: str, text: str) -> Column:
 
 
 def expand(contents: pa.Table) -> pa.Table:
-    """Rows repeated by their weight, without it."""
+    """Return the rows repeated by their weight, without the weight."""
     diffs = contents[DIFF]
     rows = contents.drop_columns([DIFF])
     few = rows.num_rows <= 1
@@ -52,8 +52,8 @@ def expand(contents: pa.Table) -> pa.Table:
 
 
 def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> bytes | None:
-    """Return rows for a message; None for no rows. `shape`: the table's columns, which rows with
-    dicts inside are read by. Raises `TypeMismatch` for values that make no column."""
+    """Return rows for a message; None for no rows. `shape`: the table's columns, needed if rows
+    hold dicts. Raises `TypeMismatch` for values that make no column."""
     if rows is None:
         return None
     made = rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows, shape)
@@ -61,8 +61,8 @@ def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> byt
 
 
 def holds_dicts(rows: Rows | None) -> bool:
-    """Return whether a value of a row is a dict, however deep: a struct or a map, as the table's
-    columns say."""
+    """Return whether a value of a row is or contains a dict: a struct or a map, by the table's
+    columns."""
     if rows is None or isinstance(rows, pa.Table):
         return False
     kinds = set(map(type, chain.from_iterable(row.values() for row in rows)))
@@ -102,17 +102,19 @@ _MISFITS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def _shaped(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
-    """Return an array that is nested as `wanted` is. What is not nested has the type that Arrow
-    finds in the values themselves: the service says whether it fits. Raises one of `_MISFITS`."""
+    """Return an array nested as `wanted` is. Values that are not nested get the type that Arrow
+    infers: the service checks whether it fits. Raises one of `_MISFITS`."""
     if wanted is None or not pa.types.is_nested(wanted):
         return pa.array(values)
     present = [value for value in values if value is not None]
     if not present:
+        # There is no value from which Arrow could infer a type.
         return pa.nulls(len(values), wanted)
     mask = pa.array([value is None for value in values])
     if pa.types.is_struct(wanted):
         _check_all(present, Mapping, wanted)
         types = {field.name: field.type for field in wanted}
+        # Fields that no value has are left out here; the service makes them NULL.
         names = list(dict.fromkeys(name for value in present for name in value))
         fields = [
             _shaped([None if v is None else v.get(name) for v in values], types.get(name))
@@ -144,9 +146,10 @@ def _check_all(values: Sequence[Any], kinds: Any, wanted: pa.DataType) -> None:
 
 
 def _first_misfit(values: Sequence[Any], wanted: pa.DataType | None) -> int:
-    """Return the place of the first value that does not go with those before it."""
+    """Return the position of the first value that does not fit those before it."""
     low, high = 0, len(values)
     while high - low > 1:
+        # Bisection: a prefix that converts holds no misfit.
         middle = (low + high) // 2
         try:
             _shaped(values[:middle], wanted)
@@ -159,7 +162,7 @@ def _first_misfit(values: Sequence[Any], wanted: pa.DataType | None) -> int:
 def encode_keys(
     name: str, key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Key values for a message, and the columns they are of. Raises `InvalidUsage`."""
+    """Return key values for a message, and their columns. Raises `InvalidUsage`."""
     if key is None:
         return None, ()
     rows = [key] if isinstance(key, Mapping) else list(key)
@@ -167,6 +170,7 @@ def encode_keys(
         raise InvalidUsage(f"key of {name}: give one or more dicts with the same columns")
     names = tuple(rows[0])
     if len(rows) == 1 and all(type(value) is int for value in rows[0].values()):
+        # Fast path for one row of integers: a cached IPC form is filled in.
         integers = _form_of_integers(names)
         found = None if integers is None else integers.write(tuple(rows[0].values()))
         if found is not None:
@@ -177,14 +181,15 @@ def encode_keys(
 
 @functools.lru_cache(maxsize=256)
 def _form_of_integers(names: tuple[str, ...]) -> Form | None:
-    """Of one row of integers, as Arrow makes them of Python's."""
+    """Return the IPC form of one row of bigint columns, the type that Arrow infers for Python's
+    ints."""
     schema = pa.schema([(name, pa.int64()) for name in names])
     return form_of(to_ipc(pa.table([pa.array([0], pa.int64()) for _ in names], schema=schema)))
 
 
 Condition: TypeAlias = tuple[str, str] | tuple[str, str, Any]
-"""A column, how it compares (``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, ``is null``, ``is not
-null``), and with which value."""
+"""A column, a comparison (``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, ``is null``, ``is not
+null``), and its value."""
 
 _OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=", "is null", "is not null")
 _ORDER: Final = re.compile(
@@ -193,7 +198,7 @@ _ORDER: Final = re.compile(
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What a read asks for, as it goes into the message."""
+    """The arguments of a read, encoded for the message."""
 
     keys: bytes | None
     key_columns: tuple[str, ...]
@@ -212,7 +217,7 @@ class Wish(msgspec.Struct, frozen=True):
         limit: int | None,
         offset: int,
     ) -> Wish:
-        """Raises `InvalidUsage` and `TypeMismatch`."""
+        """Return the encoded arguments of a read. Raises `InvalidUsage` and `TypeMismatch`."""
         keys, key_columns = encode_keys(name, key)
         finishing = None
         if order_by or offset or limit is not None:
@@ -222,7 +227,8 @@ class Wish(msgspec.Struct, frozen=True):
         return cls(keys, key_columns, tests, chosen, finishing)
 
     def finisher(self, names: Sequence[str]) -> Finisher:
-        """What finishes the answer, whose columns have these names: as the object spells them."""
+        """Return the finisher of an answer whose columns have these names, in the object's
+        spelling."""
         if self.columns is None and self.finishing is None:
             return Finisher(None, None)
         own = {fold(name): name for name in names}
@@ -244,7 +250,7 @@ class Wish(msgspec.Struct, frozen=True):
         deadline_ms: int | None,
         traceparent: str | None,
     ) -> Read:
-        """The request."""
+        """Return the request."""
         return Read(
             number,
             name,
@@ -260,11 +266,11 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 NO_WISH: Final = Wish(None, (), (), None, None)
-"""All rows, as they come."""
+"""A read of all rows, in no order."""
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """No rows."""
+    """Return a batch without rows."""
     return pa.RecordBatch.from_pylist([], schema=schema)
 
 

@@ -1,5 +1,4 @@
-"""What the Python client can do with sources and sinks, and with files once; a part of
-`actors.client.Client`.
+"""Calls of the Python client about sources, sinks and copies from files; a base of `Client`.
 
     config = {"kind": "nexmark", "rate": 10_000}
     await client.create_source("auctions", config)
@@ -43,7 +42,7 @@ from actors.spans import outgoing, root
 from actors.telemetry import CLIENT_REQUEST
 
 Tables: TypeAlias = Mapping[str, str] | Sequence[str | SourceTable]
-"""Tables outside, with their names here or without."""
+"""External tables: a mapping to their names in this service, or a list that keeps the names."""
 _NOT_NULL: Final = " not null"
 
 
@@ -60,13 +59,14 @@ class ClientSources:
         *,
         retain_history_ms: int | None = None,
     ) -> str:
-        """Makes a source, and the tables that it fills: those named, or all that are there outside
-        and can be taken. Returns a line for each table that was left out, and why.
+        """Create a source and the tables that it fills: those named, or all that the external
+        system has and that can be ingested. Return a line for each table that was left out, with
+        the reason.
 
-        `tables` maps names outside to names here; a list keeps them. A source that has but one
-        table gives it its own name unless one is named. Returns when it is in the catalog; reads of
-        its tables wait until they are filled. Raises `InvalidUsage` (what is wrong, and what to do
-        outside), `ObjectExists`, `Unreachable` as `PenstockError`.
+        `tables` maps external names to names in this service; a list keeps them. The only table of
+        a source gets the source's name unless `tables` names it. The call ends when the source is
+        in the catalog; reads of its tables wait for their first contents. Raises `InvalidUsage`
+        (with the remedy in the external system), `ObjectExists`, `Unreachable` as `PenstockError`.
         """
         kind, encoded = _encoded(config)
         request = CreateSource(
@@ -80,41 +80,42 @@ class ClientSources:
         return await self._carry_out(request)
 
     async def alter_source(self, name: str, add: Tables) -> None:
-        """Adds tables to a source; they are filled beside what goes on. Raises as
-        `create_source`; one is taken out again with `drop`."""
+        """Add tables to a source, which goes on meanwhile. Raises as `create_source`; `drop`
+        removes a table."""
         await self._carry_out(AlterSource(self._exchange.number(), name, _tables(add)))
 
     async def drop_source(self, name: str) -> None:
-        """Drops a source with its tables. What the outside keeps for it (a slot) is removed
-        there as soon as it can be reached; until then `sources` shows it as dropped. Raises
+        """Drop a source with its tables. Its external resource (a replication slot) is removed as
+        soon as the external system can be reached; until then `sources` lists it as dropped. Raises
         `UnknownObject`, `ObjectInUse`."""
         await self._carry_out(DropSource(self._exchange.number(), name))
 
     async def forget_source(self, name: str) -> str:
-        """Gives up what dropped sources of that name have left outside; what that is. Raises
-        `UnknownObject`."""
+        """Give up the external resources of dropped sources of that name, and return their names.
+        Raises `UnknownObject`."""
         request = ForgetSource(self._exchange.number(), name)
         return (await self._exchange.ask(request, Done)).text
 
     async def sources(self) -> tuple[SourceStatus, ...]:
-        """All sources: health, statistics, and their tables."""
+        """Return all sources: health, statistics, and their tables."""
         request = ListSources(self._exchange.number())
         return (await self._exchange.ask(request, SourceReport)).sources
 
     async def create_sink(
         self, name: str, on: str, kind: str, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Makes a sink that writes the table or view `on` outside, and its changes as they come.
-        Raises `InvalidUsage`, `ObjectExists`, `UnknownObject`."""
+        """Create a sink that writes the table or view `on` to an external system, and its changes
+        as they come. Raises `InvalidUsage`, `ObjectExists`, `UnknownObject`."""
         encoded = json.dumps(dict(options or {})).encode()
         await self._carry_out(CreateSink(self._exchange.number(), name, on, kind, encoded))
 
     async def drop_sink(self, name: str) -> None:
-        """Drops a sink; what it has written stays. Raises `UnknownObject`."""
+        """Drop a sink; the data that it has written stay. Raises `UnknownObject`."""
         await self._carry_out(DropSink(self._exchange.number(), name))
 
     async def sinks(self) -> tuple[SourceStatus, ...]:
-        """All sinks: health and statistics; `upper` is what is outside."""
+        """Return all sinks: health and statistics; `upper` is the frontier that is durable
+        externally."""
         request = ListSources(self._exchange.number(), sinks=True)
         return (await self._exchange.ask(request, SourceReport)).sources
 
@@ -131,20 +132,20 @@ class ClientSources:
         uuid: str | None = None,
         progress: Callable[[CopyFromProgress], object] | None = None,
     ) -> CopiedRows:
-        """Copies files of the service's machine into a table: all their rows at one time, or none.
+        """Copy files of the service's machine into a table: all their rows at one time, or none.
 
-        `path` is a file, or a folder of which the files that fit `pattern` are read, those of its
-        folders too when `recursive`; it lies below the service's `source_dirs`. `format` is
+        `path` is a file, or a folder of which the files that fit `pattern` are read, with
+        subfolders if `recursive`; it lies below the service's `source_dirs`. `format` is
         ``parquet``, ``csv`` or ``json`` (an object a line), read as Spark reads it, with `options`
         of its reader. `columns` names those of the table that the files have (for CSV in their
-        order); the others are NULL. `progress` is told how far it is. When this is canceled or the
-        connection is lost while files are read, nothing is copied.
+        order); the others are NULL. `progress` is called with each report. When this is canceled or
+        the connection is lost while files are read, nothing is copied.
 
-        A copy is done once for a `uuid` (None: a fresh one): who could not learn the outcome of
-        one (`determinate` False, `Broken`) asks again with its uuid, and gets its rows and time if
-        it was done. The table remembers its last copies. Raises `InvalidUsage` (naming the file
-        and what is wrong with it) and its children, such as `DuplicateKey`; `UnknownObject`,
-        `Busy`, `StoreFull`, `StorageError`, and `PenstockError` when a file cannot be reached.
+        `uuid` is the copy's idempotency token (None: a fresh one): after an indeterminate error,
+        repeat the call with it, and get the rows and time of the copy if it was done. The table
+        remembers its last copies. Raises `InvalidUsage` (naming the file and its fault) and its
+        children, such as `DuplicateKey`; `UnknownObject`, `Busy`, `StoreFull`, `StorageError`, and
+        `PenstockError` when a file cannot be reached.
         """
         request = CopyFrom(
             self._exchange.number(),
@@ -168,10 +169,11 @@ class ClientSources:
 
 
 def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
-    """The kind and the JSON of a configuration. Raises `InvalidUsage`."""
+    """Return the kind and the JSON of a configuration. Raises `InvalidUsage`."""
     if isinstance(config, msgspec.Struct):
         return str(config.__struct_config__.tag), msgspec.json.encode(config)
     given = dict(config)
+    # Both spellings are accepted: the configuration's Struct has its kind as ``type``.
     kind = given.pop("kind", given.pop("type", None))
     if not isinstance(kind, str):
         raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
@@ -188,7 +190,7 @@ def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
 
 
 def _columns(where: str, given: Any) -> Any:
-    """Columns as `create_table` takes them, as a configuration has them."""
+    """Return a configuration's columns from a mapping such as `create_table` takes."""
     if not isinstance(given, dict):
         return given
     return [_column(f"{where}: {name}", name, type_) for name, type_ in given.items()]

@@ -1,13 +1,12 @@
-"""Group commit: what the table writer does for one group of writes, end to end.
+"""Group commit: carries out one group of writes for the table writer.
 
-Order, the same for every group: fit the rows → look up what they touch → apply in order → one
-oracle time → durable parts → ONE append over all written shards that moves the shared upper of
-all tables from `tables_upper` to ``time + 1`` → feed the arrangements → answer. A crash before
-the append leaves nothing; after it, everything.
+The order is the same for every group: fit the rows → look up the rows that they touch → apply in
+order → one oracle time → durable parts → ONE append over all written shards that moves the shared
+upper of all tables from `tables_upper` to ``time + 1`` → feed the arrangements → answer. A crash
+before the append leaves nothing; after it, everything.
 
-After a failed append nothing that is remembered is trusted: uppers and arrangements are read
-again before the next group. One group at a time; the owner sees to that. A copy from files is a
-group of its own, whose parts are durable already: only the append is left (`commit_copy`).
+One group at a time: the owner ensures that. A copy from files is a group of its own, whose parts
+are durable already: only the append is left (`commit_copy`).
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ log = logging.getLogger("penstock.controller")
 
 
 class CommitOutcome(msgspec.Struct, frozen=True):
-    """What became of a group."""
+    """The result of a group."""
 
     outcomes: tuple[int | PenstockError, ...]
-    """Rows changed by each write, or its error."""
+    """Number of rows changed by each write, or its error."""
     time: Time
     upper: Frontier
-    """The tables' upper now."""
+    """Shared upper of the tables after the group."""
     shards: tuple[ShardId, ...] = ()
-    """Those that grew."""
+    """Shards that were appended to."""
     repeated: bool = False
-    """Of a copy: it had been done before, at `time`."""
+    """True if the copy had been appended before, at `time`."""
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
@@ -67,7 +66,7 @@ class PlannedWrite(msgspec.Struct, frozen=True):
 
 
 class DurableOracle:
-    """The oracle with its record in consensus."""
+    """The oracle with its reservation under a consensus key."""
 
     def __init__(self, persist: PersistClient, clock: Clock, settings: Settings) -> None:
         self._persist = persist
@@ -77,7 +76,8 @@ class DurableOracle:
         self._seqno: int | None = None
 
     async def next(self, at: Time | None = None) -> Time:
-        """The next time, after its reservation is durable. Raises `Fenced`, `StorageError`."""
+        """Return the next time, after its reservation is durable. Raises `Fenced`,
+        `StorageError`."""
         if self._oracle is None:
             head = await self._persist.head(ORACLE_KEY)
             self._seqno = None if head is None else head.seqno
@@ -87,6 +87,8 @@ class DurableOracle:
         time = oracle.candidate(self._clock.now_ms(), at)
         wanted = oracle.reservation(time)
         if wanted is not None:
+            # Until the set has succeeded nothing is known: after a failure the record is read
+            # again.
             self._oracle = None
             record = Cas(ORACLE_KEY, self._seqno, encode_reservation(wanted))
             if not await self._persist.compare_and_set([record]):
@@ -113,9 +115,9 @@ class GroupCommit:
         self._upper: Frontier | None = None
 
     async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
-        """Commits a group. Each write's own error is in the outcome; what fails the whole
-        group (a store, a fence) is raised, and then no write of it was done unless the error
-        is indeterminate."""
+        """Commit a group. Each write's own error is in the outcome; an error that fails the whole
+        group (a store, a fence) is raised, and then no write of it was done unless the error is
+        indeterminate."""
         upper = await self._known_upper()
         fitted = await self._clock.run_blocking(lambda: [_fit(write) for write in writes])
         targets = _targets(fitted)
@@ -123,19 +125,22 @@ class GroupCommit:
             if keys_wanted(changes) is not None:
                 await self._contents.ensure(changes[0].target, upper)
         group, outcomes = await self._clock.run_blocking(lambda: self._apply(fitted, targets))
+        # Every write was refused: no time is spent on the group.
         if writes and all(isinstance(outcome, PenstockError) for outcome in outcomes):
             return CommitOutcome(tuple(outcomes), max(0, upper - 1), upper)
         time = await self._next_time(upper, at)
+        # Known again only when the append has succeeded: after a failure the next group reads the
+        # upper from the store and rebuilds the arrangements (`_known_upper`).
         self._upper = None
         shards = await self._append(group, targets, time, upper)
         self._upper = time + 1
         return CommitOutcome(tuple(outcomes), time, time + 1, shards)
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
-        """Appends staged parts at a time of their own; they are as large as they are, and none of
-        them is read but the keys (`staged.prepare` did that). One that was appended before, by its
-        uuid, is not again. Raises as `commit` does, and `DuplicateKey`; then the parts are gone,
-        unless it is open whether they are appended."""
+        """Append staged parts at a time of their own, without reading them: `staged.prepare` has
+        read their keys. A copy whose uuid was appended before is not appended again. Raises as
+        `commit` does, and `DuplicateKey`; the parts are then discarded, unless they may have been
+        appended."""
         try:
             return await self._commit_copy(copy)
         except BaseException:
@@ -147,6 +152,8 @@ class GroupCommit:
         target = copy.target
         upper = await self._known_upper()
         state = await self._persist.state(target.shard)
+        # Checked again here: an earlier try of this uuid may have been appended since the request
+        # came.
         before = state.copied(copy.uuid)
         if before is not None:
             await self._persist.discard_parts(copy.parts)
@@ -161,6 +168,7 @@ class GroupCommit:
         self._upper = None
         parts = tuple(placed(part, time) for part in copy.parts)
         done = Copied(copy.uuid, copy.rows, time)
+        # The shard's record remembers the copy in the same set: a retry finds it (idempotency).
         append = Append(target.shard, state.upper, time + 1, parts, copied=done)
         result = await self._persist.append([append], tables_upper=(upper, time + 1))
         if isinstance(result, UpperMismatch):
@@ -170,7 +178,8 @@ class GroupCommit:
         return CommitOutcome((copy.rows,), time, time + 1, (target.shard,) if parts else ())
 
     async def _feed_copy(self, copy: StagedCopy, parts: tuple[Part, ...], upper: Frontier) -> None:
-        """What is too large to be kept ready at once is made again when it is needed."""
+        """Feed a copy to the table's arrangement, or drop the arrangement if the copy is too
+        large."""
         target = copy.target
         if not parts or not self._contents.keeps(target.id):
             return
@@ -188,12 +197,14 @@ class GroupCommit:
     async def _known_upper(self) -> Frontier:
         upper = self._upper
         if upper is None:
+            # The arrangements may lack a write whose append was reported as failed.
             await self._clock.run_blocking(self._contents.clear)
             upper = self._upper = await self._persist.tables_upper()
         return upper
 
     async def _next_time(self, upper: Frontier, at: Time | None = None) -> Time:
         time = await self._oracle.next(at)
+        # The append must move the shared upper forward, to ``time + 1``.
         while time < upper:
             time = await self._oracle.next()
         return time
@@ -235,6 +246,8 @@ class GroupCommit:
         appends: list[Append] = []
         try:
             for target, table in written:
+                # A table's own upper stays behind the shared one while only other tables are
+                # written.
                 own = (await self._persist.state(target.shard)).upper
                 parts = await self._persist.write_parts(target.shard, table)
                 appends.append(Append(target.shard, own, time + 1, parts))
@@ -253,21 +266,22 @@ class GroupCommit:
         await self._persist.discard_parts([part for append in appends for part in append.parts])
 
     def _feed(self, written: list[tuple[TableTarget, pa.Table]], upper: Frontier) -> None:
-        """The write is durable, so that a full scratch disk must not fail it: what cannot be
-        kept ready is made again when it is needed."""
+        """Insert the written updates into the tables' arrangements. Blocking."""
         for target, table in written:
             try:
                 self._contents.feed(target, table, upper)
             except PenstockError:
+                # The write is durable: a full scratch disk must not fail it. The next lookup
+                # builds the arrangement again.
                 log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
                 self._contents.forget(target.id)
 
     async def forget(self, id_: ObjectId) -> None:
-        """A table is being dropped."""
+        """Drop a table's arrangement."""
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
 
     async def close(self) -> None:
-        """Removes the scratch."""
+        """Remove the scratch folder."""
         await self._clock.run_blocking(self._contents.clear)
 
 

@@ -1,9 +1,9 @@
-"""What tables hold now, kept ready by key for the table writer.
+"""Arrangements of tables' contents by key, for the table writer's lookups.
 
-One arrangement a table, made from a snapshot when a write first needs to look something up, and
-fed with every later write. It is a cache in scratch: `forget` drops it, and the next need makes
-it again from the shard. Lookups are at the arrangement's own upper: everything that is durable
-and was fed. Owned by one actor; blocking work runs through the clock's threads.
+One arrangement a table, built from a snapshot when a write first needs a lookup, and fed with every
+later write. It is a cache in scratch: `forget` drops it, and the next lookup builds it again from
+the shard. Lookups read at the arrangement's upper: all that is durable and was fed. Owned by one
+actor; blocking work runs in the clock's threads.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from actors.plan.updates import between, concat, empty_updates
 from actors.progress import Frontier, ObjectId
 
 MAINTAIN_EVERY: Final = 16
-"""Inserts between two merges of an arrangement's runs."""
+"""Number of inserts between two merges of an arrangement's runs."""
 
 
 class TableContents:
-    """The arrangements of the tables that writes had to look into."""
+    """The arrangements of the tables in which writes had to look rows up."""
 
     def __init__(self, persist: PersistClient, scratch: Path, clock: Clock) -> None:
         self._persist = persist
@@ -42,13 +42,13 @@ class TableContents:
         persist.ledger.add(self.memory)
 
     def memory(self) -> Iterator[MemoryUse]:
-        """Tell what each arrangement takes, for a `MemoryLedger`."""
+        """Yield each arrangement's memory, for a `MemoryLedger`."""
         for id_, held in list(self._held.items()):
             sizes = held.statistics()
             yield MemoryUse("table", id_, sizes.rows, sizes.bytes_memory, sizes.bytes_mapped)
 
     async def ensure(self, target: TableTarget, upper: Frontier) -> None:
-        """Makes the table's arrangement, complete below `upper`, if it is not there."""
+        """Build the table's arrangement, complete below `upper`, unless it is there."""
         if target.id in self._held:
             return
         updates = await self._snapshot(target, upper)
@@ -58,6 +58,7 @@ class TableContents:
         def build() -> Arrangement:
             made = Arrangement(directory, target.schema, lookup_key(target.schema))
             made.insert(updates, upper)
+            # Lookups are at the upper alone: all history may be merged.
             made.allow_compaction(max(0, upper - 1))
             return made
 
@@ -72,39 +73,41 @@ class TableContents:
             tables = [await self._persist.fetch(part, target.schema) for part in parts]
         finally:
             await reader.close()
+        # Only writes fill a table, and a write has no error updates.
         if any(ERROR in table.column_names for table in tables):
             raise Corrupt(f"table {target.name} holds error updates", determinate=True)
         return between(concat(tables, target.schema.arrow_updates()), 0, upper)
 
     def keeps(self, id_: ObjectId) -> bool:
-        """Whether the table's contents are kept ready."""
+        """Return whether the table has an arrangement."""
         return id_ in self._held
 
     def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
-        """Updates of (a superset of) the rows with these keys. Blocking."""
+        """Return the updates of (a superset of) the rows with these keys. Blocking."""
         held = self._held[target.id]
         return held.lookup(keys.combine_chunks(), held.upper)
 
     def feed(self, target: TableTarget, updates: pa.Table, upper: Frontier) -> None:
-        """A write is durable. Blocking."""
+        """Insert a durable write's updates into the table's arrangement. Blocking."""
         held = self._held.get(target.id)
         if held is None:
             return
         held.insert(updates.select([*target.schema.names, TIME, DIFF]), upper)
         held.allow_compaction(max(0, upper - 1))
+        # Many small writes would leave many runs: merge them now and then.
         self._inserts[target.id] = self._inserts.get(target.id, 0) + 1
         if self._inserts[target.id] % MAINTAIN_EVERY == 0:
             held.maintain()
 
     def forget(self, id_: ObjectId) -> None:
-        """Drops one table's arrangement. Blocking."""
+        """Drop one table's arrangement. Blocking."""
         self._inserts.pop(id_, None)
         held = self._held.pop(id_, None)
         if held is not None:
             held.close(remove=True)
 
     def clear(self) -> None:
-        """Drops all of them. Blocking."""
+        """Drop all arrangements. Blocking."""
         for id_ in list(self._held):
             self.forget(id_)
         shutil.rmtree(self._scratch, ignore_errors=True)

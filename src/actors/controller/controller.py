@@ -1,13 +1,11 @@
-"""The controller: the one actor that knows all objects and speaks for the service.
+"""The controller: the one actor that knows all objects and answers for the service.
 
-It takes requests of sessions and answers each in the room the request reserved; sends commands
-to the replicas; and follows frontiers. What it decides lies in its parts: `Statements` (the
-catalog), `Reads` (reads and waits), `Subscribes`, `Copies`; writes go to the `TableWriter`. All
-parts share one `Desk` and run in this actor's task. It never waits to send: a part that cannot
-take more says `Busy` to the client.
+It takes requests of sessions, sends commands to the replicas, and follows frontiers. Its parts
+decide: `Statements` (the catalog), `Reads` (reads and waits), `Subscribes`, `Copies`; writes go to
+the `TableWriter`. All parts share one `Desk` and run in this actor's task.
 
-Children: table writer, one replica task for each replica. A restart builds everything from the
-durable catalog: the dataflows of all objects are made again, each from where its durable output
+Children: the table writer and one replica task for each replica. A restart builds everything from
+the durable catalog: each object's dataflow is created again, and resumes where its durable output
 ends.
 """
 
@@ -153,7 +151,7 @@ ControllerMessage: TypeAlias = (
 
 
 class Controller(Actor[ControllerMessage]):
-    """See the module's text. `boot` is what `boot.load` read."""
+    """The controller actor; see the module. `boot` is the result of `boot.load`."""
 
     def __init__(
         self,
@@ -166,7 +164,7 @@ class Controller(Actor[ControllerMessage]):
         maintenance: Address[Any] | None = None,
         outside: Makers | None = None,
     ) -> None:
-        """`outside`: makes sources and sinks, to look at what is there; None: there are none."""
+        """Take the environment. `outside` makes sources and sinks; None: the service has none."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -229,7 +227,7 @@ class Controller(Actor[ControllerMessage]):
         self._holds.begin()
 
     def _initial_commands(self) -> list[Command]:
-        """The history of a fresh replica: all objects, each from where its output ends."""
+        """Return the history of a fresh replica: all objects, each from where its output ends."""
         boot, desk, settings = self._boot, self._desk, self._settings
         commands: list[Command] = [
             CreateInstance(settings.workers, expiration_ms=settings.expiration_ms),
@@ -248,6 +246,7 @@ class Controller(Actor[ControllerMessage]):
                 desk.frontiers.track(entry, upper)
                 continue
             as_of = restart_as_of(boot, entry)
+            # An index is rebuilt in memory, and so readable from its new as_of only.
             desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(Schedule(entry.id))
@@ -330,6 +329,7 @@ class Controller(Actor[ControllerMessage]):
         known = self._sessions.get(session.path)
         if known is None:
             known = self._sessions[session.path] = Peer(peer, self.ctx.now_ms())
+            # A session without requests has no state here, and need not be watched.
             self.ctx.watch(session, SessionClosed(session.path))
         known.requests += 1
         self._serve(session, request)
@@ -345,6 +345,7 @@ class Controller(Actor[ControllerMessage]):
         except PenstockError as error:
             refuse(session, request.request, error)
         except Exception as error:
+            # A fault fails this request alone, and not the controller with all others.
             log.exception("%s failed by a fault of this program", type(request).__name__)
             refuse(session, request.request, fault(error))
 
@@ -363,6 +364,7 @@ class Controller(Actor[ControllerMessage]):
             case Subscribe():
                 self._subscribes.subscribe(session, request)
             case Unsubscribe(number, target):
+                # An unknown target is no error: its answer may be on its way to the client.
                 any(part.cancel(session.path, target) for part in self._parts)
                 session.reply(Done(number))
             case CopyTo():
@@ -418,6 +420,7 @@ class Controller(Actor[ControllerMessage]):
         try:
             planned, trace = PlannedWrite(changes), TRACEPARENT.get()
             enqueue = Enqueue(session, request.request, planned, traceparent=trace)
+            # The controller never waits to send: a full writer is reported to the client as `Busy`.
             self._desk.writer.send_nowait(enqueue)
         except WouldBlock:
             raise Busy("too many writes wait already: try again later") from None
@@ -425,6 +428,7 @@ class Controller(Actor[ControllerMessage]):
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are written")
+        # Only writes that the table writer already has come before the drop.
         if self._statements.is_closing(entry.id):
             raise UnknownObject(f"table {entry.name} is being dropped")
         return TableTarget(entry.id, entry.name, entry.shard, entry.schema)
@@ -482,10 +486,12 @@ class Controller(Actor[ControllerMessage]):
         moved = self._sources.responded(message)
         self._sealed(moved)
         if moved is not None:
+            # A view over this table and clients' tables needs those sealed as far.
             self._ticks.advanced(moved)
 
     def _sealed(self, id_: ObjectId | None) -> None:
-        """An object's upper moved."""
+        """Resume the reads that wait for the object's upper, and report its growth to
+        maintenance."""
         if id_ is None:
             return
         self._reads.advanced(id_)
@@ -500,6 +506,7 @@ class Controller(Actor[ControllerMessage]):
             for entry in self._desk.catalog.objects:
                 measure(LAG_MS, lag_ms(self._desk, entry), entry.name)
         self._statements.drop_zombie_holds()
+        # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()
         self._holds.move(self._subscribes.hold_moves())
 

@@ -1,13 +1,11 @@
-"""Copies into files: each is a transient dataflow that answers once.
+"""Copies into files (COPY TO): each is a transient dataflow with one response.
 
-Theory of operation. A copy is checked, then holds its shard at its `as_of`, so that neither a
-wait nor a replica that comes back can lose the history; then its dataflow is created. Its answer
-ends it, and so do its client (by canceling, or by going away), its deadline, and the end of its
-object: then the dataflow is dropped, and what it has written goes. A replica that comes back
-does the copy over; one that was done already says so (`dataflow/copy_places.py`).
+A copy is checked, then holds its shard at its `as_of`; then its dataflow is created. Its response
+ends it, and so do its client (by canceling or disconnecting), its deadline, and the drop of its
+object: then the dataflow is dropped, with the files that it has written. A replica that reconnects
+runs the copy again; if the copy was done already, it reports that (`dataflow/copy_places.py`).
 
-Rules: a session has one copy at a time, the service `copies_max`. How far it is, is told to who
-wants it, one at a time: the next when the last was written to the client.
+A session has one copy at a time, the service `copies_max`.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from actors.protocol.compute import (
 
 
 class CopyHeld(msgspec.Struct, frozen=True, gc=False):
-    """The copy's durable hold stands, with the shard's since; or it failed."""
+    """The copy's durable hold was taken, with the shard's since; or that failed."""
 
     id: ObjectId
     since: Time = 0
@@ -71,11 +69,13 @@ class _Copy(msgspec.Struct, eq=False):
     dataflow: DataflowDescription
     timer: Effect | None
     held: bool = False
+    created: bool = False
+    """True once the replicas were told to run the dataflow."""
     state: str = "waiting"
     news: CopyProgress | None = None
-    """Not told yet."""
+    """Progress that was not sent to the client yet."""
     telling: bool = False
-    """One is on its way to the client."""
+    """True while a progress report is on its way to the client."""
 
     @property
     def id(self) -> ObjectId:
@@ -94,7 +94,7 @@ class Copies:
         self._copies: dict[ObjectId, _Copy] = {}
         self._by_session: dict[str, _Copy] = {}
         self._ended_early: dict[ObjectId, ShardId] = {}
-        """Holds on their way for copies that have ended."""
+        """Holds that are still being taken, for copies that have ended."""
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -102,7 +102,7 @@ class Copies:
     # -- beginning -----------------------------------------------------------------------------
 
     def copy(self, session: Address[Any], request: CopyTo) -> None:
-        """Begins a copy. Raises `InvalidUsage` and its children, and `Busy`."""
+        """Begin a copy. Raises `InvalidUsage` and its children, and `Busy`."""
         desk, limit = self._desk, self._desk.settings.copies_max
         entry = desk.catalog.find(request.name)
         what = f"copy of {entry.name}"
@@ -135,6 +135,8 @@ class Copies:
         timer = None if wait_ms is None else desk.ctx.after(wait_ms, CopyLate(id_))
         made = _Copy(session, request, entry, dataflow, timer)
         self._copies[id_] = self._by_session[session.path] = made
+        # Held before the dataflow is created: neither the wait for the time nor a replica that
+        # reconnects may lose the history.
         desk.hold(
             source.shard,
             copy_holder(id_),
@@ -144,7 +146,7 @@ class Copies:
         )
 
     def held(self, message: CopyHeld) -> None:
-        """The hold stands: start, or refuse."""
+        """Create the dataflow now that the hold was taken, or refuse the copy."""
         made = self._copies.get(message.id)
         if made is None:
             shard = self._ended_early.pop(message.id, None)
@@ -159,20 +161,21 @@ class Copies:
             text = f"copy of {made.entry.name} at {time}: its history begins at {message.since}"
             self._end(made, ReadBelowSince(text))
         else:
+            made.created = True
             self._desk.command(CreateDataflow(made.dataflow))
             self._desk.command(Schedule(made.id))
 
     def turn(self, message: CopyHeld | CopyLate) -> None:
-        """What became of something that was begun."""
+        """Handle the end of a hold's effect or of a deadline."""
         if isinstance(message, CopyHeld):
             self.held(message)
         else:
             self.late(message.id)
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def noted(self, status: Status) -> None:
-        """What a dataflow says of itself; it may be a copy's."""
+        """Take a dataflow's status, which may be a copy's."""
         made = self._copies.get(status.id)
         if made is None or status.state not in ("waiting", "copying"):
             return
@@ -190,12 +193,15 @@ class Copies:
             self._tell(made)
 
     def _tell(self, made: _Copy) -> None:
+        # One report at a time: the next when the last was written, so that a slow client gets the
+        # newest.
         if made.news is not None and not made.telling:
             made.session.reply(made.news)
             made.news, made.telling = None, True
 
     def delivered(self, session: str, request: int) -> bool:
-        """The client has been told how far it is; False when there is no such copy."""
+        """Note that the client was sent a report, and send the next. Return False if there is no
+        such copy."""
         made = self._by_session.get(session)
         if made is None or made.request.request != request:
             return False
@@ -204,7 +210,7 @@ class Copies:
         return True
 
     def responded(self, response: CopyToResponse) -> None:
-        """The replica's answer; that of a copy that has ended is dropped."""
+        """Take a replica's response; that of a copy that has ended is dropped."""
         made = self._copies.get(response.id)
         if made is None:
             return
@@ -219,10 +225,10 @@ class Copies:
                 what = f"the copy of {made.entry.name} was dropped by its replica"
                 self._end(made, Broken(what))
 
-    # -- for people ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """All of them, as ``penstock.copies`` tells them."""
+        """Yield the rows of ``penstock.copies``."""
         for made in self._copies.values():
             yield (
                 made.session.path,
@@ -239,7 +245,7 @@ class Copies:
     # -- ending --------------------------------------------------------------------------------
 
     def late(self, id_: ObjectId) -> None:
-        """A deadline has passed."""
+        """End a copy whose deadline has passed."""
         made = self._copies.get(id_)
         if made is None:
             return
@@ -251,7 +257,8 @@ class Copies:
         self._end(made, DeadlineExceeded(text))
 
     def cancel(self, session: str, request: int) -> bool:
-        """Drops a copy on the client's wish; False when there is none of that number."""
+        """Drop a copy on the client's request. Return False if the session has none of that
+        number."""
         made = self._by_session.get(session)
         if made is None or made.request.request != request:
             return False
@@ -259,13 +266,13 @@ class Copies:
         return True
 
     def session_closed(self, session: str) -> None:
-        """Drops the copy of a session that is gone."""
+        """Drop the copy of a closed session."""
         made = self._by_session.get(session)
         if made is not None:
             self._end(made, None)
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fails the copies of an object that is gone."""
+        """Fail the copies of a dropped object."""
         for made in list(self._copies.values()):
             if made.entry.id == entry.id:
                 self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
@@ -276,8 +283,11 @@ class Copies:
         if made.timer is not None:
             made.timer.cancel()
         del self._copies[made.id], self._by_session[made.session.path]
-        if made.held:
+        if made.created:
+            # Only then: the history would keep the drop of an id that it never created.
             self._desk.command(AllowCompaction(made.id, EMPTY))
+        if made.held:
             self._desk.drop_hold(made.shard, copy_holder(made.id))
         else:
+            # The hold is still being taken: `held` drops it.
             self._ended_early[made.id] = made.shard

@@ -1,15 +1,12 @@
-"""Copies from files into tables: each is read by the cluster once, then appended at one time.
+"""Copies from files into tables (COPY FROM): the cluster reads each once, then one append adds it.
 
-Theory of operation. A copy is checked, and looked up: one that was done before is answered as it
-was. Then the cluster is asked to stage it, under a fresh name, since a client may give a uuid
-again. What is staged is prepared beside the path of writes (`staged.prepare`), then given to the
-table writer, which appends all of it in one compare-and-append and says so. While a cluster is
-connected anew the copies that are being read are asked for again, by the same names (`commands`).
+A copy is checked, and its uuid looked up: one that was done before gets its old answer. Then the
+cluster stages the rows. The staged parts are prepared beside the write path (`staged.prepare`),
+then given to the table writer, which appends them in one compare-and-append. A cluster that
+reconnects is asked again for the copies that are being read, by the same names (`commands`).
 
-Rules: a copy ends once, by its rows, an error, its client's leaving, or the end of its table; then
-the cluster forgets it. What is staged when nobody wants it any more goes. From when the writer has
-it, it cannot be canceled: who leaves then is told that it may have happened. How far it is, is
-told to who wants it, one at a time. The service has `copies_max` of them.
+A copy ends once: by its rows, an error, its client's leaving, or the drop of its table; then the
+cluster forgets it. The service has `copies_max` of them.
 """
 
 from __future__ import annotations
@@ -51,11 +48,11 @@ from actors.sources import oneshot as files
 from actors.sources.file_reading import OPTIONS, check_options
 
 KIND = "files"
-"""Of the request, as the cluster knows it."""
+"""Kind of the request's configuration."""
 
 
 class CopyFound(CopyTurn, frozen=True, gc=False):
-    """Whether the copy was done before; or that it cannot be said."""
+    """Result of the uuid's lookup: the copy that was done before, if any, or an error."""
 
     name: str
     done: Copied | None = None
@@ -64,7 +61,7 @@ class CopyFound(CopyTurn, frozen=True, gc=False):
 
 
 class CopyPrepared(CopyTurn, frozen=True, gc=False):
-    """What was staged is ours, or is gone."""
+    """Result of `prepare`: the copy, or the error after which its parts were discarded."""
 
     name: str
     copy: StagedCopy | None = None
@@ -79,10 +76,10 @@ class _Copy(msgspec.Struct, eq=False):
     state: str = "beginning"
     far: CopyFromProgress | None = None
     news: CopyFromProgress | None = None
-    """Not told yet."""
+    """Progress that was not sent to the client yet."""
     telling: bool = False
     left: bool = False
-    """Nobody waits for its outcome any more."""
+    """True if no client waits for the outcome any more."""
 
     @property
     def name(self) -> str:
@@ -90,14 +87,14 @@ class _Copy(msgspec.Struct, eq=False):
 
 
 class CopiesFrom:
-    """All copies from files that are under way. `target` makes a table out of a catalog entry, or
-    raises why it cannot be written."""
+    """All running copies from files. `target` returns a catalog entry as a table to write, or
+    raises the reason why it cannot be written."""
 
     def __init__(self, desk: Desk, target: Callable[[CatalogObject], TableTarget]) -> None:
         self._desk = desk
         self._target = target
         self.push: Callable[[Command], None] | None = None
-        """Tells the cluster's storage half; None: there is none."""
+        """Sends a command to the cluster's storage half; None: there is none."""
         self._copies: dict[str, _Copy] = {}
 
     def __len__(self) -> int:
@@ -106,7 +103,7 @@ class CopiesFrom:
     # -- beginning -----------------------------------------------------------------------------
 
     def copy(self, session: Address[Any], request: CopyFrom) -> None:
-        """Begins a copy. Raises `InvalidUsage` and its children, and `Busy`."""
+        """Begin a copy. Raises `InvalidUsage` and its children, and `Busy`."""
         desk, limit = self._desk, self._desk.settings.copies_max
         target = self._target(desk.catalog.find(request.table))
         if self.push is None:
@@ -116,6 +113,7 @@ class CopiesFrom:
             raise InvalidUsage("the path of the files is empty")
         if not 0 < len(request.uuid.encode()) <= TOKEN_BYTES_MAX:
             raise InvalidUsage(f"the copy's uuid must have 1 to {TOKEN_BYTES_MAX} bytes")
+        # Otherwise both could find that the uuid was not done yet, and append it twice.
         if any(each.request.uuid == request.uuid for each in self._copies.values()):
             raise Busy(f"copy {request.uuid} is under way: ask for it again when it has ended")
         if len(self._copies) >= limit:
@@ -129,6 +127,7 @@ class CopiesFrom:
             pattern=request.pattern,
             recursive=request.recursive,
         )
+        # The cluster gets a fresh name, since a client may repeat its uuid.
         command = RunOneshotIngestion(
             f"{desk.transient_id()}-{desk.ctx.random.getrandbits(64):016x}",
             target.id,
@@ -150,7 +149,7 @@ class CopiesFrom:
         )
 
     def turn(self, message: CopyTurn) -> None:
-        """What became of something that was begun."""
+        """Handle the result of an earlier effect."""
         match message:
             case CopyFound():
                 self._found(message)
@@ -166,7 +165,7 @@ class CopiesFrom:
         if message.error is not None:
             self._end(made, message.error)
         elif message.done is not None:
-            # Of an append whose answer was lost nobody has told how far the tables are.
+            # If that append's outcome was unknown, the controller has not heard of its upper.
             self._desk.ctx.self.reply(TablesAdvanced(message.tables_upper))
             self._done(made, message.done.rows, message.done.time, repeated=True)
         else:
@@ -174,17 +173,17 @@ class CopiesFrom:
             self._push(made.command)
 
     def commands(self) -> list[RunOneshotIngestion]:
-        """What a fresh connection is asked for."""
+        """Return the copies that a fresh connection must stage."""
         return [made.command for made in self._copies.values() if made.state == "reading"]
 
     def _push(self, command: Command) -> None:
         if self.push is not None:
             self.push(command)
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def noted(self, told: Statistics) -> None:
-        """How far one is."""
+        """Take a copy's progress from its statistics."""
         made = self._copies.get(told.id)
         if made is None or made.state != "reading":
             return
@@ -213,7 +212,8 @@ class CopiesFrom:
             made.news, made.telling = None, True
 
     def delivered(self, session: str, request: int) -> bool:
-        """The client has been told how far it is; False when there is no such copy."""
+        """Note that the client was sent a report, and send the next. Return False if there is no
+        such copy."""
         made = self._of(session, request)
         if made is None:
             return False
@@ -222,7 +222,7 @@ class CopiesFrom:
         return True
 
     def staged(self, response: StagedBatches, *, present: bool) -> None:
-        """The cluster's answer, on the `present` connection or a former one: the parts are ours."""
+        """Take the cluster's answer, from the `present` connection or a former one."""
         result = response.result
         parts = parts_of(result) if isinstance(result, Staged) else ()
         made = self._copies.get(response.uuid)
@@ -230,8 +230,11 @@ class CopiesFrom:
             self._discard(parts)
             return
         if not present or made.state != "reading":
-            return  # the same parts may have been told twice: what nobody takes goes by its lease
-        self._push(CancelOneshotIngestion(made.name))  # nobody asks for it again
+            # Two connections may report the same parts, so they must not be discarded here: parts
+            # that are not claimed in time become orphans.
+            return
+        # The answer is here: removes the request from the histories.
+        self._push(CancelOneshotIngestion(made.name))
         made.state = "appending"
         if not isinstance(result, Staged):
             self._end(made, from_wire(result.code, result.text, True))
@@ -248,7 +251,7 @@ class CopiesFrom:
         )
 
     def _prepared(self, message: CopyPrepared) -> None:
-        """What is ours goes to the writer, unless its table is being dropped."""
+        """Send the prepared parts to the table writer, unless the table is being dropped."""
         made, copy = self._copies.get(message.name), message.copy
         if made is None:
             self._discard(() if copy is None else copy.parts)
@@ -260,6 +263,7 @@ class CopiesFrom:
             entry = self._desk.catalog.get(made.target.id)
             if entry is None:
                 raise UnknownObject(f"table {made.target.name} was dropped")
+            # Raises while the table is being dropped.
             self._target(entry)
             assert self._desk.writer is not None
             self._desk.writer.send_nowait(AppendCopy(made.name, copy))
@@ -283,7 +287,7 @@ class CopiesFrom:
             self._desk.ctx.effect(lambda: persist.discard_parts(parts), done=lambda _: None)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """All of them, as ``penstock.copies_from`` tells them."""
+        """Yield the rows of ``penstock.copies_from``."""
         for made in self._copies.values():
             request, far = made.request, made.far
             files = (None, None) if far is None else (far.files_done, far.files)
@@ -295,8 +299,8 @@ class CopiesFrom:
     # -- ending --------------------------------------------------------------------------------
 
     def cancel(self, session: str, request: int) -> bool:
-        """Drops a copy on the client's wish, unless it is too late; False when there is none of
-        that number."""
+        """Drop a copy on the client's request, unless the writer has it. Return False if there is
+        none of that number."""
         made = self._of(session, request)
         if made is None:
             return False
@@ -304,12 +308,12 @@ class CopiesFrom:
         return True
 
     def session_closed(self, session: str) -> None:
-        """Drops the copies of a session that is gone."""
+        """Drop the copies of a closed session."""
         for made in [each for each in self._copies.values() if each.session.path == session]:
             self._leave(made, None)
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fails the copies into a table that is gone."""
+        """Fail the copies into a dropped table."""
         for made in [each for each in self._copies.values() if each.target.id == entry.id]:
             self._leave(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
 
@@ -322,8 +326,9 @@ class CopiesFrom:
     def _leave(self, made: _Copy, error: PenstockError | None) -> None:
         if made.state == "appending":
             if isinstance(error, UnknownObject):
-                return  # the outcome is on its way
+                return  # the writer has the copy: its outcome follows
             if error is not None:
+                # The writer has the copy, which can no longer be canceled: it may be appended.
                 error.determinate = False
                 refuse(made.session, made.request.request, error)
             made.left = True

@@ -1,12 +1,11 @@
 """Changes of the catalog, each one compare-and-set together with the shards it concerns.
 
 Order of a creation: check names → (views: Spark analyses the text) → choose the as_of → durable
-holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a drop:
-check dependents → (tables: wait for writes under way) → ONE set: catalog and removed shards →
-holds on the inputs go. A crash leaves at most a hold for nothing, which the next start drops.
+holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a drop: check
+dependents → (tables: wait for running writes) → ONE set: catalog and removed shards → drop the
+holds on the inputs. A crash leaves at most holds without an object, which the next start drops.
 
-A failure that leaves the outcome open is settled by reading the catalog back. One change at a
-time: the owner sees to that.
+One change at a time: the owner ensures that.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ COLUMNS_MAX: Final = 1024
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A change that is durable."""
+    """A durable change of the catalog."""
 
     catalog: Catalog
     seqno: int
     created: CatalogObject | None = None
     dropped: CatalogObject | None = None
     also: tuple[CatalogObject, ...] = ()
-    """What came or went with it: the tables of a source."""
+    """Tables of a source that were created or dropped with it."""
     notices: tuple[str, ...] = ()
     """Notices for the client: tables that were left out."""
 
@@ -95,7 +94,7 @@ class CatalogStore:
     async def create_table(
         self, catalog: Catalog, seqno: int | None, request: CreateTable
     ) -> Changed:
-        """Raises `InvalidUsage` and its children, and `StorageError`."""
+        """Create a table. Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("table", request.name)
         catalog.check_free(name)
         schema = table_schema(name, request.schema)
@@ -114,9 +113,12 @@ class CatalogStore:
     async def create_view(
         self, catalog: Catalog, seqno: int | None, request: CreateView
     ) -> Changed:
-        """Raises `QueryRejected`, `InvalidUsage` and its children, engine and store errors."""
+        """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
+        errors."""
         name = check_name("view", request.name)
         catalog.check_free(name)
+        # Checked before anything is held: a refused view leaves nothing behind.
+        retained, lag_ms = retain(request.retain_history_ms), target_lag(request.target_lag_ms)
         conf = tuple(sorted(request.conf.items()))
         limits = PlanLimits(
             self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
@@ -128,6 +130,7 @@ class CatalogStore:
         plan = with_policy(plan, request.refresh_policy)
         sources = [catalog.find(source) for source in plan.sources]
         id_ = catalog.new_id
+        # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
         as_of = await self.hold_inputs(dataflow_holder(id_), sources)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
@@ -154,14 +157,14 @@ class CatalogStore:
             compiled_by=rules_digest(),
             conf=request.conf,
             spark_version=importlib.metadata.version("pyspark"),
-            retain_history_ms=retain(request.retain_history_ms),
-            target_lag_ms=target_lag(request.target_lag_ms),
+            retain_history_ms=retained,
+            target_lag_ms=lag_ms,
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, shards)
 
     async def _eager_choice(self, catalog: Catalog, sources: Sequence[str]) -> EagerChoice:
-        """Return the choice of what is summed below joins, by how much is stored of the sources."""
+        """Return the choice of sums below joins, by the sources' numbers of rows."""
         found = (catalog.find(name).shard for name in sources)
         states = [await self._persist.state(shard) for shard in found if shard is not None]
         rows = tuple(state.rows for state in states)
@@ -170,7 +173,7 @@ class CatalogStore:
     async def create_index(
         self, catalog: Catalog, seqno: int | None, request: CreateIndex
     ) -> Changed:
-        """Raises `InvalidUsage` and its children, and `StorageError`."""
+        """Create an index. Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("index", request.name)
         catalog.check_free(name)
         target = catalog.find(request.on)
@@ -202,16 +205,18 @@ class CatalogStore:
         entry: CatalogObject,
         shards: Sequence[NewShard],
     ) -> Changed:
-        """Stores an object that holds its inputs; the holds go when that surely failed."""
+        """Store an object that holds its inputs; drop the holds if that surely failed."""
         try:
             return await self.store(catalog.add(entry), seqno, shards, created=entry)
         except PenstockError as error:
+            # If the outcome is open, the object may be there and need its holds.
             if error.determinate:
                 await self.drop_holds(catalog, entry)
             raise
 
     async def hold_inputs(self, holder: str, sources: Sequence[CatalogObject]) -> Time:
-        """The latest time at which all inputs can be read, held there for `holder`."""
+        """Hold all inputs for `holder` at the latest time at which all can be read, and return that
+        time."""
         shards = [source.shard for source in sources if source.shard is not None]
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
@@ -220,17 +225,21 @@ class CatalogStore:
             try:
                 await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
             except ReadBelowSince:
+                # An input was compacted beyond the chosen time meanwhile: choose again.
                 continue
             states = [await self._persist.state(shard) for shard in shards]
             if all(state.since <= as_of for state in states):
                 return as_of
+        for shard in shards:
+            await self.drop_hold(shard, holder)
         names = ", ".join(source.name for source in sources)
         raise PenstockError(f"the history of {names} is compacted faster than it can be held")
 
     # -- drop ----------------------------------------------------------------------------------
 
     async def drop(self, catalog: Catalog, seqno: int | None, entry: CatalogObject) -> Changed:
-        """Raises `ObjectInUse`, `StorageError`. The holds stay: see `drop_holds`."""
+        """Drop an object. Raises `ObjectInUse`, `StorageError`. The holds stay: see
+        `drop_holds`."""
         return await self.drop_all(catalog.remove(entry), seqno, entry, ())
 
     async def drop_all(
@@ -241,8 +250,8 @@ class CatalogStore:
         also: tuple[CatalogObject, ...],
         records: Sequence[Cas] = (),
     ) -> Changed:
-        """Goes over to a catalog without these objects; `records` are set with it. Raises
-        `Fenced`, `StorageError`."""
+        """Store a catalog without these objects; `records` are set with it. Raises `Fenced`,
+        `StorageError`."""
         cas = [Cas(CATALOG_KEY, seqno, smaller.encode()), *records]
         shards = [shard for each in (entry, *also) for shard in each.shards]
         if shards:
@@ -251,12 +260,14 @@ class CatalogStore:
             done = await self._persist.compare_and_set(cas)
         if not done:
             raise _fenced(seqno)
-        if entry.kind not in OUTSIDE:  # of which none is hydrated, and whose tasks want to hear it
+        # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
+        if entry.kind not in OUTSIDE:
             await self._forget_hydrations(shards)
         return Changed(smaller, _after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
-        """A view dropped while it was hydrated leaves a note; what fails leaves it for good."""
+        """Delete the notes of a view that was dropped while it hydrated; after a failure they stay
+        forever."""
         with suppress(StorageError):
             for shard in shards:
                 head = await self._persist.head(note_key(shard))
@@ -264,14 +275,14 @@ class CatalogStore:
                     await self._persist.compare_and_set([Cas(note_key(shard), head.seqno, None)])
 
     async def drop_holds(self, catalog: Catalog, entry: CatalogObject) -> None:
-        """Drops the holds of an object's dataflow on its inputs; a failure is only logged."""
+        """Drop the holds of an object's dataflow on its inputs; a failure is only logged."""
         for id_ in entry.depends:
             source = catalog.get(id_)
             if source is not None and source.shard is not None:
                 await self.drop_hold(source.shard, dataflow_holder(entry.id))
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
-        """Drops one hold; a failure is only logged: the next start drops it."""
+        """Drop one hold; a failure is only logged: the next start drops it."""
         try:
             await self._persist.drop_hold(shard, holder)
         except (StorageError, UnknownObject) as error:
@@ -288,9 +299,10 @@ class CatalogStore:
         created: CatalogObject,
         also: tuple[CatalogObject, ...] = (),
     ) -> Changed:
-        """Makes a catalog durable, with new shards. Raises `Fenced`, `StorageError`."""
+        """Make a catalog durable, with new shards. Raises `Fenced`, `StorageError`."""
         cas = Cas(CATALOG_KEY, seqno, catalog.encode())
         if shards:
+            # One set: a crash leaves neither an object without shards nor shards without an object.
             done = await self._persist.create_shards(shards, extra=[cas])
         else:
             done = await self._persist.compare_and_set([cas])
@@ -299,19 +311,19 @@ class CatalogStore:
         return Changed(catalog, _after(seqno), created=created, also=also)
 
     async def read_back(self) -> tuple[Catalog, int | None]:
-        """The durable catalog, after a change whose outcome is open."""
+        """Return the durable catalog, after a change whose outcome is open."""
         head = await self._persist.head(CATALOG_KEY)
         return (Catalog(), None) if head is None else (Catalog.decode(head.data), head.seqno)
 
 
 def _after(seqno: int | None) -> int:
-    """The catalog's seqno once it was set. It is known: asking the store for it could fail, and
-    a change that is durable must not be told as one that is not."""
+    """Return the catalog's seqno after a set."""
+    # Computed and not read: a failed read would report a durable change as a failure.
     return 0 if seqno is None else seqno + 1
 
 
 def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]:
-    """The object's own spelling of column names. Raises `InvalidUsage`."""
+    """Return column names in the object's spelling. Raises `InvalidUsage`."""
     own = {fold(name): name for name in entry.schema.names}
     for name in names:
         if fold(name) not in own:
@@ -330,7 +342,7 @@ def _view_shard(id_: ObjectId, schema: Schema, shard: ShardId, as_of: Time) -> N
 
 
 def table_schema(table: str, schema: Schema) -> Schema:
-    """The schema with key columns NOT NULL. Raises `InvalidUsage`."""
+    """Return the schema with its key columns NOT NULL. Raises `InvalidUsage`."""
     if not 0 < len(schema.columns) <= COLUMNS_MAX:
         raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
     own: dict[str, Column] = {}
@@ -358,7 +370,7 @@ def table_schema(table: str, schema: Schema) -> Schema:
 
 
 def target_lag(target_lag_ms: int) -> int:
-    """Return how old a view may be. Raises `InvalidUsage` for a negative age."""
+    """Return the target lag. Raises `InvalidUsage` for a negative one."""
     if target_lag_ms < 0:
         raise InvalidUsage(
             f"target_lag_ms = {target_lag_ms}: must not be negative; 0 is as fresh as can be"
@@ -367,7 +379,7 @@ def target_lag(target_lag_ms: int) -> int:
 
 
 def retain(retain_history_ms: int | None) -> int | None:
-    """The retained history as asked for (None: the default). Raises `InvalidUsage`."""
+    """Return the retained history that was asked for (None: the default). Raises `InvalidUsage`."""
     if retain_history_ms is not None and retain_history_ms <= 0:
         raise InvalidUsage(f"retain_history_ms = {retain_history_ms}: must be greater than zero")
     return retain_history_ms

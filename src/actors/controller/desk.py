@@ -1,6 +1,5 @@
-"""What the parts of the controller share: the state that all of them look at, and the few ways
-in which they act. One object, owned by the controller actor and touched by its task alone.
-"""
+"""The state that the controller's parts share, and actions on it. The controller actor owns it:
+only that actor's task touches it."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
 
 class NoContentsYet(Exception):
-    """Says that a request reads a source's table that has no contents yet. The request is served
-    when the table has."""
+    """Raised for a request that reads a source's table without contents; it is served when they
+    come."""
 
     def __init__(self, table: CatalogObject) -> None:
         super().__init__(table.name)
@@ -37,7 +36,7 @@ class NoContentsYet(Exception):
 
 
 class Desk:
-    """Shared by statements, reads and subscribes."""
+    """Shared by statements, reads, subscribes, queries and copies."""
 
     def __init__(
         self,
@@ -61,17 +60,17 @@ class Desk:
         self.writer: Address[Any] | None = None
         self.maintenance: Address[Any] | None = None
         self.statistics: Inspect | None = None
-        """Of the replicas' workers, where they are in reach."""
+        """Returns the statistics of the replicas' workers; None if they cannot be reached."""
         self.outside = StorageStore(store, Nothing())
         self.created_outside: Callable[[CatalogObject], None] = lambda entry: None
         self.health: Callable[[CatalogObject], Health] = lambda entry: Health("starting")
-        """Of sources, their tables, and sinks."""
+        """Returns the health of a source, a source's table, or a sink."""
         self.dropped_outside: Callable[[CatalogObject], None] = lambda entry: None
-        """Of sources, their tables, and sinks."""
+        """Called when a source, a source's table, or a sink has been dropped."""
         self._transient = 0
 
     def command(self, command: Command) -> None:
-        """Tells the replicas."""
+        """Send a command to the replicas."""
         assert self.instance is not None
         self.instance.command(command)
 
@@ -84,10 +83,12 @@ class Desk:
         done: Callable[[Time], Any],
         failed: Callable[[PenstockError], Any],
     ) -> None:
-        """Holds a shard at a time first, then looks at its since, of which `done` makes a message
-        to the controller: so nothing can slip away in between."""
+        """Hold a shard at a time, then read its since; `done` makes a message to the controller
+        from it."""
 
         async def hold() -> Time:
+            # Hold first, then read the since: in the other order a compaction could come in
+            # between. A refused hold shows in the since, which is then later than the time.
             with contextlib.suppress(ReadBelowSince):
                 await self.persist.set_holds([(shard, holder, since)])
             return (await self.persist.state(shard)).since
@@ -95,34 +96,36 @@ class Desk:
         self.ctx.effect(hold, done=done, failed=lambda error: failed(fault(error)))
 
     def drop_hold(self, shard: ShardId, holder: str) -> None:
-        """Lets go of a hold."""
+        """Drop a hold; a failure is only logged."""
         store = self.store
         self.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
 
     def transient_id(self) -> ObjectId:
-        """An id for a dataflow that is not in the catalog. Unique in this life, and unlike
-        those of earlier ones, whose dataflows a replica elsewhere may still run."""
+        """Return an id for a dataflow that is not in the catalog."""
         self._transient += 1
+        # Random too: a remote replica may still run dataflows of an earlier process of the service.
         return f"t{self._transient}-{self.ctx.random.getrandbits(32):08x}"
 
     def oracle_now(self) -> Time:
-        """The time that a write would get now, but for its reservation."""
+        """Return the time that a write would get now, but for its reservation."""
         return max(self.ctx.now_ms(), self.frontiers.tables_upper)
 
     def latest_with_contents(self, entry: CatalogObject) -> Time:
-        """`latest`, where all source tables below the object have contents. Raises
-        `NoContentsYet`: at any time before its first contents a source's table reads as empty."""
+        """Return `latest` if all source tables below the object have contents. Raises
+        `NoContentsYet`."""
         for id_ in self.catalog.below(entry.id):
+            # At any time before its first contents a source's table would read as empty.
             if id_ is not None and self.frontiers.sealed_below(id_) == 0:
                 raise NoContentsYet(self.catalog.by_id(id_))
         return self.latest(entry)
 
     def latest(self, entry: CatalogObject) -> Time:
-        """When an object is read unless a reader says otherwise: the time of the last write to
-        any table (0 before the first) where it stands on one, and the last sealed time of every
-        source table below it; of one that has no contents yet, a time not yet sealed.
+        """Return the time at which an object is read by default: the later of the last write to any
+        table, if it depends on one, and of the last sealed time of each source table below it. A
+        source table without contents counts with a time that is not sealed yet.
 
-        What may be some time old is read as it is, unless it is older.
+        An object with a target lag is read at its own last sealed time, unless it is older than
+        that lag.
         """
         found = 0
         for id_ in self.catalog.below(entry.id):
@@ -138,7 +141,7 @@ class Desk:
         return found
 
     def check_ahead(self, what: str, time: Time) -> None:
-        """Raises `ReadTooFarAhead`."""
+        """Raise `ReadTooFarAhead` if the time is too far ahead of the clock."""
         limit = self.settings.read_ahead_ms_max
         now = self.oracle_now()
         if time > now + limit:
@@ -148,7 +151,7 @@ class Desk:
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:
-        """Why a read of the object waits, for people."""
+        """Return the reason why a read of the object waits, for people."""
         status = self.frontiers.status(entry.id)
         state = "" if status is None else f"; it is {status.state} {status.text}".rstrip()
         upper = self.frontiers.upper(entry)
@@ -156,12 +159,12 @@ class Desk:
 
 
 def refuse(session: Address[Any], request: int, error: BaseException) -> None:
-    """Answers a request with an error."""
+    """Answer a request with an error."""
     session.reply(Failed(request, *to_wire(error)))
 
 
 def fault(error: Exception) -> PenstockError:
-    """An error of ours as one that can be told."""
+    """Return the error itself, or an indeterminate `PenstockError` for a fault of this program."""
     if isinstance(error, PenstockError):
         return error
     told = PenstockError(f"internal fault: {type(error).__name__}: {error}")

@@ -1,23 +1,21 @@
-"""Which subscribers share which dataflow, and what each of them is told. Pure.
+"""Sharing of dataflows among subscribers: which share one, and the updates each is sent. Pure.
 
-Theory of operation. A *stream* is one transient dataflow over a shard, with all the members that
-hear it. Its batches are what the replica sends; each is cut, for every member, to the times that
-the member has not had, and members that want the same get the very same bytes. A member that
-comes starts a stream of its own, unless there is one that stands where it wants to begin. Streams
-of one shard come to stand at nearly the same frontier, since they follow the same changes: then
-the younger one's members go over to the older one, and its dataflow is dropped. So in the long
-run one dataflow serves all, however they came.
+A *stream* is one transient dataflow over a shard, with its members. Each batch is cut, for every
+member, to the times that the member has not had; members that need the same cut share its bytes. A
+new member starts a stream of its own, unless one stands where the member begins. Streams of one
+shard follow the same changes, and so come to nearly the same frontier: then the younger one's
+members move to the older one, and its dataflow is dropped. In the long run one dataflow serves all.
 
 Rules:
 
-- a member goes over only where nothing is lost: the stream stands at or below what the member
+- a member moves only where nothing is lost: the stream stands at or below what the member
   has had, and the member's hold protects the history from which that stream would start over;
-- it goes over only where nothing is delayed: the two streams' last steps touch;
-- a stream that has not sent its snapshot is joined by members that want the same snapshot only;
+- it moves only where nothing is delayed: the two streams' last steps touch;
+- only members that want the same snapshot join a stream that has not sent its snapshot;
 - a stream without members is dropped.
 
-Invariants (`validate`): a member has had everything below `delivered`, each update once; no
-member of a stream has had less than the stream sent; ``hold <= since`` for each of them.
+Invariants (`validate`): a member has had everything below `delivered`, each update once; no member
+of a stream has had less than the stream sent; ``hold <= since`` for each of them.
 """
 
 from __future__ import annotations
@@ -47,32 +45,33 @@ class Member(msgspec.Struct, eq=False, kw_only=True):
     """One subscriber."""
 
     id: ObjectId
-    """Names its durable hold; and the stream that it starts, if it is the member's first."""
+    """Names the durable hold, and the first stream that the member starts."""
     name: str
-    """Of the object, for people."""
+    """Name of the object, for people."""
     source: SourceImport
     as_of: Time
     snapshot: bool
-    """The contents at `as_of` are still due."""
+    """True while the contents at `as_of` are still due."""
     delivered: Frontier
     up_to: Frontier = EMPTY
-    """It wants nothing from there on."""
+    """Frontier at which the subscribe ends."""
     hold: Time
-    """Where its durable hold stands, or will."""
+    """Time of the durable hold, which may still be on its way there."""
     stream: Stream | None = None
     """None: not started yet, or paused."""
     streamed: bool = False
-    """Its id has named a stream."""
+    """True when the id has named a stream."""
 
     @property
     def shard(self) -> ShardId:
-        """What it reads."""
+        """Return the shard that the member reads."""
         return self.source.shard
 
     def since(self) -> Time:
-        """Where its hold may go now."""
+        """Return the time to which the hold may advance now."""
         stands = self.delivered
         if self.stream is not None:
+            # The stream may start over from its upper, which can be below what this member has had.
             stands = min(stands, self.stream.upper)
         return max(self.hold, self.as_of, min(stands, EMPTY - 1) - 1)
 
@@ -84,51 +83,53 @@ class Stream(msgspec.Struct, eq=False, kw_only=True):
     shard: ShardId
     as_of: Time
     snapshot: bool
-    """It has not sent its snapshot yet."""
+    """True until the snapshot was sent."""
     upper: Frontier
-    """Everything below was told to the members."""
+    """Frontier below which all updates were sent to the members."""
     lower: Frontier
-    """Of its last batch."""
+    """Lower of the last batch."""
     since: Time
-    """From where it would start over."""
+    """Time from which the dataflow would start over."""
     members: dict[ObjectId, Member] = {}
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
-    """What one member is to be told: all updates with ``lower <= time < upper``."""
+    """The updates with ``lower <= time < upper`` that one member is to be sent."""
 
     member: Member
     lower: Frontier
     upper: Frontier
     arrow: bytes | None
     parts: tuple[str, ...] = ()
-    """Keys of blobs with further ones, among others: what lies outside is not for the member."""
+    """Keys of blobs with further updates; those outside of the interval are not for the member."""
 
 
 class Fanout:
-    """All streams. Methods return the commands that the replica must be given."""
+    """All streams. Methods return the commands for the replica."""
 
     def __init__(self, fresh_id: Callable[[], ObjectId]) -> None:
         self._fresh_id = fresh_id
         self._streams: dict[ObjectId, Stream] = {}
         self._by_shard: dict[ShardId, list[Stream]] = {}
-        """The oldest first."""
+        """Streams of each shard, oldest first."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def members(self, id_: ObjectId) -> list[Member]:
-        """Who hears a stream."""
+        """Return the members of a stream."""
         stream = self._streams.get(id_)
         return [] if stream is None else list(stream.members.values())
 
-    # -- coming and going ----------------------------------------------------------------------
+    # -- joining and leaving -------------------------------------------------------------------
 
     def join(self, member: Member) -> list[Command]:
-        """The member begins, or goes on."""
+        """Add a member, which begins or resumes, to a stream."""
         assert member.stream is None, member
         for stream in self._by_shard.get(member.shard, ()):
             alike = stream.snapshot == member.snapshot and stream.upper == member.delivered
+            # The member's hold must protect the time from which the stream would start over
+            # (`_enter`).
             if alike and member.hold <= max(stream.since, stream.upper - 1):
                 return self._enter(member, stream)
         return self._start(member)
@@ -137,6 +138,8 @@ class Fanout:
         id_ = self._fresh_id() if member.streamed else member.id
         member.streamed = True
         if not member.snapshot:
+            # A dataflow without snapshot sends what is later than its as_of: everything from
+            # `delivered` on.
             member.as_of = member.delivered - 1
         stream = Stream(
             id=id_,
@@ -169,7 +172,7 @@ class Fanout:
         return [AllowCompaction(stream.id, stream.since)]
 
     def leave(self, member: Member) -> list[Command]:
-        """The member pauses or ends; the others notice nothing."""
+        """Remove a member, which pauses or ends, from its stream; the others go on."""
         stream, member.stream = member.stream, None
         if stream is None:
             return []
@@ -184,14 +187,14 @@ class Fanout:
             del self._by_shard[stream.shard]
         return [AllowCompaction(stream.id, EMPTY)]
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- batches -------------------------------------------------------------------------------
 
     def batch(self, id_: ObjectId, batch: SubscribeBatch) -> tuple[list[Told], list[Command]]:
-        """A batch (without an error) of a stream: what its members are told.
+        """Return what the members are sent of a stream's batch (without an error).
 
-        One that tells nothing new, as after a reconnection, is nobody's business. A member that
-        has had everything below its `up_to` must leave, and so must one that is told of parts:
-        it comes back when it has had them.
+        A batch without news, as after a reconnection, is dropped. The caller removes a member that
+        has had everything below its `up_to`, and one that is sent parts: it joins again when it has
+        had them.
         """
         stream = self._streams.get(id_)
         if stream is None or batch.upper <= stream.upper:
@@ -209,14 +212,14 @@ class Fanout:
         return told, self._merge(stream)
 
     def _merge(self, moved: Stream) -> list[Command]:
-        """Members of a younger stream go over to an older one."""
+        """Move the members of younger streams to older ones."""
         commands: list[Command] = []
         alike = self._by_shard[moved.shard]
         place = alike.index(moved)
         pairs = [(moved, older) for older in alike[:place]]
         pairs += [(younger, moved) for younger in alike[place + 1 :]]
         for younger, older in pairs:
-            alive = younger.members and older.members  # what went over before is dropped
+            alive = younger.members and older.members  # an earlier pair may have emptied it
             if alive and _touch(younger, older):
                 commands += self._go_over(younger, older)
         return commands
@@ -224,6 +227,7 @@ class Fanout:
     def _go_over(self, younger: Stream, older: Stream) -> list[Command]:
         commands: list[Command] = []
         for member in list(younger.members.values()):
+            # The hold must protect the time from which the older stream would start over.
             if member.hold < older.upper:
                 del younger.members[member.id]
                 commands += self._enter(member, older)
@@ -232,8 +236,8 @@ class Fanout:
         return commands
 
     def compact(self) -> list[Command]:
-        """Nobody needs what all have had. Call `Member.since` of the members with it, and move
-        their holds."""
+        """Advance the streams' sinces to what all members have had. Move the members' holds to
+        `Member.since` with it."""
         commands: list[Command] = []
         for stream in self._streams.values():
             since = min(stream.upper, EMPTY - 1) - 1
@@ -243,7 +247,7 @@ class Fanout:
         return commands
 
     def validate(self, members: Iterable[Member]) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         for member in members:
             stream = member.stream
             if stream is not None:
@@ -259,13 +263,13 @@ class Fanout:
 
 
 def _touch(younger: Stream, older: Stream) -> bool:
-    """Whether the older one stands within the last step of the younger one."""
+    """Return whether the older stream stands within the last step of the younger one."""
     pending = younger.snapshot or older.snapshot
     return not pending and younger.lower <= older.upper <= younger.upper
 
 
 class _Cuts:
-    """Pieces of a batch; each is made once."""
+    """Cuts of a batch by time; each is made once."""
 
     def __init__(self, batch: SubscribeBatch) -> None:
         self._batch = batch
@@ -273,7 +277,7 @@ class _Cuts:
         self._made: dict[tuple[Frontier, Frontier], bytes | None] = {}
 
     def between(self, lower: Frontier, upper: Frontier) -> bytes | None:
-        """Its updates with ``lower <= time < upper``: None when there are none."""
+        """Return the batch's updates with ``lower <= time < upper``; None if there are none."""
         whole = self._batch
         if whole.arrow is None or (lower <= whole.lower and upper >= whole.upper):
             return whole.arrow
@@ -286,6 +290,7 @@ class _Cuts:
             self._rows = from_ipc(arrow)
         times = pc.min_max(self._rows[TIME])
         if lower <= times["min"].as_py() and times["max"].as_py() < upper:
+            # Nothing to cut: the same bytes, without a copy.
             return arrow
         kept = between(self._rows, lower, upper)
         return to_ipc(kept) if kept.num_rows else None

@@ -1,7 +1,7 @@
-"""FollowTask: hears what other processes do to the same stores, for as long as the service lives.
+"""FollowTask: watches the changes that other processes make to the same stores.
 
-It ends the service when that ends: another service has taken the stores over (`Fenced`), or
-nothing is heard any more.
+It halts the service when the watch ends: another service has taken over the stores (`Fenced`), or
+the stores report no changes any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowTask(Actor[_Ended]):
-    """`halt` is told why, once."""
+    """Calls `halt` once, with the error."""
 
     def __init__(self, persist: PersistClient, halt: Callable[[Exception], None]) -> None:
         self._persist = persist

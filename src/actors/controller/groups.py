@@ -1,16 +1,13 @@
-"""A group of writes applied in order to what tables hold: rules of keys, and exact updates.
+"""A group of writes applied in order to the tables' contents: rules of keys, and exact updates.
 
-Theory of operation. `fit_change` makes one change's rows fit its table. `keys_wanted` says which
-rows of the present contents the group can touch; they are looked up once for the whole group
-and given to the table's overlay. `Group.apply` then plays one write after the other: each sees
-the former ones, within one change deletes come first, then updates, then inserts, so that a
-delete and an insert of one key replace its row. A write that breaks a rule raises and leaves
-nothing behind; the others go on.
+`fit_change` fits one change's rows to its table. `keys_wanted` returns the keys of the present rows
+that the group can touch; they are looked up once for the whole group and loaded into the table's
+overlay. `Group.apply` then applies one write after the other, each on top of the former ones.
 
-Rules: keyed tables hold one row a key (`DuplicateKey`, `AbsentRow`); bags hold rows with
-counts, and only what is there can be deleted (`AbsentRow`). Retractions are the stored row bit
-by bit. Invariant: `updates` is consolidated; overlaid on the old contents it leaves no negative
-count and no key twice. Pure: it reads no store and no clock.
+Rules: keyed tables hold one row a key (`DuplicateKey`, `AbsentRow`); bags hold rows with counts,
+and only rows that are there can be deleted (`AbsentRow`). Retractions are the stored row bit by
+bit. Invariant: overlaid on the old contents, `updates` leaves no negative count and no key twice.
+Pure: it reads no store and no clock.
 """
 
 from __future__ import annotations
@@ -49,21 +46,22 @@ class FittedChange(msgspec.Struct, frozen=True):
 
 
 def lookup_key(schema: Schema) -> tuple[str, ...]:
-    """The columns by which a table's contents are kept ready: its key; of a bag all columns
-    that have a plain value (none: it is scanned)."""
+    """Return the columns by which a table's contents are arranged: its key; of a bag all columns
+    that are not nested (none: it is scanned)."""
     if schema.key:
         return schema.key
     return tuple(c.name for c in schema.columns if not pa.types.is_nested(arrow_type(c.type)))
 
 
 def fit_change(target: TableTarget, change: TableChange) -> FittedChange:
-    """Decodes and fits a change. Raises `TypeMismatch`, `MalformedFrame`, `InvalidUsage`."""
+    """Decode and fit a change. Raises `TypeMismatch`, `MalformedFrame`, `InvalidUsage`."""
     schema = target.schema
     insert = delete = update = None
     if change.insert is not None:
         insert = fit(target.name, schema, from_ipc(change.insert))
     if change.delete is not None:
         rows = from_ipc(change.delete)
+        # A keyed row is named by its key; other columns may be left out.
         named = _named(target, rows, "delete") if schema.key else None
         delete = fit(target.name, schema, rows, named)
     if change.update is not None:
@@ -78,7 +76,7 @@ def fit_change(target: TableTarget, change: TableChange) -> FittedChange:
 
 
 def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:
-    """The columns given, which must hold the key."""
+    """Return the columns that are given, which must include the key. Raises `TypeMismatch`."""
     given = {fold(name) for name in rows.column_names}
     for name in target.schema.key:
         if fold(name) not in given:
@@ -91,8 +89,8 @@ def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:
 
 
 def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
-    """The lookup keys of all rows of the present contents that these changes of one table can
-    touch; None when they touch none (a bag without deletes)."""
+    """Return the lookup keys of all present rows that these changes of one table can touch; None if
+    they touch none (a bag without deletes)."""
     schema = changes[0].target.schema
     key = lookup_key(schema)
     wanted: list[pa.Table] = []
@@ -103,7 +101,7 @@ def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
 
 
 class Overlay(ABC):
-    """One table during one group: rows by number, what is staged, and what is emitted."""
+    """One table during one group: rows by number, staged changes, and emitted updates."""
 
     def __init__(self, target: TableTarget) -> None:
         self.target = target
@@ -114,7 +112,7 @@ class Overlay(ABC):
         self._staged_emits: list[tuple[int, int]] = []
 
     def _add(self, rows: pa.Table) -> int:
-        """Numbers rows; the first one's number."""
+        """Number the rows and return the first one's number."""
         base = self._pooled
         self._pool.append(rows)
         self._pooled += rows.num_rows
@@ -126,23 +124,25 @@ class Overlay(ABC):
 
     @abstractmethod
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
-        """The present contents: updates (a superset of) those whose lookup key is wanted."""
+        """Load the present contents: updates of (a superset of) the rows with a wanted lookup
+        key."""
 
     @abstractmethod
     def change(self, change: FittedChange) -> int:
-        """Stages one change; how many rows it changes."""
+        """Stage one change. Return how many rows it changes."""
 
     def commit(self) -> None:
-        """The write is good: what was staged counts."""
+        """Accept the staged changes of a write that succeeded."""
         self._emitted += self._staged_emits
         self._staged_emits = []
 
     def rollback(self) -> None:
-        """The write failed: nothing was staged."""
+        """Discard the staged changes of a write that failed."""
         self._staged_emits = []
 
     def updates(self, time: Time) -> pa.Table:
-        """All updates of the group's good writes, at `time`, consolidated."""
+        """Return all updates of the group's successful writes, at `time`; consolidated if one is
+        negative."""
         schema = self.schema.arrow_updates()
         if not self._emitted:
             return schema.empty_table()
@@ -157,7 +157,7 @@ class Overlay(ABC):
 
 
 def _contents(found: pa.Table) -> pa.Table:
-    """Rows with their counts, whatever the times."""
+    """Return the rows with their counts, summed over all times."""
     return consolidate(found.drop_columns([TIME]))
 
 
@@ -175,6 +175,7 @@ class KeyedOverlay(Overlay):
         base = self._add(rows.select(self.schema.names))
         diffs = rows[DIFF].to_pylist()
         for row, key in enumerate(identities(rows, self.schema.key)):
+            # `found` is a superset, and may have retracted rows.
             if diffs[row] > 0 and key in asked:
                 self._current[key] = base + row
 
@@ -194,6 +195,8 @@ class KeyedOverlay(Overlay):
 
     def change(self, change: FittedChange) -> int:
         count = 0
+        # Deletes first, inserts last: a delete and an insert of one key in one change replace its
+        # row.
         if change.delete is not None:
             count += self._delete(change.delete)
         if change.update is not None:
@@ -209,6 +212,7 @@ class KeyedOverlay(Overlay):
             numbers.append(number)
             self._staged[key] = None
         others = [name for name in rows.column_names if name not in self.schema.key]
+        # A delete that gives other columns, too, is of exactly that row.
         if others and numbers:
             held = identities(self._take(numbers), others)
             for row, given in enumerate(identities(rows, others)):
@@ -240,6 +244,7 @@ class KeyedOverlay(Overlay):
         )
         base = self._add(after)
         self._staged.update({key: base + row for row, key in enumerate(keys)})
+        # The stored row is retracted, and not one made of the client's values: bit by bit the same.
         self._staged_emits += [(number, -1) for number in old]
         self._staged_emits += [(base + row, 1) for row in range(len(keys))]
         return len(keys)
@@ -274,7 +279,7 @@ class KeyedOverlay(Overlay):
 
 
 class BagOverlay(Overlay):
-    """A table without a key: how often each row is there (only when the group deletes)."""
+    """A table without a key: the count of each row (only when the group deletes)."""
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)
@@ -298,6 +303,8 @@ class BagOverlay(Overlay):
             base = self._add(change.insert)
             count += change.insert.num_rows
             self._staged_emits += [(base + row, 1) for row in range(change.insert.num_rows)]
+            # Counts matter to later deletes alone; without a delete in the group nothing was
+            # loaded.
             if self._counting:
                 for identity in identities(change.insert, self.schema.names):
                     self._staged[identity] = self._staged.get(identity, 0) + 1
@@ -329,7 +336,7 @@ class BagOverlay(Overlay):
 
 
 def overlay_of(target: TableTarget) -> Overlay:
-    """A fresh overlay of the table's kind."""
+    """Return a fresh overlay for the table."""
     return KeyedOverlay(target) if target.schema.key else BagOverlay(target)
 
 
@@ -340,7 +347,8 @@ class Group:
         self.overlays = overlays
 
     def apply(self, changes: Sequence[FittedChange]) -> int:
-        """Applies one write whole, or raises `InvalidUsage`'s children and changes nothing."""
+        """Apply one write whole, or raise a child of `InvalidUsage` and change nothing. Return the
+        number of rows that it changes."""
         touched = [self.overlays[change.target.id] for change in changes]
         try:
             count = sum(
@@ -355,5 +363,5 @@ class Group:
         return count
 
     def updates(self, time: Time) -> dict[ObjectId, pa.Table]:
-        """Each written table's updates at `time`."""
+        """Return each written table's updates at `time`."""
         return {id_: overlay.updates(time) for id_, overlay in self.overlays.items()}

@@ -1,7 +1,7 @@
-"""Moving holds behind uppers, now and then, all in one batch.
+"""Advances holds behind uppers, at intervals, all in one batch.
 
-The retain holds of shards (`holds.RetainHolds`), those of indexes, which keep a little history,
-and those of subscribes. A failure leaves them where they are until the next round.
+These are the retain holds of shards (`holds.RetainHolds`), those of indexes, which keep a little
+history, and those of subscribes. After a failure the next round moves them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ Move: TypeAlias = tuple[ShardId, str, Time]
 
 
 class HoldsDue(msgspec.Struct, frozen=True, gc=False):
-    """Time to move holds."""
+    """The timer of the next round has fired."""
 
 
 class HoldsMoved(msgspec.Struct, frozen=True, gc=False):
-    """They were moved, or were not."""
+    """A round has ended; `error` is None if the holds were moved."""
 
     moves: tuple[Move, ...]
     error: PenstockError | None = None
 
 
 class HoldMoves:
-    """A part of the controller; one batch at a time."""
+    """Moves holds, one batch at a time."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._moving = False
 
     def begin(self) -> None:
-        """Sets the timer of the next round."""
+        """Start the timer of the next round."""
         self._desk.ctx.after(self._desk.settings.hold_downgrade_ms, HoldsDue())
 
     def move(self, others: Iterable[Move]) -> None:
-        """Moves all holds that lag, and these."""
+        """Move all holds that lag, and `others`."""
         self.begin()
         if self._moving:
             return
@@ -71,7 +71,8 @@ class HoldMoves:
         )
 
     def _compact_index(self, entry: CatalogObject) -> list[Move]:
-        """An index keeps a little history; its hold is where it would start over."""
+        """Compact an index to a little history. Return the move of its hold to where it would start
+        over."""
         desk = self._desk
         upper = desk.frontiers.upper(entry)
         since = upper - max(1, desk.settings.index_history_ms)
@@ -79,12 +80,13 @@ class HoldMoves:
         shard = desk.catalog.by_id(entry.depends[0]).shard
         if is_empty(upper) or since - now < desk.settings.hold_downgrade_ms or shard is None:
             return []
+        # Reads below the new since choose the shard from now on (`Reads._target`).
         desk.frontiers.compacted(entry.id, since)
         desk.command(AllowCompaction(entry.id, since))
         return [(shard, dataflow_holder(entry.id), since)]
 
     def moved(self, message: HoldsMoved) -> None:
-        """A round has ended."""
+        """End a round."""
         self._moving = False
         error = message.error
         if isinstance(error, UnknownObject):  # dropped meanwhile; the next round goes without it

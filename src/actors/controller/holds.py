@@ -1,12 +1,11 @@
-"""Retained history: how far each shard's since may follow its upper.
+"""Retained history: the distance at which each shard's since follows its upper.
 
-Theory of operation. Every shard of an object has a durable hold of holder `RETAIN` at
-``max(0, upper - retain_history_ms)``, moved now and then: a move is one compare-and-set on the
-shard's record, so it waits until it would free a twentieth of the history kept, or a second.
-Reads and dataflows have holds of their own; a shard's since is the least of all.
+Every shard of an object has a durable hold of holder `RETAIN` at ``max(0, upper -
+retain_history_ms)``. Reads and dataflows have holds of their own; a shard's since is the least of
+all.
 
-Rules: a hold never goes back; a shard that is closed (empty upper) keeps its hold. It does not
-talk to persist: `moves` says what to do, its owner does it and calls `moved`.
+A hold never goes back; a shard that is closed (empty upper) keeps its hold. Pure: `move` returns
+where a hold should go, its owner moves it and calls `moved`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ RETAIN: Final = "retain"
 
 
 def dataflow_holder(id_: ObjectId) -> str:
-    """Holder of a dataflow on the shards it imports; the dataflow moves it."""
+    """Return the holder of a dataflow on the shards it imports; the dataflow moves it."""
     return f"dataflow/{id_}"
 
 
 def subscribe_holder(id_: ObjectId) -> str:
-    """Holder of a running subscribe."""
+    """Return the holder of a running subscribe."""
     return f"subscribe/{id_}"
 
 
 def copy_holder(id_: ObjectId) -> str:
-    """Holder of a running copy."""
+    """Return the holder of a running copy."""
     return f"copy/{id_}"
 
 
 def sink_holder(id_: ObjectId) -> str:
-    """Holder of a sink; its task moves it behind what is durable outside."""
+    """Return the holder of a sink; its task moves it behind the externally durable frontier."""
     return f"sink/{id_}"
 
 
@@ -46,7 +45,7 @@ class Retained(msgspec.Struct):
     retain_ms: int
     since: Time
     wanted: Time = 0
-    """Where the hold may stand already: a move to there was asked for."""
+    """Time to which a move was requested: the hold may be there already."""
 
 
 class RetainHolds:
@@ -57,19 +56,23 @@ class RetainHolds:
         self._shards: dict[ShardId, Retained] = {}
 
     def track(self, shard: ShardId, retain_ms: int, since: Time) -> None:
-        """A shard exists, with a retain hold at `since`."""
+        """Add a shard with a retain hold at `since`."""
         self._shards[shard] = Retained(retain_ms, since)
 
     def forget(self, shard: ShardId) -> None:
-        """The shard is gone."""
+        """Remove a shard."""
         self._shards.pop(shard, None)
 
     def move(self, shard: ShardId, upper: Frontier) -> Time | None:
-        """Where the hold should go now that the upper is `upper`; None: stay."""
+        """Return the time to which the hold should move, given the shard's upper; None: it
+        stays."""
         kept = self._shards.get(shard)
         if kept is None or is_empty(upper):
             return None
+        # At least 1, so that the last sealed time stays readable.
         target = max(0, upper - max(1, kept.retain_ms))
+        # A move is a compare-and-set on the shard's record: wait until it frees a twentieth of the
+        # history, and at least the grain.
         grain = max(1, min(self._grain_ms, kept.retain_ms), kept.retain_ms // 20)
         if target - kept.since < grain:
             return None
@@ -77,17 +80,18 @@ class RetainHolds:
         return target
 
     def moved(self, shard: ShardId, since: Time) -> None:
-        """The hold stands at `since`."""
+        """Note that the hold was moved to `since`."""
         kept = self._shards.get(shard)
         if kept is not None:
             kept.since = max(kept.since, since)
 
     def keeps(self, shard: ShardId, time: Time) -> bool:
-        """Whether the hold alone makes the shard readable at that time; if not, it may be so."""
+        """Return whether the hold alone makes the shard readable at that time; if False, it may
+        still be."""
         kept = self._shards.get(shard)
         return kept is not None and time >= max(kept.since, kept.wanted)
 
     def since(self, shard: ShardId) -> Time:
-        """Where the hold stands (0 for a stranger)."""
+        """Return the time of the hold; 0 if unknown."""
         kept = self._shards.get(shard)
         return 0 if kept is None else kept.since

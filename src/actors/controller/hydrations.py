@@ -1,20 +1,15 @@
-"""How many dataflows of one connection hydrate at a time: the others' Schedule is withheld. Pure.
+"""Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure.
 
-Theory of operation. A dataflow *hydrates* from its Schedule until its output is strictly beyond
-its `as_of`; that is when it reads most. At most `limit` may do so at once. The Schedules of the
-others wait here, in the order in which they came. A connection begins with nothing known: what a
-replica has kept tells its frontiers at once and makes room for the next.
+A dataflow *hydrates* from its Schedule until its output is strictly beyond its `as_of`; that is
+when it reads most. At most `limit` may do so at once; the Schedules of the others wait here, first
+in, first out. A connection begins with nothing known: dataflows that a replica has kept report
+their frontiers at once, and make room for the next.
 
-Rules:
+A dataflow that reads the output of one that has not hydrated waits for that one, without a slot. A
+slot is freed when the dataflow has hydrated, is dropped, or reports that it is stalled or frozen.
 
-- transient dataflows (subscribes, copies) bypass it: a client waits for them;
-- one that reads the output of a dataflow that has not hydrated waits for that one, and takes no
-  place meanwhile;
-- a place is freed when the dataflow has hydrated, is dropped, or says that it is stalled or
-  frozen: others need not wait for a store that does not answer it.
-
-Invariants: everything but Schedules passes at once and in order; a Schedule passes once, unless
-its dataflow is dropped first.
+Invariants: everything but Schedules passes at once and in order; a Schedule passes once, unless its
+dataflow is dropped first.
 """
 
 from __future__ import annotations
@@ -48,28 +43,30 @@ class Hydrations:
         self._limit = limit
         self._dry: dict[ObjectId, DataflowDescription] = {}
         self._made: dict[ShardId, ObjectId] = {}
-        """Which of them writes a shard."""
+        """Dataflows that have not hydrated, by the shard that they write."""
         self._scheduled: dict[ObjectId, Schedule] = {}
-        """Withheld."""
+        """Withheld Schedules."""
         self._queue: OrderedDict[ObjectId, None] = OrderedDict()
-        """Of the withheld, those that only wait for a place."""
+        """Withheld dataflows that wait for a slot only."""
         self._blocked: dict[ShardId, list[ObjectId]] = {}
-        """The others, by what they wait to read."""
+        """The other withheld dataflows, by the shard that they wait to read."""
         self._taken: set[ObjectId] = set()
 
     @property
     def waiting(self) -> int:
-        """How many Schedules are withheld."""
+        """Return the number of withheld Schedules."""
         return len(self._scheduled)
 
     @property
     def hydrating(self) -> int:
-        """How many places are taken."""
+        """Return the number of slots in use."""
         return len(self._taken)
 
     def command(self, command: Command) -> list[Command]:
-        """What is to be sent now, of this command and of those that waited."""
+        """Return the commands to send now: this one, unless it is withheld, and Schedules that it
+        releases."""
         match command:
+            # Subscribes and copies bypass the limit: a client waits for them.
             case CreateDataflow(dataflow) if not isinstance(
                 dataflow.export, SubscribeExport | CopyToExport
             ):
@@ -86,12 +83,13 @@ class Hydrations:
         return [command]
 
     def responded(self, response: Response) -> list[Command]:
-        """Schedules to be sent, now that the replica has said this."""
+        """Return the Schedules to send, now that the replica has responded."""
         match response:
             case Frontiers(id=id, output=output) if id in self._dry and output is not None:
                 if output <= self._dry[id].as_of:
                     return []
                 self._forget(id)
+            # The others need not wait for a store that does not answer this one.
             case Status(id=id, state=state) if id in self._taken and state in _STUCK:
                 self._taken.discard(id)
             case _:
@@ -99,7 +97,7 @@ class Hydrations:
         return self._next()
 
     def _enqueue(self, id: ObjectId) -> None:
-        """It waits for what it reads, or else for a place."""
+        """Let a dataflow wait for an input that has not hydrated, or else for a slot."""
         for source in self._dry[id].imports:
             if source.shard in self._made:
                 self._blocked.setdefault(source.shard, []).append(id)
@@ -107,7 +105,8 @@ class Hydrations:
         self._queue[id] = None
 
     def _forget(self, id: ObjectId) -> None:
-        """It is dry no more, or no more at all; who waited for it need not any longer."""
+        """Remove a dataflow that has hydrated or was dropped, and release those that wait for its
+        output."""
         dry = self._dry.pop(id, None)
         if dry is None:
             return
@@ -117,11 +116,12 @@ class Hydrations:
         if isinstance(dry.export, ViewExport) and self._made.get(dry.export.shard) == id:
             del self._made[dry.export.shard]
             for blocked in self._blocked.pop(dry.export.shard, ()):
+                # It may have been dropped while it waited.
                 if blocked in self._scheduled:
                     self._enqueue(blocked)
 
     def _next(self) -> list[Command]:
-        """Fills the places that are free."""
+        """Fill the free slots."""
         passed: list[Command] = []
         while self._queue and len(self._taken) < self._limit:
             id, _ = self._queue.popitem(last=False)

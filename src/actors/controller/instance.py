@@ -1,7 +1,7 @@
-"""The instance at work: a replica task for each replica, and what `Replicas` decides done to them.
+"""The running instance: one replica task for each replica, which do what `Replicas` decides.
 
-It is a part of the controller and runs in its task. Replicas come from a `Supply`: clusters in
-this process (`cluster.hosts`), or others that are reached over a wire.
+It is a part of the controller and runs in its task. Replicas come from a `Supply`: clusters in this
+process (`cluster.hosts`), or others that are reached over a wire.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ log = logging.getLogger("penstock.controller")
 
 
 class Supply(Protocol):
-    """Where replicas come from."""
+    """Starts, stops and connects replicas."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Those that are there from the start."""
+        """Return the names of the replicas that are there from the start."""
         ...
 
     async def connect(self, name: str) -> ClusterClient:
-        """A connection to one."""
+        """Return a connection to a replica."""
         ...
 
     @property
     def storage(self) -> Connect | None:
-        """Makes a connection to the storage half of one of them, if they have one."""
+        """Return a function that connects to the storage half of one replica; None: they have
+        none."""
         ...
 
     async def start(self, name: str) -> None:
-        """Makes one more. Raises `InvalidUsage` where that cannot be."""
+        """Start one more replica. Raises `InvalidUsage` where that is not possible."""
         ...
 
     async def stop(self, name: str) -> None:
-        """Ends one, and removes what it held. Raises `InvalidUsage`."""
+        """Stop a replica and remove its scratch. Raises `InvalidUsage`."""
         ...
 
     async def statistics(self) -> ClusterStatistics | None:
-        """Of all of them, where they are in reach."""
+        """Return the statistics of all replicas; None if they cannot be reached."""
         ...
 
 
@@ -68,7 +69,7 @@ Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
 
 
 class Fixed:
-    """Replicas that are neither made nor ended from here."""
+    """Replicas that this service can neither start nor stop."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Fixed:
         )
 
     async def stop(self, name: str) -> None:
-        """It is left where it is."""
+        """Leave the replica running."""
 
     async def statistics(self) -> ClusterStatistics | None:
         """See `Supply`."""
@@ -110,8 +111,8 @@ class Fixed:
 
 
 class Several:
-    """The replicas of this process; `wrap` goes around each connection, `wrap_storage` around
-    those to a storage half."""
+    """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
+    storage half."""
 
     def __init__(
         self,
@@ -134,11 +135,12 @@ class Several:
 
     @property
     def storage(self) -> Connect | None:
-        """See `Supply`. Of the oldest that is there: what reads the outside does so once."""
+        """See `Supply`. Connects to the oldest replica."""
         if not self._hosts.stores:
             return None
 
         async def connect() -> ClusterClient:
+            # One replica alone: an external system should be read once.
             return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
 
         return connect
@@ -157,7 +159,7 @@ class Several:
 
 
 class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
-    """It is durable that a replica is no more (or that failed): now it may end."""
+    """The names without a dropped replica are durable, so that it may stop; or that failed."""
 
     session: Address[Any]
     request: ChangeReplicas
@@ -165,7 +167,7 @@ class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
-    """A replica was made (`added`) or ended (`dropped`), or that failed."""
+    """A replica was added or dropped, or that failed."""
 
     session: Address[Any]
     request: ChangeReplicas
@@ -177,7 +179,7 @@ Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
 
 
 class Instance:
-    """All replicas. `commands` is the history to begin with."""
+    """All replicas. `commands` is the initial history."""
 
     def __init__(
         self,
@@ -206,6 +208,8 @@ class Instance:
         ctx, supply = self._ctx, self._supply
         serial = self._serials[name] = self._serials.get(name, 0) + 1
         self._count += 1
+        # A replica that is added again numbers its connections beyond those of its former task, so
+        # that late messages of that task are told apart.
         first = (serial - 1) << 32
         self._tasks[name] = ctx.spawn(
             lambda: ReplicaTask(
@@ -215,7 +219,7 @@ class Instance:
         )
 
     def storage(self) -> Address[Any] | None:
-        """Starts the task that speaks with the storage half, where there is one."""
+        """Start the task that holds the connection to the storage half, where there is one."""
         ctx, connect = self._ctx, self._supply.storage
         if connect is None:
             return None
@@ -225,48 +229,49 @@ class Instance:
         )
 
     def command(self, command: Command) -> None:
-        """Tells the replicas, those that are not connected when they are."""
+        """Send a command to the replicas that are connected; the others get it with the history."""
         for name in self._core.command(command):
             self._tasks[name].reply(Push(command))
 
     def carry_out(self, merged: Merged) -> None:
-        """Sends what follows from an event."""
+        """Send the commands that follow from an event."""
         for name, command in merged.sent:
             self._tasks[name].reply(Push(command))
 
-    # -- what replica tasks say ----------------------------------------------------------------
+    # -- messages of replica tasks -------------------------------------------------------------
 
     def connected(self, message: ReplicaConnected) -> Merged:
-        """A replica is there: it is given the history."""
+        """Send the history to a replica that has connected."""
         name, incarnation = message.replica, message.incarnation
         if name not in self._tasks:
             return Merged()
         commands, merged = self._core.connected(name, incarnation)
         if name not in self._connections:
-            self._last_error.pop(name, None)  # of tries before it was there: nothing has ended
+            # The error is of an attempt to connect: no connection has ended.
+            self._last_error.pop(name, None)
         self._connections[name] = self._connections.get(name, 0) + 1
         self._tasks[name].reply(Replay(incarnation, tuple(commands)))
         self.carry_out(merged)
         return merged
 
     def responded(self, message: ReplicaResponse) -> Merged:
-        """What counts of a response."""
+        """Merge a response and carry out what follows."""
         merged = self._core.responded(message.replica, message.incarnation, message.response)
         self.carry_out(merged)
         return merged
 
     def lost(self, message: ReplicaLost) -> Merged:
-        """A connection is gone."""
+        """Take note of a lost connection."""
         self._last_error[message.replica] = f"{type(message.error).__name__}: {message.error}"
         merged = self._core.lost(message.replica, message.incarnation)
         self.carry_out(merged)
         return merged
 
-    # -- more and fewer ------------------------------------------------------------------------
+    # -- adding and dropping -------------------------------------------------------------------
 
     def change(self, session: Address[Any], request: ChangeReplicas) -> ReplicaReport | None:
-        """Begins a change (`ReplicasNoted` or `ReplicasChanged` follows), or reports where none
-        is wanted. Raises `InvalidUsage`."""
+        """Begin a change (`ReplicasNoted` or `ReplicasChanged` follows), or return a report if the
+        request changes nothing. Raises `InvalidUsage`."""
         add, drop = request.add, request.drop
         if not add and not drop:
             return self.report(request.request)
@@ -280,6 +285,7 @@ class Instance:
         else:
             self._check_end(drop)
             left = [name for name in self._tasks if name != drop]
+            # Durable first: after a crash in between, the dropped replica must not come back.
             self._begin(lambda: self._remember(left), ReplicasNoted, session, request)
         self._changing = True
         return None
@@ -298,17 +304,19 @@ class Instance:
         )
 
     async def _make(self, name: str) -> None:
-        """A replica that is not remembered would not be there after a restart: it goes again."""
+        """Start a replica and make its name durable."""
         names = [*self._tasks, name]
         await self._supply.start(name)
         try:
             await self._remember(names)
         except StorageError:
+            # It would be gone after a restart: better now, with an error.
             await self._supply.stop(name)
             raise
 
     def noted(self, message: ReplicasNoted) -> Merged:
-        """A replica is dropped, since that is durable. Raises what failed."""
+        """Drop a replica, now that the names without it are durable. Raises the error if they are
+        not."""
         if message.error is not None:
             self._changing = False
             raise message.error
@@ -322,6 +330,7 @@ class Instance:
     def _check_new(self, name: str) -> None:
         if name in self._tasks:
             raise InvalidUsage(f"there is a replica {name} already")
+        # A replica's name is also the name of its scratch folder.
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
             raise InvalidUsage(f"replica {name!r}: a name is 1 to 16 letters and digits")
         if len(self._tasks) >= REPLICAS_MAX:
@@ -345,7 +354,7 @@ class Instance:
         return merged
 
     def changed(self, message: ReplicasChanged) -> ReplicaReport:
-        """A change is done. Raises what it failed with."""
+        """Report the end of a change. Raises its error."""
         self._changing = False
         if message.error is not None:
             raise message.error
@@ -356,10 +365,10 @@ class Instance:
             log.info("replica %s was dropped", message.request.drop)
         return self.report(message.request.request)
 
-    # -- for people ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def report(self, request: int) -> ReplicaReport:
-        """All replicas."""
+        """Return the status of all replicas."""
         return ReplicaReport(request, tuple(self._status(name) for name in self._tasks))
 
     def _status(self, name: str) -> ReplicaStatus:
@@ -373,11 +382,12 @@ class Instance:
             self._connections.get(name, 0),
             len(written),
             core.objects,
+            # Against the empty frontier a lag would be no number of ms.
             max((lag for lag in lags if lag < EMPTY // 2), default=0),
         )
 
     def describe(self) -> str:
-        """How many are there."""
+        """Return how many replicas are connected."""
         core = self._core
         return f"{len(core.connected_names)} of {len(core.names)} replicas connected"
 

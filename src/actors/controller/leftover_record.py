@@ -1,4 +1,4 @@
-"""The durable record of what a dropped source has left outside; see `leftovers`."""
+"""The durable record of a dropped source's external resource; see `leftovers`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ PREFIX: Final = "leftover/"
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """A source that was dropped, and what is kept for it outside."""
+    """A dropped source and its external resource."""
 
     id: ObjectId
     name: str
     configuration: Configuration
     kept: str
-    """What the outside calls it."""
+    """External name of the resource, such as a slot's."""
 
     @property
     def key(self) -> str:
-        """Where it is remembered."""
+        """Return the consensus key of the record."""
         return PREFIX + self.id
 
 
 def leftover_of(entry: CatalogObject, kept: str) -> Leftover:
-    """Of a source that is being dropped."""
+    """Return the record for a source that is being dropped."""
     assert entry.configuration is not None, entry.name
     return Leftover(entry.id, entry.name, entry.configuration, kept)
 
 
 def remembered(leftover: Leftover) -> Cas:
-    """What a drop sets besides the catalog. Ids are never used twice: the key is a new one."""
+    """Return the change that stores the record, to be set together with the catalog."""
+    # Ids are never used twice, so the key is new.
     return Cas(leftover.key, None, msgspec.msgpack.encode(leftover))
 
 
 async def load(persist: PersistClient) -> tuple[Leftover, ...]:
-    """Those that are there. Raises `StorageError`, `Corrupt`."""
+    """Return all records. Raises `StorageError`, `Corrupt`."""
     found = []
     for key in await persist.list_keys(PREFIX):
         head = await persist.head(key)
@@ -56,7 +57,7 @@ async def load(persist: PersistClient) -> tuple[Leftover, ...]:
 
 
 async def unremember(persist: PersistClient, leftover: Leftover) -> None:
-    """It is gone, or given up. Raises `StorageError`."""
+    """Delete the record, as the resource is removed or given up. Raises `StorageError`."""
     head = await persist.head(leftover.key)
     while head is not None:
         if await persist.compare_and_set([Cas(leftover.key, head.seqno, None)]):

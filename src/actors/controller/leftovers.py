@@ -1,16 +1,16 @@
-"""What dropped sources have left outside (a replication slot), remembered until it is gone.
+"""Removal of dropped sources' external resources (replication slots), with retries until it is
+done.
 
-Theory of operation. The set that drops a source also makes a key, `leftover/ID`, with all that is
-needed to remove what the outside keeps for it. The cluster does that when the source's task has
-stopped. A while after it has said so, or a cluster is connected that was not told of the source,
-it is done here once more, which finds nothing to do where the cluster did it; then the key goes.
-What cannot be reached is tried again, with delays that grow; after a restart too. It is listed
-with the sources, as *dropped*, with the reason.
+The set that drops a source also stores a record, `leftover/ID`, with all that the removal needs.
+The cluster removes the resource when the source's task has stopped. A while after it has reported
+that, or a cluster that does not run the source has connected, the controller repeats the removal,
+which is idempotent, and deletes the record. Failures are retried with backoff, after a restart too.
+Until then the source is listed as *dropped*, with the reason.
 
 Rules:
-- what a source of now uses is never removed: a leftover of the same name outside is held back,
-  and what was under way for it is canceled;
-- a person may say that it be forgotten: then only the key goes, and what is outside is theirs.
+- a resource that a current source uses is never removed: a record of the same name is held
+  back, and a removal that is running is cancelled;
+- a user may give a resource up: then only the record is deleted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ DROPPED: Final = "dropped"
 
 
 class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
-    """To the controller: it is time to try (`tried` False), or a try has ended, with an error or
-    without."""
+    """A retry is due (`tried` False), or a try has ended, with an error or without."""
 
     id: ObjectId
     tried: bool = False
@@ -51,7 +50,7 @@ class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
-    """To the controller: these are gone, as a person wished, or are not."""
+    """The records were deleted on a user's request, or that failed."""
 
     session: Address[Any]
     request: ForgetSource
@@ -60,37 +59,37 @@ class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Pending(msgspec.Struct):
-    """One, and where it stands."""
+    """One record and the state of its removal."""
 
     leftover: Leftover
     failures: int = 0
     since_ms: int = 0
     error: str = ""
     attempt: Effect | None = None
-    """The effect under way."""
+    """The try that is running."""
     due: bool = False
-    """A try is scheduled, or under way."""
+    """True if a try is scheduled or running."""
 
 
 class Leftovers:
-    """All of them; a part of the controller."""
+    """All records; a part of the controller."""
 
     def __init__(self, desk: Desk, found: tuple[Leftover, ...]) -> None:
         self._desk = desk
         now = desk.ctx.now_ms()
         self._all = {each.id: _Pending(each, since_ms=now) for each in found}
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def dropped(self, entry: CatalogObject) -> None:
-        """A source is no longer in the catalog; the cluster is about to be told."""
+        """Add the record of a source that is no longer in the catalog."""
         kept = self._kept(entry)
         if kept:
             leftover = leftover_of(entry, kept)
             self._all[entry.id] = _Pending(leftover, since_ms=self._desk.ctx.now_ms())
 
     def created(self, entry: CatalogObject) -> None:
-        """A source is in the catalog: what it uses outside is not removed any more."""
+        """Cancel the removal of a resource that a new source uses."""
         kept = self._kept(entry)
         for pending in self._all.values():
             if pending.leftover.kept == kept and pending.attempt is not None:
@@ -98,25 +97,26 @@ class Leftovers:
                 self._failed(pending, self._in_use(pending))
 
     def let_go(self, id_: ObjectId) -> None:
-        """The cluster has, or is about to: in a while it is looked whether anything is left."""
+        """Schedule a try, since the cluster has removed the resource or is about to."""
         pending = self._all.get(id_)
         if pending is not None and not pending.due:
             pending.due = True
+            # Delayed, so that the cluster and the controller do not remove it at the same moment.
             self._desk.ctx.after(DELAY_MS_MIN, LeftoverTurn(id_))
 
     def connected(self) -> None:
-        """A cluster was told of all sources: it has none of these, or is letting go of it."""
+        """Schedule a try for each record: the new connection was not told to run their sources."""
         for id_ in list(self._all):
             self.let_go(id_)
 
     def turn(self, message: LeftoverTurn | LeftoverForgotten) -> None:
-        """What its own doings have brought."""
+        """Handle a timer, the end of a try, or the end of a deletion."""
         if isinstance(message, LeftoverForgotten):
             self._forgotten(message)
             return
         pending = self._all.get(message.id)
         if pending is None:
-            return  # a person had it forgotten
+            return  # a user gave it up
         if not message.tried:
             self._try(pending)
             return
@@ -129,7 +129,7 @@ class Leftovers:
         else:
             self._failed(pending, message.error)
 
-    # -- removing it -------------------------------------------------------------------------------
+    # -- removal -----------------------------------------------------------------------------------
 
     def _kept(self, entry: CatalogObject) -> str:
         if entry.kind != SOURCE or entry.configuration is None:
@@ -137,7 +137,7 @@ class Leftovers:
         return self._desk.outside.makers.kept(entry.configuration, entry.id)
 
     def _in_use(self, pending: _Pending) -> PenstockError | None:
-        """Why it is held back, if it is."""
+        """Return the reason why the resource must stay, or None."""
         for entry in self._desk.catalog.of_kind(SOURCE):
             if self._kept(entry) == pending.leftover.kept:
                 return PenstockError(f"source {entry.name} uses {pending.leftover.kept} now")
@@ -167,6 +167,7 @@ class Leftovers:
                         await source.close()
         except TimeoutError:
             raise Unreachable(f"the outside did not answer within {ATTEMPT_MS_MAX} ms") from None
+        # Last: after a crash in between, the removal is repeated.
         await unremember(self._desk.persist, leftover)
 
     def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
@@ -177,9 +178,10 @@ class Leftovers:
         news = told != pending.error
         if news:
             pending.error, pending.since_ms = told, self._desk.ctx.now_ms()
+        # Each new reason is logged once; the second failure again, as a warning.
         if news or pending.failures == 2:
             log.log(
-                # The cluster may be about it at this moment, which fails one of the two.
+                # The cluster may be removing it at this moment, which fails one of the two.
                 logging.INFO if pending.failures == 1 else logging.WARNING,
                 "source %s was dropped, but %s is still there: %s; it is tried again, until"
                 " `penstock source forget` gives it up",
@@ -190,10 +192,10 @@ class Leftovers:
         delay_ms = min(DELAY_MS_MAX, DELAY_MS_MIN << min(pending.failures - 1, 20))
         self._desk.ctx.after(delay_ms, LeftoverTurn(pending.leftover.id))
 
-    # -- for people --------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     def forget(self, session: Address[Any], request: ForgetSource) -> None:
-        """Removes nothing outside, and speaks of it no more. Raises `UnknownObject`."""
+        """Delete the records of a name, and leave the resources. Raises `UnknownObject`."""
         ids = tuple(id_ for id_, each in self._all.items() if each.leftover.name == request.name)
         if not ids:
             there = ", ".join(sorted({each.leftover.name for each in self._all.values()}))
@@ -227,7 +229,8 @@ class Leftovers:
         message.session.reply(Done(message.request.request, text))
 
     def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
-        """Return them as sources are listed; `failing`: those alone that could not be removed."""
+        """Yield the records in the form of listed sources; `failing`: only those whose removal
+        failed."""
         for id_, each in self._all.items():
             if failing and not each.error:
                 continue

@@ -1,7 +1,6 @@
-"""Maintenance: compacts shards that grew, now and then, and removes orphaned blobs.
+"""Maintenance: compacts shards that grew, at intervals, and removes orphaned blobs.
 
-One shard at a time, so that compaction never takes more than its share. A shard whose
-maintenance fails is tried again when it grows again; failures are logged and never spread.
+A shard whose maintenance fails is retried when it grows again; failures are only logged.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ log = logging.getLogger("penstock.maintenance")
 
 
 class _Due(msgspec.Struct, frozen=True, gc=False):
-    """Time for a round."""
+    """The timer of the next round has fired."""
 
 
 class _OrphansDue(msgspec.Struct, frozen=True, gc=False):
-    """Time to look for blobs that nothing names."""
+    """The grace of orphans has passed."""
 
 
 class _Maintained(msgspec.Struct, frozen=True, gc=False):
@@ -43,14 +42,16 @@ _Message: TypeAlias = MaintenanceMessage | _Due | _OrphansDue | _Maintained | _C
 
 
 class MaintenanceTask(Actor[_Message]):
-    """Keeps shards small."""
+    """Compacts shards and removes orphans."""
 
     def __init__(self, persist: PersistClient, settings: Settings) -> None:
         self._persist = persist
         self._settings = settings
         self._grown: dict[ShardId, None] = {}
-        """In the order in which they first grew."""
+        """Shards in the order in which they first grew."""
         self._running: str | None = None
+        # The first collection of a process only lists; a later one removes what an earlier process
+        # left.
         self._orphans_due = True
         self._orphans_timer: Effect | None = None
         self._done = 0
@@ -81,12 +82,15 @@ class MaintenanceTask(Actor[_Message]):
                     log.info("removed %d orphaned blobs", count)
                 if self._orphans_timer is not None:
                     self._orphans_timer.cancel()
+                # A blob is removed only when two collections, the grace apart, have found it
+                # unnamed.
                 delay = self._settings.blob_orphan_grace_ms
                 self._orphans_timer = self.ctx.after(delay, _OrphansDue())
             case _:
                 assert_never(message)
 
     def _next(self) -> None:
+        # One shard at a time, so that compaction never takes more than its share.
         if self._running is not None:
             return
         if self._orphans_due:
@@ -110,6 +114,7 @@ class MaintenanceTask(Actor[_Message]):
     def _finished(self, what: str, error: Exception | None) -> None:
         self._running = None
         self._done += 1
+        # A shard that was dropped meanwhile is no failure.
         if error is not None and not isinstance(error, UnknownObject):
             self._failed += 1
             log.warning("%s failed: %s: %s", what, type(error).__name__, error)

@@ -1,7 +1,7 @@
-"""A connection inside the process: the two ends of what a client and a session share.
+"""A connection inside the process: the two ends of a client's link to its session.
 
-It behaves as a framed connection does: bounded both ways, so that a slow side stops the other,
-and closed for both when one end closes; what was sent before the close is still received.
+It behaves as a framed connection does: bounded both ways, so that a slow side stops the other, and
+closed for both when one end closes; messages sent before the close are still received.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MemoryConnection(Generic[S, R]):
         self._closed = False
 
     async def send(self, message: S) -> None:
-        """Sends, waiting while the other side is slow. Raises `Closed` or `Broken`."""
+        """Send a message, waiting while the other side is slow. Raises `Closed` or `Broken`."""
         if self._closed:
             raise Closed(f"the connection to {self.peer} was closed by this side")
         try:
@@ -40,7 +40,8 @@ class MemoryConnection(Generic[S, R]):
             raise Broken(f"{self.peer} closed the connection") from None
 
     def offer(self, messages: Sequence[S]) -> int:
-        """Sends the first so many of them, without waiting. Raises as `send`."""
+        """Send as many of the first messages as possible without waiting; return their number.
+        Raises as `send`."""
         if self._closed:
             raise Closed(f"the connection to {self.peer} was closed by this side")
         for count, message in enumerate(messages):
@@ -53,29 +54,31 @@ class MemoryConnection(Generic[S, R]):
         return len(messages)
 
     async def receive(self) -> R:
-        """The next message. Raises `Closed`, or `Broken` when the other end is gone."""
+        """Return the next message. Raises `Closed`, or `Broken` when the other end is gone."""
         while not self._received:
             if self._closed:
                 raise Closed(f"the connection to {self.peer} was closed by this side")
             if self._ended:
                 raise Broken(f"{self.peer} closed the connection")
             batch = await self._inbox.receive()
+            # The messages of this batch were sent before the end, and are returned first.
             self._ended = self._ended or self._inbox.urgent is not None
             self._received.extend(m.message if isinstance(m, Traced) else m for m in batch)
         message: R = self._received.popleft()
         return message
 
     async def aclose(self) -> None:
-        """Closes both directions. Twice is harmless."""
+        """Close both directions. Idempotent."""
         if not self._closed:
             self._closed = True
+            # The control lane has no bound: a full mailbox cannot delay the close.
             self._outbox.control(_END)
             self._inbox.control(_END)
             self._inbox.close()
 
 
 def pair(messages_max: int) -> tuple[MemoryConnection[Any, Any], MemoryConnection[Any, Any]]:
-    """The client's end and the service's end."""
+    """Return the client's end and the service's end."""
     up: Mailbox[Any] = Mailbox("/link/up", messages_max)
     down: Mailbox[Any] = Mailbox("/link/down", messages_max)
     return (

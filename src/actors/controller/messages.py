@@ -1,7 +1,7 @@
 """Messages of the controller's actors. They stay in the process and pass by reference.
 
-Directions: a session sends requests to the controller and waits for room; answers go back in
-the room that the request reserved (`Address.reply`). The controller never waits to send.
+A session sends requests to the controller and waits for room; answers go back in the room that the
+request reserved (`Address.reply`). The controller never waits to send.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from actors.protocol import api
 from actors.protocol.internal import Half
 
 BARE_ANSWER_BYTES: Final = 256
-"""What an answer without rows counts for."""
+"""Size that an answer without rows counts for."""
 
 
 def changes_bytes(changes: api.Changes) -> int:
-    """What a subscribe's changes count for while they wait to be passed on."""
+    """Return the size that a subscribe's changes count for until they are passed on."""
     return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
 
 
@@ -36,7 +36,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False):
     session: Address[Any]
     request: api.Request
     peer: str = ""
-    """Where the client is, for people."""
+    """Address of the client, for people."""
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
@@ -67,21 +67,21 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Moves the tables' upper past a fresh time, with no rows; answered with the time."""
+    """Seals the tables at a fresh time, with no rows; answered with the time."""
 
     reply: Reply[Time]
 
 
 class CloseTable(msgspec.Struct, frozen=True, gc=False):
-    """A table is to be dropped: answered when no earlier write to it is under way."""
+    """A table is to be dropped: answered when no earlier write to it is running."""
 
     id: ObjectId
     reply: Reply[None]
 
 
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
-    """A copy from files, for a time of its own; the controller hears `CopyAppended`. Its parts
-    are the writer's from now on."""
+    """A copy from files, for a time of its own; the writer owns its parts from now on, and sends
+    `CopyAppended` to the controller."""
 
     name: str
     copy: StagedCopy
@@ -91,11 +91,11 @@ TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable | AppendCopy
 
 
 class CopyTurn(msgspec.Struct, frozen=True, gc=False):
-    """What became of something that `CopiesFrom` has begun."""
+    """Result of an effect of `CopiesFrom`."""
 
 
 class CopyAppended(CopyTurn, frozen=True, gc=False):
-    """Table writer → controller: all rows of the copy are durable at `time`, or why not."""
+    """Table writer → controller: all rows of the copy are durable at `time`, or the error."""
 
     name: str
     rows: int = 0
@@ -114,21 +114,21 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
 
 
 class Push(msgspec.Struct, frozen=True, gc=False):
-    """Controller → replica task: one more command, of the half that the task speaks for."""
+    """Controller → replica task: one more command, for the task's half."""
 
     command: Any
 
 
 class Replay(msgspec.Struct, frozen=True, gc=False):
-    """Controller → replica task: what connection number `incarnation` must be told first. All
-    that was pushed before is in it."""
+    """Controller → replica task: the history for connection number `incarnation`, with all commands
+    that were pushed before."""
 
     incarnation: int
     commands: tuple[Any, ...]
 
 
 class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: connection number `incarnation` is there; `Replay` is wanted."""
+    """Replica task → controller: connection number `incarnation` is there; answered by `Replay`."""
 
     replica: str
     incarnation: int
@@ -145,7 +145,7 @@ class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: the connection is gone; it is being made again."""
+    """Replica task → controller: the connection is lost; the task reconnects."""
 
     replica: str
     incarnation: int

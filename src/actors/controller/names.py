@@ -14,13 +14,13 @@ NAME_CHARACTERS_MAX: Final = 128
 
 
 def fold(name: str) -> str:
-    """What a name is compared by."""
+    """Return the form by which a name is compared."""
     return name.lower()
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name. Raises `InvalidUsage` when it is empty, too long, reserved, or holds what a
-    reader cannot see."""
+    """Return the name. Raises `InvalidUsage` when it is empty, too long, reserved, or holds
+    characters that are not printed."""
     refuse_relation(name, what)
     if not name or name != name.strip() or not name.isprintable():
         raise InvalidUsage(

@@ -1,14 +1,13 @@
 """The timestamp oracle: strictly increasing times, reserved durably ahead of their use.
 
-Theory of operation. A time is ``max(wall clock, last + 1)``. No time is given out before a
-reservation beyond it is durable under the consensus key `oracle`; a restart goes on from the
-reservation, so it never gives a time that an earlier life may have given. Reserving ahead
-(`oracle_reserve_ms`) makes it one durable write for many times.
+A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
+durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one durable
+write for many times.
 
-Rules: times strictly increase over all lives; a wall clock that jumps back or stands still only
-makes times denser than milliseconds would be. `Oracle` is pure: the owner feeds it the clock
-and carries out the reservations it asks for (`DurableOracle` does both). It does not order
-reads: those name a time that was written.
+Times strictly increase over all restarts; a wall clock that jumps back or stands still only makes
+times denser than milliseconds would be. `Oracle` is pure: the owner feeds it the clock and carries
+out the reservations it asks for (`DurableOracle` does both). It does not order reads: those name a
+time that was written.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ FORMAT_VERSION: Final = 1
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What the key `oracle` holds: no time at or above `reserved` was ever given out."""
+    """The document under the key `oracle`: no time at or above `reserved` was ever given out."""
 
     format: int
     reserved: Time
 
 
 class Oracle:
-    """Gives times; says which reservation it needs first."""
+    """Gives times, and the reservations that they need first."""
 
     def __init__(self, reserved: Time, reserve_ms: int) -> None:
+        # An earlier process may have given out any time below its reservation.
         self.last: Time = reserved - 1
         self.reserved: Time = reserved
         self._reserve_ms = reserve_ms
 
     def candidate(self, now_ms: int, at: Time | None = None) -> Time:
-        """The time it would give now, or `at` itself when it is driven by hand.
+        """Return the time that would be given now, or `at` itself when tests drive the oracle.
 
         Raises `InvalidUsage` when `at` is not later than every time given before.
         """
@@ -51,22 +51,22 @@ class Oracle:
         return at
 
     def reservation(self, time: Time) -> Time | None:
-        """What must be reserved durably before `time` may be given; None: nothing."""
+        """Return the reservation that must be durable before `time` is given; None: it is."""
         return None if time < self.reserved else time + self._reserve_ms
 
     def reserve(self, reserved: Time) -> None:
-        """The reservation is durable."""
+        """Note that the reservation is durable."""
         self.reserved = max(self.reserved, reserved)
 
     def give(self, time: Time) -> Time:
-        """Gives `time` out."""
+        """Give `time` out."""
         assert self.last < time < self.reserved, (self.last, time, self.reserved)
         self.last = time
         return time
 
 
 def decode_reservation(data: bytes) -> Time:
-    """The reserved time. Raises `StateDirectoryError` for a newer format, `Corrupt`."""
+    """Return the reserved time. Raises `StateDirectoryError` for a newer format, `Corrupt`."""
     try:
         reservation = msgspec.msgpack.decode(data, type=Reservation)
     except msgspec.MsgspecError as error:
@@ -80,12 +80,12 @@ def decode_reservation(data: bytes) -> Time:
 
 
 def encode_reservation(reserved: Time) -> bytes:
-    """The record to store."""
+    """Return the record to store."""
     return msgspec.msgpack.encode(Reservation(FORMAT_VERSION, reserved))
 
 
 def fenced(expected: int | None) -> Fenced:
-    """Somebody else moved the oracle."""
+    """Return the error for a record that another service has changed."""
     return Fenced(
         f"the oracle's record is no longer at seqno {expected}: another service uses this state",
         determinate=True,

@@ -1,8 +1,7 @@
-"""Batches that are too large for one answer: blobs, on their way to several subscribers. Pure.
+"""Batches that are too large for one answer: blobs in transfer to several subscribers. Pure.
 
-A `Shelf` holds the blobs of one batch until each of its readers has had them or has left; then
-they may be removed, one by one. A `Way` is one reader's way along it: piece after piece, of which
-the last carries the upper of the whole.
+A `Shelf` holds the blobs of one batch until each of its readers has had them or has left. A `Way`
+is one reader's position in them: piece after piece, of which the last has the batch's upper.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from actors.progress import Frontier
 
 
 class Shelf:
-    """The blobs of one batch, for so many readers."""
+    """The blobs of one batch, each with the number of readers that still need it."""
 
     def __init__(self, keys: Sequence[str], readers: int) -> None:
         self.keys = tuple(keys)
         self._wanted = Counter(dict.fromkeys(keys, readers))
 
     def take(self, keys: Sequence[str]) -> list[str]:
-        """A reader needs these no more; those that nobody needs."""
+        """Release blobs for one reader. Return those that no reader needs any more."""
         free = []
         for key in keys:
             self._wanted[key] -= 1
@@ -37,7 +36,7 @@ class Shelf:
 
 
 class Way:
-    """One reader's: updates with ``lower <= time < upper``."""
+    """One reader's position: updates with ``lower <= time < upper``."""
 
     def __init__(self, shelf: Shelf, lower: Frontier, upper: Frontier) -> None:
         self.shelf = shelf
@@ -45,38 +44,40 @@ class Way:
         self.upper = upper
         self._left = deque(shelf.keys)
         self.reading = False
-        """A piece is being read."""
+        """True while a piece is being read."""
         self.attempts = 0
-        """To read the present one, that failed."""
+        """Number of failed attempts to read the present piece."""
 
     @property
     def present(self) -> str:
-        """The blob to be read now."""
+        """Return the key of the blob to read now."""
         return self._left[0]
 
     @property
     def last(self) -> bool:
-        """Whether none follows."""
+        """Return whether the present piece is the last."""
         return len(self._left) == 1
 
     def passed(self) -> list[str]:
-        """It was read; what may be removed."""
+        """Advance to the next piece. Return the blobs that may be deleted."""
         self.reading, self.attempts = False, 0
         return self.shelf.take([self._left.popleft()])
 
     def abandoned(self) -> list[str]:
-        """The reader has left; what may be removed."""
+        """Release all remaining pieces, as the reader has left. Return the blobs that may be
+        deleted."""
         left = list(self._left)
         self._left.clear()
         return self.shelf.take(left)
 
     def cut(self, arrow: bytes) -> bytes | None:
-        """Of a piece, what is for this reader; None: nothing."""
+        """Return the updates of a piece that are for this reader; None if there are none."""
         rows: pa.Table = from_ipc(arrow)
         if not rows.num_rows:
             return None
         times = pc.min_max(rows[TIME])
         if self.lower <= times["min"].as_py() and times["max"].as_py() < self.upper:
+            # All of it is for this reader: the same bytes, without a copy.
             return arrow
         kept = between(rows, self.lower, self.upper)
         return to_ipc(kept) if kept.num_rows else None

@@ -1,22 +1,18 @@
 """One-off queries over tables and views, at one time.
 
-Theory of operation. A query that is a plain read of one object (`views.simple`) is not run here:
-the client is told which read answers it (`ReadInstead`), and an index or a shard does. Every
-other one goes through these stages, each in one effect of the controller, `_Run`:
+A query that is a plain read of one object (`views.simple`) is not run here: the answer names the
+read that the client sends instead (`ReadInstead`). Every other one goes through these stages, all
+in one effect of the controller, `_Run`:
 
-1. analysed: Spark says what its columns are, or why it is refused;
-2. held: a durable hold on every input at the query's time, then a look at their sinces: nothing
-   can slip away in between;
+1. analysed: Spark returns its columns, or the reason why it is refused;
+2. held: a durable hold on every input at the query's time;
 3. opened and run: the inputs' parts are leased as for a view that is computed whole, which waits
    until the time is sealed in all of them; then one Spark job makes the rows, in their order;
-4. streamed: piece by piece, the next one when the last was passed on to the client. The rows lie
-   in memory when they are few, else in files, of which one batch at a time is read.
+4. streamed: piece by piece, the next one when the last was passed on to the client. Few rows are in
+   memory; many are in files, of which one batch at a time is read.
 
-Without `as_of` the time is the greatest at which all inputs can be read, so that it waits only
-for a view that was never computed.
-
-Rules: holds, leases and files go when the run ends, however it ends; the run is cancelled, and
-with it its Spark job, when the client goes away, cancels, or the deadline passes (which counts
+Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
+with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
 until the rows are there). At most `queries_in_flight_max` run, more are refused with `Busy`.
 """
 
@@ -70,7 +66,7 @@ from actors.views.query_analysis import analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
-"""Rows of a file in memory at a time, about."""
+"""Number of a file's rows in memory at a time, about."""
 
 
 class QueryPiece(msgspec.Struct, frozen=True, gc=False):
@@ -82,14 +78,14 @@ class QueryPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueryEnded(msgspec.Struct, frozen=True, gc=False):
-    """A run is over; without an error all its rows were told."""
+    """A run has ended; without an error all its rows were sent."""
 
     number: int
     error: PenstockError | None = None
 
 
 class QueryLate(msgspec.Struct, frozen=True, gc=False):
-    """A deadline passed."""
+    """A deadline has passed."""
 
     number: int
 
@@ -101,14 +97,14 @@ class _Running(msgspec.Struct):
     session: Address[Any]
     request: Query
     time: Time
-    """Until its inputs are known, unless it is given: the latest at which a table was written."""
+    """Time of the query: as given; else that of the latest write, until the inputs are known."""
     deadline_ms: int
     since_ms: float
     timer: Effect
     taken: anyio.Event
     """Set when the client was sent the last piece."""
     names: str = ""
-    """Names its inputs for people, as soon as they are known."""
+    """Names of the inputs, for people, once they are known."""
     effect: Effect | None = None
     telling: bool = False
     state: str = "analysing"
@@ -126,7 +122,7 @@ class Queries:
         self._by_request: dict[tuple[str, int], int] = {}
         own = desk.settings.spark_conf
         self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
-        """Whether a text means to Spark what it means to us."""
+        """True if no Spark setting of the service changes the meaning of a query's text."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -134,8 +130,8 @@ class Queries:
     # -- beginning -----------------------------------------------------------------------------
 
     def query(self, session: Address[Any], request: Query) -> None:
-        """Begins a query, or says which read answers it. Raises `QueryRejected`, `UnknownObject`,
-        `InvalidUsage`, `ReadTooFarAhead` and `Busy`."""
+        """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
+        `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `Busy`."""
         desk, as_of = self._desk, request.as_of
         sql = query_text(request.sql)
         if as_of is not None:
@@ -208,10 +204,10 @@ class Queries:
             failed=lambda error: QueryEnded(number, fault(error)),
         )
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def turn(self, message: QueryTurn) -> None:
-        """A run has rows, has ended, or is late."""
+        """Handle a run's rows, its end, or its deadline."""
         running = self._running.get(message.number)
         if running is None:
             return
@@ -219,6 +215,7 @@ class Queries:
             case QueryPiece(arrow=arrow, last=last):
                 if not running.telling:
                     running.telling = True
+                    # The deadline counts until the first rows are there.
                     running.timer.cancel()
                 answer = Contents(running.request.request, running.time, arrow, not last)
                 running.session.reply(answer)
@@ -235,7 +232,7 @@ class Queries:
                 self._fail(message.number, DeadlineExceeded(text))
 
     def delivered(self, session: str, request: int) -> bool:
-        """The client was sent a piece; False when there is no such query."""
+        """Let the run send its next piece. Return False if there is no such query."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
@@ -245,7 +242,7 @@ class Queries:
     # -- ending --------------------------------------------------------------------------------
 
     def cancel(self, session: str, request: int) -> bool:
-        """Cancels on the client's wish; False when there is no such query."""
+        """Cancel a query on the client's request. Return False if there is none of that number."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
@@ -253,7 +250,7 @@ class Queries:
         return True
 
     def session_closed(self, session: str) -> None:
-        """Ends what a session asked for."""
+        """End the queries of a closed session."""
         for (path, _), number in list(self._by_request.items()):
             if path == session:
                 self._forget(number)
@@ -268,16 +265,17 @@ class Queries:
         del self._by_request[running.session.path, running.request.request]
         running.timer.cancel()
         if running.effect is not None:
+            # Cancels the Spark job, and drops holds, leases and files (`_Run`).
             running.effect.cancel()
 
-    # -- for people ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def by_session(self) -> Counter[str]:
-        """How many a session has."""
+        """Return the number of queries of each session."""
         return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """All of them, as ``penstock.peeks`` tells them."""
+        """Yield the queries' rows of ``penstock.peeks``."""
         now = self._desk.ctx.monotonic_ms()
         for running in self._running.values():
             yield (
@@ -294,17 +292,19 @@ class Queries:
 
 
 def readable_time(desk: Desk, inputs: Sequence[CatalogObject]) -> Time:
-    """The greatest time at which all can be read; of none: the latest written one."""
+    """Return the greatest time at which all inputs can be read; without inputs, the time of the
+    latest write."""
     if not inputs:
         return max(0, desk.frontiers.tables_upper - 1)
     upper = min(desk.frontiers.upper(entry) for entry in inputs)
+    # An input was never computed: only then a query without `as_of` waits.
     if upper == 0:
         return max(desk.latest_with_contents(entry) for entry in inputs)
     return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
 
 class _Run:
-    """One query on its way, beside the controller."""
+    """One running query, in an effect beside the controller."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ class _Run:
         self._engine = Engine(executor, clock, settings, scratch, self._name)
 
     async def carry_out(self) -> None:
-        """From the text to the last row."""
+        """Carry the query out, from its text to its last row."""
         schema = await self._analysed()
         made: Made | MadeFiles | None = None
         try:
@@ -333,13 +333,14 @@ class _Run:
                 await stack.enter_async_context(self._held())
                 self._running.state = "waiting until sealed"
                 made = await self._made(stack, schema)
+            # The rows are made: holds and leases are dropped before a slow client reads them.
             await self._tell(made, schema)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
     async def _analysed(self) -> Schema:
-        """Return what the query makes; what it reads, and at which time, is known from then on."""
+        """Return the query's columns, and note its inputs and its time."""
         desk, running = self._desk, self._running
         sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
         told = await analyzed_query(sql, desk.catalog.readable(), analyze)
@@ -352,12 +353,14 @@ class _Run:
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
-        """History is kept for the inputs meanwhile. Raises `ReadBelowSince`."""
+        """Hold the inputs at the query's time meanwhile. Raises `ReadBelowSince`."""
         persist, time = self._desk.persist, self._running.time
         shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
         holder = f"query/{self._desk.transient_id()}"
         try:
             for entry, shard in shards:
+                # Hold first, then read the since: in the other order a compaction could come in
+                # between.
                 with contextlib.suppress(ReadBelowSince):
                     await persist.set_holds([(shard, holder, time)])
                 since = (await persist.state(shard)).since
@@ -395,7 +398,7 @@ class _Run:
         )
 
     async def _tell(self, made: Made | MadeFiles, schema: Schema) -> None:
-        """Hands the rows on, each piece when the one before was taken."""
+        """Send the rows, each piece when the client was sent the one before."""
         settings, running = self._desk.settings, self._running
         shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
         found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
@@ -403,6 +406,7 @@ class _Run:
             piece: Piece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:
                 raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
+            # A fresh event before the piece is sent: the old one may be set by the piece before.
             running.taken = anyio.Event()
             told = QueryPiece(self._number, piece.arrow, piece.last)
             self._desk.ctx.self.reply(told)
@@ -428,6 +432,7 @@ def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
     ]
+    # The rows are in the query's order, so equal ones are not summed up.
     ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
 
@@ -439,7 +444,7 @@ def _remove(made: Made | MadeFiles | None, scratch: Path) -> None:
 
 
 def _check_columns(schema: Schema) -> None:
-    """Raises `QueryRejected` for columns that could not be told apart."""
+    """Raise `QueryRejected` for duplicate or reserved column names."""
     seen: set[str] = set()
     for name in schema.names:
         if name.lower() in seen:

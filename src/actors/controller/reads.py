@@ -1,14 +1,11 @@
 """Reads and waits: each is pending until it is sealed, answered, canceled or late.
 
-A read: name and key are checked → the since is checked (against durable state, where our own hold
-does not reach so far back) → it waits until its time is sealed → one Peek → one answer. Index or
-shard is chosen when the peek is sent: an index on the object with just these key columns that is
-ready and readable at that time, else the shard. Every pending thing has a deadline; what it
-waited for is told when that passes.
+A read: name and key are checked → the since is checked → it waits until its time is sealed → one
+Peek → one answer. Every pending request has a deadline, whose error names what was waited for.
 
-A result in the stash goes to the session part by part, the next one when the last was written to
-the client, so that one part is held here. The deadline ends with the peek's answer; the parts go
-when they have been passed on, or when nobody wants them any more.
+A stashed result goes to the session part by part, the next one when the last was written to the
+client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
+when they were passed on, or when no client needs them.
 """
 
 from __future__ import annotations
@@ -48,11 +45,11 @@ from actors.protocol.compute import (
 from actors.telemetry import TRACEPARENT
 
 RELATION: Final = "relation"
-"""Kind of what stands for a relation of the service about itself, in place of an object."""
+"""Kind of the catalog entry that stands for a system relation."""
 
 
 class SinceRead(msgspec.Struct, frozen=True, gc=False):
-    """The since of a pending read's shard."""
+    """The since of a pending read's shard was read."""
 
     number: int
     since: Time
@@ -60,7 +57,7 @@ class SinceRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartRead(msgspec.Struct, frozen=True, gc=False):
-    """A part of a stashed result; None: it is gone."""
+    """A part of a stashed result was read; None: it was deleted."""
 
     number: int
     arrow: bytes | None
@@ -68,7 +65,7 @@ class PartRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
-    """A pending read or wait is late."""
+    """The deadline of a pending read or wait has passed."""
 
     number: int
 
@@ -83,17 +80,17 @@ class _Pending(msgspec.Struct):
     deadline_ms: int
     timer: Effect
     since_ms: float
-    """On the monotonic clock."""
+    """Time of the request, on the monotonic clock."""
     peek: Peek | None = None
-    """What will be asked, but for its uuid and, where an index serves, its target."""
+    """The peek to send, but for its uuid and, where an index serves, its target."""
     serve: Callable[[], None] | None = None
-    """Serves the request, which waits for a table's first contents."""
+    """Serves the request again; set while it waits for a table's first contents."""
     ready: bool = False
-    """Checks are done; it waits for its time to be sealed."""
+    """True when the checks are done and only the time is waited for."""
     uuid: str | None = None
     traceparent: str | None = None
     course: Course | None = None
-    """The answer came, and is on its way from the stash."""
+    """Transfer of the stashed answer to the session."""
 
 
 class Reads:
@@ -107,7 +104,7 @@ class Reads:
         self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
         self._waiting: dict[ObjectId, dict[int, None]] = {}
-        """Numbers of those that wait for an object's upper."""
+        """Numbers of the requests that wait for an object's upper."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -115,7 +112,7 @@ class Reads:
     # -- beginning -----------------------------------------------------------------------------
 
     def read(self, session: Address[Any], request: Read) -> None:
-        """Begins a read. Raises `InvalidUsage` and its children."""
+        """Begin a read. Raises `InvalidUsage` and its children."""
         desk = self._desk
         shape = self._shapes.of(desk.catalog, request)
         entry = shape.entry
@@ -127,6 +124,7 @@ class Reads:
         self._pending[number].peek = peek
         shard = entry.shard
         assert shard is not None, entry.name
+        # The service's own hold covers the time; further back the durable since decides.
         if desk.retain.keeps(shard, time):
             self._pending[number].ready = True
             self._go_on(number)
@@ -140,7 +138,8 @@ class Reads:
     def read_relation(
         self, session: Address[Any], request: Read, entry: CatalogObject, peek: Peek
     ) -> None:
-        """Reads what every worker keeps about itself, as it is now. Raises `InvalidUsage`."""
+        """Read a relation that every worker keeps about itself, as it is now. Raises
+        `InvalidUsage`."""
         number = self._begin(
             session, request.request, entry, peek.time, request, request.deadline_ms
         )
@@ -149,7 +148,7 @@ class Reads:
         self._go_on(number)
 
     def wait_for(self, session: Address[Any], request: WaitFor) -> None:
-        """Begins a wait. Raises `InvalidUsage` and its children."""
+        """Begin a wait. Raises `InvalidUsage` and its children."""
         desk = self._desk
         entry = desk.catalog.find(request.name)
         _check_time(f"wait for {entry.name}", request.time)
@@ -167,8 +166,8 @@ class Reads:
         table: CatalogObject,
         serve: Callable[[], None],
     ) -> None:
-        """Serves a request when a source's table has its first contents; its deadline begins
-        again then."""
+        """Serve a request when a source's table has its first contents; its deadline begins again
+        then."""
         number = self._begin(session, request.request, table, 0, None, request.deadline_ms)
         pending = self._pending[number]
         pending.ready, pending.serve = True, serve
@@ -204,10 +203,10 @@ class Reads:
         self._by_request[session.path, request] = number
         return number
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def since_read(self, message: SinceRead) -> None:
-        """The since is known: refuse, or wait for the time to be sealed."""
+        """Refuse a read below the since, or let it wait for its time."""
         pending = self._pending.get(message.number)
         if pending is None:
             return
@@ -224,7 +223,8 @@ class Reads:
             self._go_on(message.number)
 
     def advanced(self, id_: ObjectId | None) -> None:
-        """An object's upper moved (None: the tables')."""
+        """Resume the requests that wait for an object's upper (None: the tables')."""
+        # Over copies, since `_go_on` removes the requests that it resumes.
         for waited in list(self._waiting) if id_ is None else [id_]:
             for number in list(self._waiting.get(waited, ())):
                 self._go_on(number)
@@ -240,7 +240,9 @@ class Reads:
             return
         self._waits_no_more(number, id_)
         if pending.serve is not None:
+            # First, since `serve` enters the same request again.
             self._forget(number)
+            # The request's own trace goes on, and not that of the response which moved the upper.
             token = TRACEPARENT.set(pending.traceparent)
             try:
                 pending.serve()
@@ -265,6 +267,7 @@ class Reads:
 
     def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
         desk, entry = self._desk, pending.entry
+        # Chosen when the peek is sent: an index may have become readable while the read waited.
         readable = [
             index
             for index in desk.catalog.indexes(entry.id)
@@ -278,11 +281,12 @@ class Reads:
     # -- ending --------------------------------------------------------------------------------
 
     def answered(self, response: PeekResponse) -> None:
-        """The replica's answer to a peek; that of a canceled one is dropped."""
+        """Take the answer to a peek; that of a canceled one is dropped."""
         number = self._by_uuid.get(response.uuid)
         result = response.result
         if number is None:
             if isinstance(result, PeekStashed):
+                # Canceled meanwhile: no client will read the parts.
                 self._remove([part.key for part in result.parts])
             return
         pending = self._pending[number]
@@ -299,6 +303,7 @@ class Reads:
                 self._fail(number, error, answered=True)
 
     def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
+        # The deadline is for the answer; how fast it is taken is the client's affair.
         pending.timer.cancel()
         course = pending.course = Course(stashed)
         if course.inline is None:
@@ -320,7 +325,7 @@ class Reads:
         )
 
     def part_read(self, message: PartRead) -> None:
-        """A part goes to the session."""
+        """Send a part to the session."""
         pending = self._pending.get(message.number)
         if pending is None or pending.course is None:
             return
@@ -341,8 +346,8 @@ class Reads:
                 self._forget(message.number, answered=True)
 
     def delivered(self, session: str, request: int) -> bool:
-        """The client has been sent the last part: on to the next. False when there is no such
-        read."""
+        """Delete the part that the client was sent, and read the next. Return False if there is no
+        such read."""
         number = self._by_request.get((session, request))
         pending = None if number is None else self._pending[number]
         if number is None or pending is None or pending.course is None:
@@ -352,17 +357,18 @@ class Reads:
         return True
 
     def unread(self, keys: list[str]) -> None:
-        """Parts of an answer that did not count."""
+        """Delete the parts of an answer that does not count."""
         self._remove(keys)
 
     def _remove(self, keys: list[str]) -> None:
-        """Parts that nobody needs; one that cannot be removed now is collected later."""
+        """Delete parts that no client needs; a part that cannot be deleted now becomes an
+        orphan."""
         stashed = self._desk.persist.stashed
         if keys:
             self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
 
     def late(self, number: int) -> None:
-        """A deadline passed."""
+        """Fail a request whose deadline has passed."""
         pending = self._pending.get(number)
         if pending is None or pending.course is not None:
             return
@@ -380,7 +386,7 @@ class Reads:
         self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
     def cancel(self, session: str, request: int) -> bool:
-        """Cancels on the client's wish; False when there is no such read or wait."""
+        """Cancel a request on the client's wish. Return False if there is none of that number."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
@@ -388,25 +394,25 @@ class Reads:
         return True
 
     def session_closed(self, session: str) -> None:
-        """Drops what a session asked for."""
+        """Drop the requests of a closed session."""
         for (path, _), number in list(self._by_request.items()):
             if path == session:
                 self._forget(number)
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fails what waits for an object that is gone."""
+        """Fail the requests that wait for a dropped object."""
         for number, pending in list(self._pending.items()):
             if pending.entry.id == entry.id:
                 self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
 
-    # -- for people ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def by_session(self) -> Counter[str]:
-        """How many a session has."""
+        """Return the number of requests of each session."""
         return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """All of them, as ``penstock.peeks`` tells them."""
+        """Yield the requests' rows of ``penstock.peeks``."""
         now = self._desk.ctx.monotonic_ms()
         for pending in self._pending.values():
             if pending.course is not None:
@@ -444,11 +450,13 @@ class Reads:
         self._waits_no_more(number, pending.entry.id)
         pending.timer.cancel()
         if pending.course is not None:
+            # The peek is over: only parts are left to delete.
             self._remove(pending.course.abandoned())
             answered = True
         del self._by_request[pending.session.path, pending.request]
         if pending.uuid is not None:
             del self._by_uuid[pending.uuid]
+            # Removes the peek from the history, too: a replica that connects later must not run it.
             if not answered:
                 self._desk.command(CancelPeek(pending.uuid))
 

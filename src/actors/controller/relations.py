@@ -1,13 +1,12 @@
-"""Reads of the relations of the service about itself (`protocol.relations`).
+"""Reads of the service's relations about itself (`protocol.relations`).
 
-Those that the workers keep become a peek of the replica, like any other read (`Reads`). Those of
-the controller are made here, as they are at the moment of the read; what must be asked for
-first, the state of shards and the engine's jobs, comes by an effect, and the rows are made when
-it is there. Filter, columns, order and limit are applied as a worker applies them.
+Relations of the workers become a peek of the replicas, like any other read (`Reads`). Relations of
+the controller are made here, at the moment of the read; the state of shards and the engine's jobs
+are asked for first, by an effect. Filter, columns, order and limit are applied as a worker does.
 
-Bounds: the rows are of the catalog, of what is pending (limited elsewhere), and of ends that are
-remembered (`log_rows_max`). An answer is one message: one larger than `result_bytes_max` is
-refused by name, with the remedy.
+Rows come from the catalog, from pending requests (limited elsewhere), and from ended ones that are
+remembered (`log_rows_max`). An answer is one message: one larger than `result_bytes_max` is refused
+by name, with the remedy.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from actors.protocol.compute import LogTarget, Peek, SourceImport, Status
 from actors.protocol.relations import PREFIX, RELATIONS, Relation, relation_of
 
 WRONG: Final = ("errored", "stalled", "frozen", "failed")
-"""States of an object that are told as errors."""
+"""States of an object that are listed as errors."""
 _ERRORED: Final = "its contents hold an error, with which reads are answered"
 
 
 class Peer(msgspec.Struct):
-    """A client's connection, since it first asked for something."""
+    """A client's connection, since its first request."""
 
     peer: str
     since_ms: int
@@ -52,14 +51,14 @@ class Peer(msgspec.Struct):
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """What a relation is made of that had to be asked for."""
+    """Data that had to be asked for: the state of shards, the engine's jobs."""
 
     states: dict[ShardId, ShardState] = {}
     jobs: tuple[JobNote, ...] = ()
 
 
 class RelationRead(msgspec.Struct, frozen=True, gc=False):
-    """It is there; or it could not be had."""
+    """The data of a relation have come, or an error."""
 
     session: Address[Any]
     request: int
@@ -93,7 +92,7 @@ class Relations:
         self._sessions = sessions
         self._executor = executor
         self._wrong: dict[ObjectId, int] = {}
-        """Since when an object's state is one of `WRONG`."""
+        """Times since which objects are in a state of `WRONG`."""
         self._make: dict[str, _Make] = {
             "relations": lambda _: _relations(),
             "objects": self._objects,
@@ -114,20 +113,21 @@ class Relations:
         }
 
     def note(self, status: Status) -> None:
-        """A dataflow says what it does."""
+        """Note since when a dataflow is in a state of `WRONG`."""
         if status.state not in WRONG or self._desk.catalog.get(status.id) is None:
             self._wrong.pop(status.id, None)
         else:
+            # The first status counts: a repeated one begins no new error.
             self._wrong.setdefault(status.id, self._desk.ctx.now_ms())
 
     def forget(self, id_: ObjectId) -> None:
-        """The object is gone."""
+        """Remove a dropped object."""
         self._wrong.pop(id_, None)
 
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, session: Address[Any], request: Read) -> None:
-        """Begins a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
+        """Begin a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
         desk = self._desk
         relation = relation_of(request.name)
         if request.as_of is not None:
@@ -166,11 +166,12 @@ class Relations:
         )
 
     def answered(self, read: RelationRead) -> None:
-        """Everything is there: the answer."""
+        """Answer a read, now that its data have come."""
         limit = self._desk.settings.result_bytes_max
         try:
             if read.error is not None:
                 raise read.error
+            # Made in one turn of the controller: a relation is a snapshot of one moment.
             rows = self._make[read.relation.name.removeprefix(PREFIX)](read.found)
             piece = next(answer(read.relation, rows, read.peek, limit))
             if not piece.last or len(piece.arrow) > limit:
@@ -184,7 +185,7 @@ class Relations:
             read.session.reply(Contents(read.request, read.peek.time, piece.arrow))
 
     async def _states(self) -> Found:
-        """Of all shards in the catalog."""
+        """Return the state of all shards in the catalog."""
         found: dict[ShardId, ShardState] = {}
         for entry in self._desk.catalog.objects:
             for shard in entry.shards:
@@ -213,6 +214,7 @@ class Relations:
                 state = desk.health(entry).status
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
+            # An index has no shard of its own: its since is in memory.
             if entry.kind == INDEX:
                 since = desk.frontiers.readable_from(entry.id)
             yield (
@@ -241,6 +243,7 @@ class Relations:
             for number, line in enumerate(plan.tree.splitlines()):
                 text = line.lstrip(" ")
                 operator = text.partition(" ")[0].partition("(")[0]
+                # The tree's text is indented by two blanks a level.
                 depth = (len(line) - len(text)) // 2
                 told = plan.mode, plan.reason or None, plan.policy
                 yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)

@@ -1,16 +1,12 @@
-"""The replica task: keeps one replica told of everything that it should run.
+"""The replica task: keeps one replica informed of everything that it should run.
 
-It connects with a fresh nonce (for ever, with backoff), asks the controller for the history,
-replays Hello and that, sends what comes later, and hands responses to the controller with the
-replica's name and the number of the connection they came on, so that late ones can be told
-apart. A connection that fails in any way is given up whole.
+It connects with a fresh nonce (forever, with backoff), asks the controller for the history, replays
+Hello and the history, sends later commands, and hands responses to the controller with the
+replica's name and the number of their connection, so that late ones can be told apart. A connection
+that fails in any way is given up whole.
 
-It speaks for one half. Of compute's Schedules only so many are sent as dataflows may hydrate at a
-time (`Hydrations`, a `Gate`); the history has them all. The storage half needs no gate.
-
-What can go without waiting goes in the turn in which it was pushed; the rest waits in the outbox
-for one effect at a time. Responses come in lots, a few of them under way at a time, so that the
-cluster is held back while the controller is.
+It serves one half. A `Gate` withholds compute's Schedules beyond the number of dataflows that may
+hydrate at a time (`Hydrations`); the history has them all. The storage half needs no gate.
 """
 
 from __future__ import annotations
@@ -41,30 +37,30 @@ from actors.settings import Settings
 log = logging.getLogger("penstock.controller")
 
 LOT_MAX: Final = 64
-"""Responses that are taken together."""
+"""Number of responses that are taken together."""
 LOTS_MAX: Final = 4
-"""Of them on their way from the connection to the controller."""
+"""Number of such lots on their way from the connection to the controller."""
 
 
 class Gate(Protocol):
-    """What may hold commands of a connection back, until its responses let them go."""
+    """Withholds commands of a connection until its responses release them."""
 
     @property
     def waiting(self) -> int:
-        """How many it holds."""
+        """Return the number of withheld commands."""
         ...
 
     def command(self, command: Any, /) -> Iterable[Any]:
-        """What may be sent now."""
+        """Return the commands to send now."""
         ...
 
     def responded(self, response: Any, /) -> Sequence[Any]:
-        """What a response lets go."""
+        """Return the commands that a response releases."""
         ...
 
 
 class Open:
-    """A gate that holds nothing."""
+    """A gate that withholds nothing."""
 
     waiting = 0
 
@@ -81,27 +77,30 @@ class ClusterClient(Protocol):
     """One connection to a half of a cluster; responses are merged over its workers."""
 
     async def send(self, command: Any, /) -> None:
-        """Sends a command."""
+        """Send a command."""
         ...
 
     def offer(self, commands: Sequence[Any], /) -> int:
-        """Sends the first so many of them, without waiting. Raises as `send`, for the first."""
+        """Send as many of the first commands as possible without waiting; return their number.
+        Raises as `send`, for the first."""
         ...
 
     def answer(self, peek: Peek, /) -> PeekRows | None:
-        """The answer to a peek that need not be sent at all, because it is there."""
+        """Return the answer to a peek if it is there already, so that the peek need not be sent;
+        else None."""
         ...
 
     async def receive(self) -> Any:
-        """The next response. Raises `Broken`."""
+        """Return the next response. Raises `Broken`."""
         ...
 
     def at_hand(self, count_max: int, /) -> list[Any]:
-        """What has come already and follows what `receive` gave last. An error waits for it."""
+        """Return the responses that have arrived after `receive`'s last one. An error waits for
+        `receive`."""
         ...
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         ...
 
 
@@ -136,8 +135,8 @@ _Message: TypeAlias = Push | Replay | _Connected | _Sent | _Received | Lost | _R
 
 
 class ReplicaTask(Actor[_Message]):
-    """Drives the replica `name`. `controller` hears `ReplicaConnected` (and answers it with a
-    `Replay`), `ReplicaResponse` and `ReplicaLost`."""
+    """Drives the replica `name`. Sends `controller` `ReplicaConnected` (answered by `Replay`),
+    `ReplicaResponse` and `ReplicaLost`."""
 
     def __init__(
         self,
@@ -148,25 +147,24 @@ class ReplicaTask(Actor[_Message]):
         first: int = 0,
         half: Half = "compute",
     ) -> None:
-        """Connections are numbered beyond `first`; no two tasks of a name and half share
-        numbers."""
+        """Number connections beyond `first`; no two tasks of a name and half share numbers."""
         self._name = name
         self._connect_once = connect
         self._controller = controller
         self._settings = settings
         self._client: ClusterClient | None = None
         self._replayed = False
-        """The present connection was given the history."""
+        """True when the present connection was given the history."""
         self.incarnation = first
         """Number of the present connection, or of the one being made."""
         self._half: Half = half
         self._gate = self._new_gate()
-        """Of the present connection."""
+        """Gate of the present connection."""
         self._outbox: deque[Any] = deque()
         self._sending: Effect | None = None
         self._receiving: Effect | None = None
         self._room = asyncio.Semaphore(LOTS_MAX)
-        """For lots of the present connection."""
+        """Room for lots of the present connection."""
         self._attempts = 0
         self._why = ""
 
@@ -182,6 +180,7 @@ class ReplicaTask(Actor[_Message]):
     async def receive(self, message: _Message) -> None:
         match message:
             case Push(command):
+                # A command that comes before the replay is in the history: `Replay` brings it.
                 if self._replayed and not await self._answers(command):
                     self._outbox.extend(self._gate.command(command))
                     self._send()
@@ -233,7 +232,8 @@ class ReplicaTask(Actor[_Message]):
         self._receive(client)
 
     def _send(self) -> None:
-        """What goes without waiting goes now; of the rest one at a time."""
+        """Send what the connection takes without waiting, and of the rest one command in an
+        effect."""
         client, incarnation = self._client, self.incarnation
         if client is None or self._sending is not None:
             return
@@ -258,6 +258,8 @@ class ReplicaTask(Actor[_Message]):
 
         async def receive() -> None:
             while True:
+                # Backpressure: the cluster is held back while the controller has not taken earlier
+                # lots.
                 await room.acquire()
                 first = await client.receive()
                 lot = (first, *client.at_hand(LOT_MAX - 1))
@@ -268,7 +270,7 @@ class ReplicaTask(Actor[_Message]):
         )
 
     async def _answers(self, command: Any) -> bool:
-        """Whether it is a peek whose answer is there, which then need not be said."""
+        """Answer a peek whose answer is there already. Return whether that was possible."""
         if not isinstance(command, Peek) or self._client is None:
             return False
         rows = self._client.answer(command)
@@ -279,6 +281,8 @@ class ReplicaTask(Actor[_Message]):
         return True
 
     async def _pass_on(self, response: Any) -> None:
+        # Only a response resets the backoff: a replica that accepts and then fails keeps its
+        # delays.
         self._attempts = 0
         let_go = self._gate.responded(response)
         if let_go:
@@ -287,7 +291,7 @@ class ReplicaTask(Actor[_Message]):
         await self._tell(ReplicaResponse(self._name, self.incarnation, response, self._half))
 
     async def _tell(self, message: ReplicaConnected | ReplicaResponse | ReplicaLost) -> None:
-        """Tells the controller; when that has stopped, so does this."""
+        """Send a message to the controller; stop when the controller has stopped."""
         try:
             await self._controller.send(message)
         except (Closed, Broken):
@@ -308,6 +312,7 @@ class ReplicaTask(Actor[_Message]):
         if client is not None:
             self.ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
         await self._tell(ReplicaLost(self._name, self.incarnation, named, self._half))
+        # Messages of the lost connection that are still on their way no longer match.
         self.incarnation += 1
         self._attempts += 1
         delay = self._settings.retry_delay_ms(self._attempts)

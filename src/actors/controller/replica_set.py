@@ -1,9 +1,8 @@
-"""Which replicas there are to be, as people last said it: one durable document.
+"""The names of the replicas, as last commanded or configured: one durable document.
 
-The setting `replicas` says how many there are at first: r1, r2, …. One that is added or dropped
-while the service runs is added or dropped for good: the names are kept under the consensus key
-`replicas`, with the setting as it was. The last word counts, be it a command or the setting: where
-the service starts with another number than the one in the document, the number counts.
+The setting `replicas` gives the initial number: r1, r2, …. Names that are added or dropped at run
+time are kept under the consensus key `replicas`, with the setting as it was. If the service starts
+with another setting than the document's, the setting counts and the names are forgotten.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class ReplicaSet(msgspec.Struct, frozen=True):
-    """The document."""
+    """The durable document."""
 
     format: int
     setting: int
-    """`replicas` when it was written."""
+    """Value of `replicas` when it was written."""
     names: tuple[str, ...]
 
 
 def encode(setting: int, names: Sequence[str]) -> bytes:
-    """The durable document."""
+    """Return the durable document."""
     return msgspec.msgpack.encode(ReplicaSet(FORMAT_VERSION, setting, tuple(names)))
 
 
 def decode(data: bytes) -> ReplicaSet:
-    """The reverse. Raises `StateDirectoryError` (another format), `Corrupt`."""
+    """Return the decoded document. Raises `StateDirectoryError` (another format), `Corrupt`."""
     try:
         found = msgspec.msgpack.decode(data, type=_Format).format
         if found != FORMAT_VERSION:
@@ -61,14 +60,15 @@ def decode(data: bytes) -> ReplicaSet:
 
 
 def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
-    """The replicas to start with. Pure."""
+    """Return the replicas to start with. Pure."""
     if found is None or found.setting != setting or not found.names:
         return tuple(f"r{number}" for number in range(1, setting + 1))
     return found.names
 
 
 async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
-    """The same, from what is durable. Raises `StateDirectoryError`, `StorageError`."""
+    """Return the replicas to start with, by the durable document. Raises `StateDirectoryError`,
+    `StorageError`."""
     head = await persist.head(REPLICAS_KEY)
     found = None if head is None else decode(head.data)
     names = names_of(found, settings.replicas)
@@ -83,12 +83,15 @@ async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
 
 
 async def remember(persist: PersistClient, settings: Settings, names: Sequence[str]) -> None:
-    """Makes the names durable. Raises `StorageError`: indeterminate when they may be so. Nobody
-    else writes the document: a state directory has one process, and it changes one at a time."""
+    """Make the names durable. Raises `StorageError`, which is indeterminate if they may be
+    durable."""
     data, unknown = encode(settings.replicas, names), False
+    # Retry here is safe: a state directory has one process, and it makes one change at a time, so
+    # no other writer's document is overwritten.
     for failures in range(1, ATTEMPTS_MAX + 1):
         try:
             head = await persist.head(REPLICAS_KEY)
+            # An earlier attempt was carried out, though its answer was lost.
             if head is not None and head.data == data:
                 return
             cas = Cas(REPLICAS_KEY, None if head is None else head.seqno, data)

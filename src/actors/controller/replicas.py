@@ -1,34 +1,29 @@
-"""One instance on several replicas: one history, and one answer out of theirs. Pure.
+"""One instance on several replicas: one history, and their responses merged into one. Pure.
 
-Theory of operation. All replicas run the same dataflows over the same shards. Every command goes
-into the one `ComputeHistory` and to every replica that is connected; a replica that connects is
-given the history as it stands, so one that comes late is brought up like one that comes again.
-What replicas say is merged, whichever of them says it first:
+All replicas run the same dataflows over the same shards. Every command goes into the one
+`ComputeHistory` and to every connected replica; a replica that connects is given the history as it
+stands. Responses are merged:
 
-- peeks: the first answer counts; the others are asked no more (`CancelPeek`), and what they say
-  is dropped. An error that tells of the replica and not of the data (it is busy, it has begun
-  later than the time that is read, its store failed) counts when no connected replica is left
-  that may still answer. That a replica is gone is no answer: it is asked again when it comes;
-- peeks of what replicas keep of themselves (`LogTarget`): all that are connected answer, and
-  their rows together are the answer. One whose error tells of the replica is left out, unless
-  all are;
-- frontiers: joined. A shard is the same for all, so what one has sealed is sealed. What an index
-  holds is its replica's own: it counts while that replica is connected, so an index's frontier
-  is the furthest of those connected, and goes back when that one is lost;
-- subscribes: a batch counts as far as it goes beyond what was told, cut where that ended, so that
-  all batches together are contiguous and hold every update once. A dataflow that failed by its
-  replica's fault counts when it has failed on every connected replica;
+- peeks: the first answer counts, and the others are cancelled. An error of the replica and not of
+  the data (`of_replica`) counts when no connected replica is left that may still answer;
+- peeks of `LogTarget`: the rows of all connected replicas together are the answer. A replica with
+  an error of its own is left out, unless all have one;
+- frontiers: joined. A shard is the same for all, so the furthest report counts. An index is its
+  replica's own: its frontier is the furthest of the connected replicas, and goes back when that one
+  is lost;
+- subscribes: a batch is cut to what goes beyond the former ones, so that all batches together are
+  contiguous and hold every update once. A dataflow that failed by its replica's fault counts when
+  it has failed on every connected replica;
 - copies: one replica makes a copy, another one when that is lost; the first answer counts;
-- statuses: of the replica whose dataflow is furthest on.
+- statuses: of the replica whose dataflow is furthest.
 
-Which history is kept. What is allowed to be compacted follows the joined frontier, thus the
-fastest replica. A slower one reads under leases of its own, which protect what it has begun to
-read; one that is lost begins again at the `as_of` that the compactions have left in the history,
-and the durable holds stand there. So nobody is waited for, and no replica that stays away keeps
-history for itself.
+Compaction follows the joined frontier, thus the fastest replica. A slower one reads under leases of
+its own; one that was lost begins again at the `as_of` that the compactions have left in the
+history, where the durable holds are. So no replica is waited for, and none that stays away keeps
+history.
 
-Invariants (`validate`): a peek is told once; told frontiers of what is durable advance strictly;
-batches of a subscribe are contiguous; nothing is kept of what was dropped or answered.
+Invariants (`validate`): a peek is answered once; durable frontiers advance strictly; batches of a
+subscribe are contiguous; nothing is kept of what was dropped or answered.
 """
 
 from __future__ import annotations
@@ -75,29 +70,29 @@ from actors.protocol.compute import (
 
 
 class Merged(msgspec.Struct):
-    """What follows from one event: responses that count, commands to send, and stashed parts
-    that nobody will read."""
+    """The consequences of one event: responses that count, commands to send, and stashed parts that
+    no client will read."""
 
     told: list[Response] = []
     sent: list[tuple[str, Command]] = []
-    """(replica, command)."""
+    """Pairs of a replica and a command."""
     unread: list[str] = []
     fell: list[tuple[ObjectId, Frontier]] = []
-    """Indexes whose furthest replica was lost, and how far the others are."""
+    """Indexes whose furthest replica was lost, with the upper of the others."""
 
 
 class _Replica:
-    """One replica, connected or wanted."""
+    """One replica, connected or not."""
 
     def __init__(self) -> None:
         self.incarnation: int | None = None
-        """Of the connection that serves; None: there is none."""
+        """Number of the present connection; None: there is none."""
         self.written: dict[ObjectId, Frontier] = {}
-        """What it has sealed, on this connection."""
+        """Uppers that were reported on the present connection."""
 
 
 class _Stream:
-    """A subscribe: how far it was told, and on which replicas it has failed."""
+    """A subscribe: its upper, and the replicas on which it has failed."""
 
     def __init__(self) -> None:
         self.upper: Frontier | None = None
@@ -106,7 +101,7 @@ class _Stream:
 
 
 class Replicas:
-    """See the module's text. Replicas are known by name."""
+    """All replicas, by name; see the module."""
 
     def __init__(
         self, commands: Iterable[Command] = (), result_bytes_max: int = 48 * 1024 * 1024
@@ -116,66 +111,70 @@ class Replicas:
         self._replicas: dict[str, _Replica] = {}
         self._joined: dict[ObjectId, Frontier] = {}
         self._in_memory: set[ObjectId] = set()
-        """Indexes: of those that are there."""
+        """Ids of the indexes."""
         self._peeks: dict[str, dict[str, PeekResponse]] = {}
-        """Not answered; with errors by replica, of which one may come to count. Of those in
-        `_of_all`: with all answers."""
+        """Open peeks, with the errors of replicas, of which one may come to count; with all answers
+        for those in `_of_all`."""
         self._of_all: set[str] = set()
         """Peeks that every connected replica has to answer."""
         self._unread: list[str] = []
-        """Stashed parts of such peeks that nobody waits for any more; told with what comes next."""
+        """Stashed parts of canceled peeks; returned with the next answer."""
         self._streams: dict[ObjectId, _Stream] = {}
         self._copies: dict[ObjectId, str | None] = {}
-        """Not answered; which replica makes it."""
+        """Open copies, and the replica that makes each."""
         self._copied: set[ObjectId] = set()
-        """Answered, and not dropped yet."""
+        """Copies that were answered and not dropped yet."""
         self._statuses: dict[ObjectId, tuple[str, Frontier]] = {}
-        """Whose was told last, and how far it was."""
+        """Replica and frontier of each dataflow's last status."""
         for command in commands:
             self.command(command)
 
-    # -- who is there --------------------------------------------------------------------------
+    # -- replicas ------------------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """All that are wanted."""
+        """Return all replicas."""
         return list(self._replicas)
 
     @property
     def connected_names(self) -> list[str]:
-        """Those that are connected, in the order in which they were added."""
+        """Return the connected replicas, in the order in which they were added."""
         return [name for name, each in self._replicas.items() if each.incarnation is not None]
 
     def add(self, name: str) -> None:
-        """One more is wanted; it counts when it has connected."""
+        """Add a replica, which counts when it has connected."""
         assert name not in self._replicas, name
         self._replicas[name] = _Replica()
 
     def drop(self, name: str) -> Merged:
-        """One is wanted no more."""
+        """Remove a replica."""
         merged = self._gone(name)
         del self._replicas[name]
         return merged
 
     def connected(self, name: str, incarnation: int) -> tuple[list[Command], Merged]:
-        """A connection serves: what it must be told first, and what follows for others."""
+        """Take a new connection. Return the history to send, and the consequences for other
+        replicas."""
         replica = self._replicas.get(name)
         if replica is None:
             return [], Merged()
         merged = self._gone(name)
         replica.incarnation = incarnation
         for id_, maker in self._copies.items():
+            # No connected replica makes this copy.
             if maker is None:
                 self._copies[id_] = name
         self._history.reduce()
         commands = self._history.commands()
+        # Another replica makes these copies, or they are done: a second maker would write them
+        # again.
         elsewhere = {id_ for id_, maker in self._copies.items() if maker != name} | self._copied
         if elsewhere:
             commands = [each for each in commands if _about(each) not in elsewhere]
         return commands, merged
 
     def lost(self, name: str, incarnation: int) -> Merged:
-        """That connection is gone; nothing of an earlier or later one is said by it."""
+        """Take the loss of a connection; a former connection's loss changes nothing."""
         replica = self._replicas.get(name)
         if replica is None or replica.incarnation != incarnation:
             return Merged()
@@ -194,6 +193,7 @@ class Replicas:
                     self._joined[id_] = left
                     merged.fell.append((id_, left))
         for uuid, answers in list(self._peeks.items()):
+            # A lost replica is no answer: without it the others may be complete.
             answer = answers.pop(name, None)
             merged.unread += [] if answer is None else _parts(answer)
             self._settle_peek(uuid, answers, merged)
@@ -206,7 +206,7 @@ class Replicas:
         return merged
 
     def _hand_over(self, id_: ObjectId, merged: Merged) -> str | None:
-        """Another replica makes the copy, if there is one."""
+        """Give a copy to another connected replica, and return its name; None: there is none."""
         maker = next(iter(self.connected_names), None)
         if maker is not None:
             about = [each for each in self._history.commands() if _about(each) == id_]
@@ -216,7 +216,7 @@ class Replicas:
     # -- commands ------------------------------------------------------------------------------
 
     def command(self, command: Command) -> list[str]:
-        """Takes a command into the history: the replicas to send it to."""
+        """Take a command into the history. Return the replicas to send it to."""
         self._history.push(command)
         connected = self.connected_names
         match command:
@@ -260,9 +260,10 @@ class Replicas:
     # -- responses -----------------------------------------------------------------------------
 
     def responded(self, name: str, incarnation: int, response: Response) -> Merged:
-        """What counts of a response, by all that was said before."""
+        """Merge a response with those that came before."""
         replica, merged = self._replicas.get(name), Merged()
         if replica is None or replica.incarnation != incarnation:
+            # Of a former connection: nothing counts, and no client will read its blobs.
             if isinstance(response, PeekResponse):
                 merged.unread += _parts(response)
             elif isinstance(response, SubscribeResponse):
@@ -285,6 +286,7 @@ class Replicas:
                     merged.told.append(response)
             case Status(id=id_, hi=hi):
                 owner, furthest = self._statuses.get(id_, (name, 0))
+                # A lost replica's status gives way to any other at once.
                 alone = owner not in self._replicas or self._replicas[owner].incarnation is None
                 if owner == name or alone or hi > furthest:
                     self._statuses[id_] = (name, hi)
@@ -308,6 +310,7 @@ class Replicas:
                 self._settle_peek(response.uuid, answers, merged)
             case PeekCanceled():
                 self._settle_peek(response.uuid, answers, merged)
+            # An error of the data is the same on all replicas: it counts at once.
             case PeekError():
                 self._tell(response, merged)
             case _ if response.uuid in self._of_all:
@@ -316,8 +319,8 @@ class Replicas:
                 self._tell(response, merged)
 
     def _settle_peek(self, uuid: str, answers: dict[str, PeekResponse], merged: Merged) -> None:
-        """When every connected replica has answered: all rows count together, or the last
-        error."""
+        """Answer a peek that every connected replica has answered: by all their rows, or by the
+        last error."""
         connected = self.connected_names
         if not connected or not all(name in answers for name in connected):
             return
@@ -333,13 +336,14 @@ class Replicas:
         self._tell(PeekResponse(uuid, result, rows[0].traceparent), merged)
 
     def _tell(self, response: PeekResponse, merged: Merged) -> None:
-        """This answer counts: no replica is to answer any more, nor is one that comes later."""
+        """Take the answer that counts, and cancel the peek on the other replicas."""
         answers = self._peeks.pop(response.uuid)
         self._of_all.discard(response.uuid)
         told = set(_parts(response))
         for answer in answers.values():
             merged.unread += [key for key in _parts(answer) if key not in told]
         cancel = CancelPeek(response.uuid)
+        # A replica that connects later must not answer it, either.
         self._history.push(cancel)
         merged.told.append(response)
         merged.sent += [(each, cancel) for each in self.connected_names if each not in answers]
@@ -351,11 +355,13 @@ class Replicas:
             return
         batch = response.batch
         if not isinstance(batch, SubscribeBatch):
-            # Nobody dropped it, or it would not be known any more.
+            # The replica dropped it on its own: one that its client ended is not in `_streams`.
             stream.failed[name] = response
             self._settle_stream(stream, merged)
             return
         if batch.error is None and stream.upper is not None and batch.lower > stream.upper:
+            # Between the two bounds updates would be missing: the dataflow counts as failed on this
+            # replica.
             gap = f"{name} went on from {batch.lower}, but {stream.upper} was reached"
             batch = msgspec.structs.replace(batch, arrow=None, error=("Broken", gap))
         if batch.error is not None and of_replica(batch.error[0]):
@@ -377,27 +383,27 @@ class Replicas:
             stream.over = True
             merged.told.append(next(reversed(stream.failed.values())))
 
-    # -- looking in ----------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def upper(self, id_: ObjectId) -> Frontier:
-        """How far an object is sealed, by what connected replicas have said."""
+        """Return an object's upper, by the reports of connected replicas."""
         return self._joined.get(id_, 0)
 
     def written(self, name: str) -> dict[ObjectId, Frontier]:
-        """What a replica has sealed, as far as it has said so."""
+        """Return the uppers that a replica has reported."""
         return dict(self._replicas[name].written)
 
     @property
     def objects(self) -> int:
-        """Dataflows that report frontiers."""
+        """Return the number of dataflows that report frontiers."""
         return len(self._joined)
 
     def __len__(self) -> int:
-        """Commands in the history."""
+        """Return the number of commands in the history."""
         return len(self._history)
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         connected = set(self.connected_names)
         for uuid, answers in self._peeks.items():
             assert answers.keys() <= connected
@@ -419,15 +425,16 @@ class Replicas:
 
 
 def of_replica(code: str) -> bool:
-    """Whether an error tells of the replica that gives it: another may answer well."""
+    """Return whether an error is of the replica that reports it: another one may answer well."""
     error = from_wire(code, "", True)
+    # The replica may have started its dataflow later than the time that is read.
     if isinstance(error, ReadBelowSince | UnknownObject):
         return True
     return not isinstance(error, InvalidUsage | ViewInError | DefiniteError)
 
 
 def _about(command: Command) -> ObjectId | None:
-    """Which dataflow a command is about."""
+    """Return the dataflow that a command is about."""
     match command:
         case CreateDataflow(dataflow):
             return dataflow.id
@@ -437,19 +444,19 @@ def _about(command: Command) -> ObjectId | None:
 
 
 def _parts(response: PeekResponse) -> list[str]:
-    """Blobs that an answer names."""
+    """Return the keys of the blobs of an answer."""
     result = response.result
     return [part.key for part in result.parts] if isinstance(result, PeekStashed) else []
 
 
 def _pieces(response: SubscribeResponse) -> list[str]:
-    """Blobs that a batch names."""
+    """Return the keys of the blobs of a batch."""
     batch = response.batch
     return [part.key for part in batch.parts] if isinstance(batch, SubscribeBatch) else []
 
 
 def _beyond(batch: SubscribeBatch, lower: Frontier) -> SubscribeBatch:
-    """What of a batch is not below `lower`; whoever reads its blobs leaves out what is."""
+    """Return a batch without its updates below `lower`; readers of its blobs leave those out."""
     arrow = batch.arrow
     if arrow is not None:
         kept = between(from_ipc(arrow), lower, batch.upper)

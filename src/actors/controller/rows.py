@@ -44,14 +44,14 @@ KEY_KINDS: Final = frozenset(
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """The family of an Arrow type."""
+    """Return the family of an Arrow type."""
     if pa.types.is_dictionary(type_):
         return kind_of(type_.value_type)
     return next((name for name, test in _KINDS if test(type_)), str(type_))
 
 
 def check_key_columns(what: str, schema: Schema) -> None:
-    """Raises `InvalidUsage` when a PRIMARY KEY column's type has no exact equality."""
+    """Raise `InvalidUsage` when a PRIMARY KEY column's type has no exact equality."""
     for column in schema.columns:
         if column.name in schema.key and kind_of(arrow_type(column.type)) not in KEY_KINDS:
             raise InvalidUsage(f"{what}: a {column.type} cannot be in a PRIMARY KEY")
@@ -83,7 +83,8 @@ def _cast(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
 
 
 def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Nested values keep their shape: each array inside is cast by the same rules."""
+    """Cast an array; nested values keep their shape, and each array inside is cast by the same
+    rules."""
     given = values.type
     if given == wanted:
         return values
@@ -105,14 +106,16 @@ def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
         cast = [_cast_array(each, kind) for each, kind in zip(children, kinds, strict=True)]
         return with_children(values, cast, wanted)
     if pa.types.is_timestamp(wanted) and wanted.tz is not None and given.tz is None:
+        # Naive timestamps count as UTC: the integers stay.
         values = values.cast(pa.timestamp(wanted.unit)).cast(pa.int64())
     if pa.types.is_decimal(wanted) and pa.types.is_integer(given):
+        # Arrow casts integers only to a decimal that could hold every integer of their type.
         values = values.cast(pa.decimal128(38, wanted.scale))
     return values.cast(wanted)
 
 
 def _first_bad(values: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], Any]) -> tuple[int, str]:
-    """The first row whose value the cast refuses, by halving, and why."""
+    """Return the first row whose value the cast refuses, by bisection, and the reason."""
     low, high, why = 0, len(values), ""
     while high - low > 1:
         middle = (low + high) // 2
@@ -133,6 +136,7 @@ def _fit_column(
 ) -> pa.ChunkedArray:
     wanted = arrow_type(column.type)
     if not _fits(values.type, wanted):
+        # NULL fits every type, so the first other value is the misfit.
         row = pc.index(pc.is_valid(values), True).as_py()
         raise TypeMismatch(
             f"table {table}, column {column.name}, row {max(row, 0)}: {values.type} does not fit "
@@ -202,6 +206,7 @@ def fit(
 def _hashable(column: pa.ChunkedArray) -> list[Hashable]:
     kind = column.type
     if pa.types.is_floating(kind):
+        # By bits, so that a NaN equals itself, and -0.0 is not 0.0.
         bits = pa.int64() if pa.types.is_float64(kind) else pa.int32()
         column = pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)
     elif pa.types.is_timestamp(kind):
@@ -215,7 +220,8 @@ def _hashable(column: pa.ChunkedArray) -> list[Hashable]:
 
 
 def identities(rows: pa.Table, columns: Sequence[str]) -> list[Hashable]:
-    """One hashable value a row, equal exactly when the columns are equal bit by bit."""
+    """Return one hashable value for each row, equal exactly when the columns are equal bit by
+    bit."""
     lists = [_hashable(rows[name]) for name in columns]
     if len(lists) == 1:
         return lists[0]
@@ -223,5 +229,5 @@ def identities(rows: pa.Table, columns: Sequence[str]) -> list[Hashable]:
 
 
 def describe_key(columns: Sequence[str], rows: pa.Table, row: int) -> str:
-    """``id = 7, day = 2013-01-01`` of one row, for an error text."""
+    """Return the text ``id = 7, day = 2013-01-01`` of one row, for an error."""
     return ", ".join(f"{name} = {rows[name][row].as_py()!r}" for name in columns)

@@ -1,10 +1,9 @@
-"""The client listener, and one session actor a connection.
+"""The client listener, and one session actor for each connection.
 
-A session says Welcomed, then reads one request at a time and hands it to the controller; answers
-come back in any order and are written one at a time. Limits: `requests_in_flight_max` open
-requests (`Busy` beyond), and while more bytes wait to be written than a frame may hold, nothing
-more is read. A peer that breaks the protocol is told once (`Failed` with request 0) and its
-connection closed. What a session asked for ends with it: the controller watches it.
+A session sends Welcomed, then reads one request at a time and hands it to the controller; answers
+come back in any order and are written one at a time. At most `requests_in_flight_max` requests are
+open (`Busy` beyond). A peer that breaks the protocol gets one `Failed` with request 0, and its
+connection is closed. The controller watches a session, and ends its requests with it.
 """
 
 from __future__ import annotations
@@ -58,34 +57,34 @@ log = logging.getLogger("penstock.sessions")
 
 MAGIC: Final = b"PNSTKAPI"
 MAGIC_VERSION: Final = 2
-"""Of the handshake before Welcome: 2 has identities and tokens."""
+"""Version of the handshake before Welcome: 2 has identities and tokens."""
 SERVICE_NAME: Final = "penstock"
 FromClient: TypeAlias = Welcome | Request
 ToClient: TypeAlias = Welcomed | Answer
 
 
 class Connection(Protocol):
-    """What a session needs of a connection: a socket's or one in memory."""
+    """A connection as a session needs it: a socket's, or one in memory."""
 
     @property
     def peer(self) -> str:
-        """The other side, for people."""
+        """Return the other side's address, for people."""
         ...
 
     async def send(self, message: Any, /) -> None:
-        """Sends, waiting while the peer is slow."""
+        """Send a message, waiting while the peer is slow."""
         ...
 
     def offer(self, messages: Sequence[Any], /) -> int:
-        """Sends the first so many of them, without waiting."""
+        """Send as many of the first messages as possible without waiting; return their number."""
         ...
 
     async def receive(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         ...
 
     async def aclose(self) -> None:
-        """Closes."""
+        """Close the connection."""
         ...
 
 
@@ -107,7 +106,7 @@ class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _TooLate(msgspec.Struct, frozen=True, gc=False):
-    """The client has not introduced itself in time."""
+    """The client has sent no Welcome in time."""
 
 
 _SessionMessage: TypeAlias = _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | Answer
@@ -125,15 +124,15 @@ class Session(Actor[_SessionMessage]):
         self._welcomed = False
         self._open: set[int] = set()
         self._spans: dict[int, Opened] = {}
-        """Of open requests that are traced."""
+        """Spans of open requests that are traced."""
         self._out: deque[ToClient] = deque()
         self._out_bytes = 0
         self._writing = False
         self._reading: Effect | None = None
         self._turn = asyncio.Event()
-        """The next request may come."""
+        """Set when the next request may be read."""
         self._expecting = False
-        """It may, and has not come yet."""
+        """True while a request may be read and has not come."""
         self._ending = False
 
     async def on_start(self) -> None:
@@ -158,6 +157,7 @@ class Session(Actor[_SessionMessage]):
                 self._writing = False
                 self._out_bytes -= _size(answer)
                 if _is_one_of_many(answer):
+                    # Backpressure: only when this one was written, the controller sends the next.
                     await self._delivered(answer.request, _size(answer))
                 self._write()
                 self._read()
@@ -174,7 +174,8 @@ class Session(Actor[_SessionMessage]):
     # -- reading -------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Lets the next request come, unless too much waits to be written."""
+        """Let the next request come, unless too much waits to be written."""
+        # Backpressure: a client that does not read its answers cannot send more requests.
         full = self._out_bytes > self._settings.frame_bytes_max
         if self._expecting or self._ending or full:
             return
@@ -188,7 +189,7 @@ class Session(Actor[_SessionMessage]):
             )
 
     async def _receive_all(self) -> None:
-        """One request after the other, each when it is its turn."""
+        """Receive one request after the other, each when `_turn` is set."""
         while True:
             await self._turn.wait()
             self._turn.clear()
@@ -217,6 +218,7 @@ class Session(Actor[_SessionMessage]):
             )
             return
         limit = self._settings.requests_in_flight_max
+        # A client at its limit must still be able to cancel.
         if len(self._open) >= limit and not isinstance(message, Unsubscribe):
             busy = Busy(f"{limit} requests of this connection are open (requests_in_flight_max)")
             self._push(Failed(number, *to_wire(busy)))
@@ -237,7 +239,7 @@ class Session(Actor[_SessionMessage]):
         if opened is not None:
             opened.describe(request.request, objects_of(request), self.ctx.path)
             if isinstance(request, Subscribe):
-                opened.end()  # it is taken on; what it brings belongs to the changes' traces
+                opened.end()  # a subscribe has no end; its changes have traces of their own
             else:
                 self._spans[request.request] = opened
         return opened
@@ -272,7 +274,7 @@ class Session(Actor[_SessionMessage]):
         self._push(answer)
 
     def _signed(self, changes: Changes) -> Changes:
-        """Changes with the context of their way through here."""
+        """Return the changes with the trace context of this session's span."""
         with span_below(changes.traceparent, SESSION_CHANGES) as opened:
             if opened is None:
                 return changes
@@ -302,7 +304,8 @@ class Session(Actor[_SessionMessage]):
         )
 
     def _write_at_once(self) -> None:
-        """What the connection takes without waiting, and nobody waits to see written."""
+        """Write the leading answers that the connection takes without waiting and that need no
+        `Delivered`."""
         bare = 0
         while bare < len(self._out) and not _is_one_of_many(self._out[bare]):
             bare += 1
@@ -311,7 +314,7 @@ class Session(Actor[_SessionMessage]):
         try:
             count = self._connection.offer([self._out[number] for number in range(bare)])
         except PenstockError:
-            return  # to be met by the way that waits
+            return  # the effect of `_write` meets the same error, and handles it
         for _ in range(count):
             self._out_bytes -= _size(self._out.popleft())
 
@@ -319,6 +322,7 @@ class Session(Actor[_SessionMessage]):
         if not isinstance(error, LocalProtocolError) or isinstance(answer, Welcomed | Failed):
             self.ctx.stop()
             return
+        # The answer was not sent at all, and the connection goes on: only this request fails.
         told = InvalidUsage(f"the answer is too large: {error}")
         self._out.appendleft(Failed(answer.request, *to_wire(told)))
         self._write()
@@ -330,7 +334,7 @@ class Session(Actor[_SessionMessage]):
             self.ctx.stop()
 
     def _end(self, error: PenstockError) -> None:
-        """Tells the peer what was wrong, and closes when it has been written."""
+        """Send the peer its error, and close the connection when that was written."""
         self._ending = True
         self._push(Failed(0, *to_wire(error)))
 
@@ -344,7 +348,7 @@ class Session(Actor[_SessionMessage]):
 def _is_one_of_many(
     answer: ToClient,
 ) -> TypeGuard[Changes | Contents | CopyProgress | CopyFromProgress]:
-    """Whether the controller waits until it was written, before it sends the next one."""
+    """Return whether the controller waits for `Delivered` before it sends the next answer."""
     if isinstance(answer, Contents):
         return answer.more
     return isinstance(answer, Changes | CopyProgress | CopyFromProgress)
@@ -363,7 +367,7 @@ def _peer_error(error: Exception) -> PenstockError:
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
-    """A connection was made; `ended` is set when its session has stopped."""
+    """A connection was accepted; `ended` is called when its session has stopped."""
 
     connection: Connection
     ended: Callable[[], Any]
@@ -407,7 +411,8 @@ class ApiServer(Actor[_ServerMessage]):
             await self._listener.aclose()
 
     async def _converse(self, connection: Any) -> None:
-        """Runs in the listener's task: lasts as long as the session."""
+        """Start a session, and return when it has stopped: the listener's task keeps the
+        connection."""
         ended = anyio.Event()
         await self.ctx.self.send(Accepted(connection, ended.set))
         await ended.wait()
@@ -432,6 +437,7 @@ class ApiServer(Actor[_ServerMessage]):
         session = self.ctx.spawn(
             lambda: Session(connection, self._controller, self._settings),
             f"session-{self._accepted}",
+            # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,
         )
         self.ctx.watch(session, _SessionEnded(ended))

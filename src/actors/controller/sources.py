@@ -1,9 +1,9 @@
-"""Sources and sinks as the controller sees them: what the cluster is told, and what it tells.
+"""Sources and sinks as the controller sees them: commands to the storage half, and its responses.
 
-It is a part of the controller and runs in its task. What a cluster should run follows from the
-catalog at any moment (`commands`), so there is no history to keep; the storage half has one
-connection, to one replica, since what reads the outside should do so once. Health and statistics
-are as last told; while no replica is connected a source is *paused*.
+A part of the controller, which runs in its task. The commands follow from the catalog at any moment
+(`commands`), so no history is kept; the storage half has one connection, to one replica, since an
+external system should be read once. Health and statistics are as last reported; while no replica is
+connected a source is *paused*.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ log = logging.getLogger("penstock.controller")
 
 
 def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescription:
-    """A source with its tables, as the cluster runs it."""
+    """Return a source with its tables, as the cluster runs it."""
     assert entry.configuration is not None, entry.name
     assert entry.shard is not None, entry.name
     exports = tuple(
@@ -75,7 +75,7 @@ def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescript
 
 
 def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
-    """A sink with what it writes."""
+    """Return a sink with its input, as the cluster runs it."""
     assert entry.configuration is not None, entry.name
     on = catalog.by_id(entry.depends[0])
     assert on.shard is not None, on.name
@@ -103,26 +103,27 @@ class Sources:
         self._incarnation = 0
         self._health: dict[ObjectId, StatusUpdate] = {}
         self._failed: dict[ObjectId, Health] = {}
-        """How each was when it stalled last: one that is tried again passes for well meanwhile."""
+        """Health of each object at its last stall: while it is restarted, its own health does not
+        show that."""
         self._stalled_ms: dict[ObjectId, int] = {}
-        """Since when each cannot go on: being tried again is no end of that, running is."""
+        """Time since which each object is stalled: a restart does not end a stall, running does."""
         self._statistics: dict[ObjectId, Statistics] = {}
         self._dropping: dict[ObjectId, CatalogObject] = {}
-        """Sinks whose holds go when the cluster has let go of them."""
+        """Sinks whose holds are dropped when the cluster has stopped them."""
 
-    # -- what the cluster is told ----------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------
 
     def connected(self, message: ReplicaConnected) -> None:
-        """A connection is there: it is told everything."""
+        """Send everything to a new connection."""
         self._incarnation = message.incarnation
         assert self._link is not None, "it is the link that says so"
         self._link.reply(Replay(message.incarnation, tuple(self.commands())))
         for entry in list(self._dropping.values()):
-            self._let_go(entry.id)  # whom it is not told of is not there
+            self._let_go(entry.id)  # this connection was not told to run it
         self.leftovers.connected()
 
     def commands(self) -> list[Command]:
-        """All that a fresh connection is told, behind its Hello."""
+        """Return all commands for a fresh connection, after its Hello."""
         catalog, settings = self._desk.catalog, self._desk.settings
         found: list[Command] = [
             UpdateConfiguration(
@@ -137,25 +138,28 @@ class Sources:
         return [*found, InitializationComplete(), AllowWrites()]
 
     def created(self, entry: CatalogObject) -> None:
-        """A source, a table of one, or a sink is in the catalog."""
+        """Run a source, a source's table, or a sink that was added to the catalog."""
         catalog = self._desk.catalog
         if entry.kind == SINK:
             self._push(RunSink(describe_sink(catalog, entry)))
         elif entry.kind == SOURCE:
+            # First: a pending removal must not take the resource from the new source.
             self.leftovers.created(entry)
             self._push(RunIngestion(describe_source(catalog, entry)))
         elif entry.kind == SOURCE_TABLE:
+            # The running source is altered: it has one more export.
             source = catalog.by_id(entry.depends[0])
             self._push(RunIngestion(describe_source(catalog, source)))
 
     def dropped(self, entry: CatalogObject) -> None:
-        """It is no longer in the catalog."""
+        """Stop an object that was removed from the catalog."""
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
         self._stalled_ms.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
         self.leftovers.dropped(entry)
         if entry.kind == SINK:
+            # The sink reads under its hold until the cluster has stopped it.
             self._dropping[entry.id] = entry
         if entry.kind == SOURCE_TABLE and self._desk.catalog.get(entry.depends[0]) is None:
             return  # it goes with its source
@@ -165,13 +169,14 @@ class Sources:
         if self._link is not None:
             self._link.reply(Push(command))
 
-    # -- what it tells ---------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------
 
     def responded(self, message: ReplicaResponse) -> ObjectId | None:
-        """The object whose upper has moved, if one has."""
+        """Take a response. Return the object whose upper has moved, if one has."""
         response: Response = message.response
         present = message.incarnation == self._incarnation
         if isinstance(response, StagedBatches):
+            # From a former connection, too: the parts may have no owner but this copy.
             self.copies.staged(response, present=present)
         if not present:
             return None
@@ -206,7 +211,7 @@ class Sources:
         return None
 
     def lost(self, message: ReplicaLost) -> None:
-        """The connection is gone; everything is paused until the next."""
+        """Pause all objects until the next connection."""
         if message.incarnation == self._incarnation:
             self._incarnation = 0
 
@@ -225,10 +230,10 @@ class Sources:
         if on is not None and on.shard is not None:
             self._desk.drop_hold(on.shard, sink_holder(id_))
 
-    # -- for people --------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
 
     def health(self, entry: CatalogObject) -> Health:
-        """Of a source, a table of one, or a sink."""
+        """Return the health of a source, a source's table, or a sink."""
         told = self._health.get(entry.id)
         if not self._incarnation:
             return Health("paused", "no replica is connected")
@@ -237,7 +242,7 @@ class Sources:
         return _health(told)
 
     def report(self, request: ListSources) -> SourceReport:
-        """All of them."""
+        """Return the status of all sources, or of all sinks."""
         desk = self._desk
         kind = SINK if request.sinks else SOURCE
         found = tuple(self._status(entry) for entry in desk.catalog.of_kind(kind))
@@ -266,7 +271,7 @@ class Sources:
         )
 
     def rows(self) -> Iterator[Row]:
-        """Of `penstock.sources`."""
+        """Yield the rows of `penstock.sources`."""
         catalog = self._desk.catalog
         objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
         listed = [(entry.id, self._status(entry)) for entry in objects]
@@ -298,7 +303,7 @@ class Sources:
             )
 
     def operator_rows(self) -> Iterator[Row]:
-        """Yield the rows of `penstock.operators` for the tasks that run, as they told them last."""
+        """Yield the rows of `penstock.operators` for the running tasks, as last reported."""
         catalog = self._desk.catalog
         for entry in (*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)):
             told = self._statistics.get(entry.id)
@@ -318,7 +323,7 @@ class Sources:
             yield id_, shown.name, health.status, health.error, health.since_ms
 
     def table_rows(self) -> Iterator[Row]:
-        """Of `penstock.source_tables`."""
+        """Yield the rows of `penstock.source_tables`."""
         catalog = self._desk.catalog
         for entry in catalog.of_kind(SOURCE_TABLE):
             yield (
@@ -331,7 +336,7 @@ class Sources:
             )
 
     def describe(self) -> str:
-        """How many there are, and whether they run."""
+        """Return how many sources and sinks there are, and whether they run."""
         catalog = self._desk.catalog
         state = "connected" if self._incarnation else "not connected"
         return (

@@ -1,13 +1,11 @@
-"""A copy from files on its way into a table: staged parts, and what must hold to append them.
+"""A copy from files in transfer to its table: staged parts, and the checks before their append.
 
-Theory of operation. `prepare` is done beside the path of writes: it takes the parts over from
-whoever staged them and, for a table with a PRIMARY KEY, gathers their keys. What is left for the
-path of writes is one append, and for such a table one look whether a key is there already
-(`check_absent`).
+`prepare` runs beside the write path: it claims the parts from the task that staged them and, for a
+table with a PRIMARY KEY, gathers their keys. The write path then does one append and, for such a
+table, one lookup whether a key is present (`check_absent`).
 
-Rules. A keyed table holds one row a key: a copy in which a key comes twice, or that brings one
-that is there, is refused whole, and names it. Keys are looked at bit by bit, as those of other
-writes are; only those whose hashes are equal are compared one by one.
+A keyed table holds one row a key: a copy with a duplicate key, or with one that is present, is
+refused whole, and the error names it. Keys are compared bit by bit, as those of other writes are.
 """
 
 from __future__ import annotations
@@ -32,22 +30,23 @@ from actors.protocol.storage import Staged
 
 
 class StagedCopy(msgspec.Struct, frozen=True):
-    """Rows for one table, in parts that are ours, to be appended at one time or not at all."""
+    """Rows for one table, in parts that this process owns, to be appended at one time or not at
+    all."""
 
     target: TableTarget
     uuid: str
     parts: tuple[Part, ...]
     keys: pa.Table | None = None
-    """Of a table with a PRIMARY KEY: the keys of all rows."""
+    """Keys of all rows, for a table with a PRIMARY KEY."""
 
     @property
     def rows(self) -> int:
-        """In all parts."""
+        """Return the number of rows in all parts."""
         return sum(part.rows for part in self.parts)
 
 
 def parts_of(staged: Staged) -> tuple[Part, ...]:
-    """The parts that an answer describes."""
+    """Return the parts that an answer describes."""
     return tuple(msgspec.msgpack.decode(batch.part, type=Part) for batch in staged.batches)
 
 
@@ -59,8 +58,8 @@ async def prepare(
     parts: tuple[Part, ...],
     keyed_rows_max: int,
 ) -> StagedCopy:
-    """Takes the parts over. Raises `Broken` when they are gone, `DuplicateKey`, `InvalidUsage`
-    (too many keys), and the stores' errors; then the parts are gone as well."""
+    """Claim the parts and check their keys. Raises `Broken` when they are gone, `DuplicateKey`,
+    `InvalidUsage` (too many keys), and the stores' errors; the parts are then discarded."""
     try:
         if not await persist.claim(target.shard, parts):
             raise Broken(
@@ -70,6 +69,7 @@ async def prepare(
         copy = StagedCopy(target, uuid, parts)
         if not target.schema.key:
             return copy
+        # All keys are compared in memory.
         if copy.rows > keyed_rows_max:
             raise InvalidUsage(
                 f"table {target.name} has a PRIMARY KEY: one copy brings it at most "
@@ -91,6 +91,7 @@ async def prepare(
 def _check_distinct(target: TableTarget, keys: pa.Table) -> None:
     if keys.num_rows < 2:
         return
+    # Only rows whose hashes occur twice are compared as Python values: a large copy has few.
     hashes = row_hashes(keys)
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
@@ -109,8 +110,8 @@ def _check_distinct(target: TableTarget, keys: pa.Table) -> None:
 
 
 def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
-    """`found`: updates of (a superset of) the rows with these keys. Raises `DuplicateKey` when
-    one of them is there. Blocking."""
+    """Raise `DuplicateKey` when one of the keys is present. `found`: updates of (a superset of) the
+    rows with these keys. Blocking."""
     held = consolidate(found.drop_columns([TIME]))
     held = held.filter(pc.greater(held[DIFF], 0))
     if not held.num_rows:
@@ -125,6 +126,6 @@ def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
 
 
 async def updates_of(persist: PersistClient, copy: StagedCopy, parts: Sequence[Part]) -> pa.Table:
-    """All rows, as they were appended. Raises the stores' errors."""
+    """Return all rows as they were appended. Raises the stores' errors."""
     shape = copy.target.schema.arrow_updates()
     return concat([await persist.fetch(part, copy.target.schema) for part in parts], shape)

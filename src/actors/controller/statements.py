@@ -1,8 +1,7 @@
 """Statements that change the catalog: queued, carried out strictly one at a time.
 
-Each is an effect of `ddl.CatalogStore` on the catalog of the moment. When it is durable the
-catalog in memory follows, the replica is told, and only then the client. A failure that leaves
-the outcome open (a store that did not answer) is settled by reading the catalog back.
+Each is an effect of `ddl.CatalogStore` on the present catalog. When it is durable the catalog in
+memory follows, the replica is told, and only then the client.
 """
 
 from __future__ import annotations
@@ -46,18 +45,19 @@ Statement = (
 )
 
 DROP_HOLD_ROUNDS: Final = 5
-"""A dropped dataflow may still be moving its holds: they are dropped again for so many rounds."""
+"""Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
+them."""
 
 
 class StatementDone(msgspec.Struct, frozen=True, gc=False):
-    """The statement under way ended; `result` is the change or the error."""
+    """The running statement has ended; `result` is the change or the error."""
 
     result: Changed | PenstockError
     read_back: tuple[Catalog, int | None] | None = None
 
 
 class _Queued(msgspec.Struct, frozen=True, gc=False):
-    """A statement, who wants it, and the context it came in."""
+    """A statement, its session, and its trace context."""
 
     session: Address[Any]
     statement: Statement
@@ -65,7 +65,7 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
 
 
 class Statements:
-    """The queue of statements, and what follows each."""
+    """The queue of statements, and the consequences of each."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -76,16 +76,16 @@ class Statements:
         self._opening = False
 
     def is_closing(self, id_: ObjectId) -> bool:
-        """Whether a table is being dropped: writes are refused."""
+        """Return whether a table is being dropped: writes are refused."""
         return id_ in self._closing
 
     def submit(self, session: Address[Any], statement: Statement) -> None:
-        """Queues a statement."""
+        """Queue a statement."""
         self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
         self._next()
 
     def describe(self) -> str:
-        """What is under way."""
+        """Return the running statement, for people."""
         if self._current is None:
             return "no statement under way"
         statement = self._current.statement
@@ -111,13 +111,15 @@ class Statements:
             named = fault(error)
             if named.determinate:
                 return StatementDone(named)
+            # The change may be durable or not: the catalog that is read back decides (`_settled`).
             return StatementDone(named, await self._read_back())
 
     async def _read_back(self) -> tuple[Catalog, int | None]:
-        """The durable catalog, however long the store takes: what goes by another one than is
-        there would be refused for ever."""
+        """Return the durable catalog, however long the store takes."""
         settings = self._desk.settings
         failures = 0
+        # Retried forever: with another seqno than the durable one, every later statement would
+        # fail.
         while True:
             try:
                 return await self._desk.store.read_back()
@@ -152,7 +154,7 @@ class Statements:
                 return outside.drop_sink(catalog, seqno, statement.name)
 
     async def _create_table(self, statement: CreateTable) -> Changed:
-        """The first table ever opens the line of times, so that views on it can start."""
+        """Create a table; the first one is given a first time, so that views on it can start."""
         desk = self._desk
         changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
         if desk.frontiers.tables_upper == 0 and desk.writer is not None:
@@ -161,11 +163,11 @@ class Statements:
         return changed
 
     def open_times(self) -> None:
-        """Sees to it that the tables get a first time: before it neither they nor what is made
-        on them can be read. A crash, or a store that fails, may have come between the first
-        table and its time."""
+        """Give the tables a first time, if they have none."""
         desk = self._desk
         tables = any(entry.kind == TABLE for entry in desk.catalog.objects)
+        # Before its first time neither a table nor a view on it can be read. A crash or a store's
+        # failure may have come between the first table and its time.
         if tables and not self._opening and desk.frontiers.tables_upper == 0:
             self._opening = True
             desk.ctx.effect(self._open_times, done=lambda _: None)
@@ -187,20 +189,22 @@ class Statements:
     async def _drop(self, statement: Drop) -> Changed:
         desk = self._desk
         entry = desk.catalog.find(statement.name)
+        # Only for its check: an object in use is refused before its writes are.
         desk.catalog.remove(entry)
         if entry.kind != TABLE or desk.writer is None:
             return await desk.store.drop(desk.catalog, desk.seqno, entry)
         self._closing.add(entry.id)
         try:
+            # Writes that were accepted earlier must find the shard.
             await desk.writer.ask(lambda reply: CloseTable(entry.id, reply))
             return await desk.store.drop(desk.catalog, desk.seqno, entry)
         finally:
             self._closing.discard(entry.id)
 
-    # -- afterwards ----------------------------------------------------------------------------
+    # -- after a statement ---------------------------------------------------------------------
 
     def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
-        """A statement ended; the objects that it dropped."""
+        """Take the end of a statement. Return the objects that it dropped."""
         assert self._current is not None
         queued, self._current = self._current, None
         session, statement = queued.session, queued.statement
@@ -232,8 +236,9 @@ class Statements:
         found: tuple[Catalog, int | None],
         error: PenstockError,
     ) -> Changed | PenstockError:
-        """What an open outcome turned out to be."""
+        """Return the change that the durable catalog shows, or the error."""
         before, (catalog, seqno) = self._desk.catalog, found
+        # Even if no object came or went: the next statement needs the present seqno.
         self._desk.seqno = seqno
         if seqno is None:
             return error
@@ -246,7 +251,7 @@ class Statements:
         return error
 
     def _track(self, entry: CatalogObject) -> None:
-        """An object is there that no dataflow maintains, or not yet."""
+        """Track the retained history and the upper of a new object."""
         desk = self._desk
         if entry.shard is not None:
             retain = entry.retain_history_ms or desk.settings.retain_history_ms
@@ -269,7 +274,7 @@ class Statements:
         upper: Time = 0,
         traceparent: str | None = None,
     ) -> None:
-        """Makes the replica maintain a view or an index from `as_of` on."""
+        """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
         desk = self._desk
         desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
         desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
@@ -294,7 +299,7 @@ class Statements:
                 self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
-        """One round of dropping the holds of dropped dataflows."""
+        """Drop the holds of dropped dataflows, for one more round."""
         desk = self._desk
         zombies, self._zombies = self._zombies, []
         for shard, holder, rounds in zombies:

@@ -1,4 +1,4 @@
-"""The status of all objects, for `Status`: frontiers, lag, and what each dataflow is doing."""
+"""The status of all objects, for `Status`: frontiers, lag, and the states of dataflows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actors.protocol.compute import Status
 
 
 class Held(msgspec.Struct, gc=False):
-    """What all workers hold of an index: rows on one replica, bytes on all."""
+    """Size of an index on all workers: rows on one replica, bytes on all."""
 
     rows: int = 0
     bytes_memory: int = 0
@@ -24,7 +24,7 @@ class Held(msgspec.Struct, gc=False):
 
 
 class StatusRead(msgspec.Struct, frozen=True, gc=False):
-    """The sinces that a `Status` asked for."""
+    """The sinces and sizes for a `Status` were read."""
 
     session: Address[Any]
     request: int
@@ -34,7 +34,7 @@ class StatusRead(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
-    """Reads the sinces of all shards; `StatusRead` follows."""
+    """Read the sinces of all shards; `StatusRead` follows."""
     wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
 
     async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, Held]]:
@@ -63,6 +63,7 @@ async def _held(desk: Desk) -> dict[ObjectId, Held]:
                 sums = held.setdefault(index.id, Held())
                 of_replica = rows.get((worker.replica, index.id), 0) + index.rows
                 rows[worker.replica, index.id] = of_replica
+                # Every replica has the same rows: the fullest one's count is the index's.
                 sums.rows = max(sums.rows, of_replica)
                 sums.bytes_memory += index.bytes_memory
                 sums.bytes_mapped += index.bytes_mapped
@@ -70,15 +71,15 @@ async def _held(desk: Desk) -> dict[ObjectId, Held]:
 
 
 def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
-    """The answer."""
+    """Return the answer to `Status`."""
     frontiers = desk.frontiers
     objects = tuple(_status(desk, entry, read) for entry in desk.catalog.objects)
     return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
 
 
 def lag_ms(desk: Desk, entry: CatalogObject) -> int:
-    """Return how old an object is for who reads it, while any table that it is made of, of clients
-    or sources, is further; else 0."""
+    """Return the age of an object's contents while a table that it depends on, of clients or
+    sources, is further; else 0."""
     upper = desk.frontiers.upper(entry)
     if is_empty(upper):
         return 0
@@ -93,7 +94,7 @@ def lag_ms(desk: Desk, entry: CatalogObject) -> int:
 
 
 def _tables(desk: Desk, entry: CatalogObject) -> list[CatalogObject]:
-    """Those that it is made of, through views: itself, if it is one."""
+    """Return the tables that an object depends on, through views; itself, if it is one."""
     found: dict[ObjectId, CatalogObject] = {}
     seek = [entry]
     while seek:
@@ -154,7 +155,7 @@ def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
 
 
 def live_text(status: Status | None) -> str:
-    """What a running view does, for `explain`."""
+    """Return the state of a running view, for `explain`."""
     if status is None:
         return "not running yet"
     lines = [f"state: {status.state}" + (f" ({status.text})" if status.text else "")]

@@ -1,10 +1,10 @@
-"""Making and dropping sources and sinks: changes of the catalog like those of `ddl`.
+"""Creation and drop of sources and sinks: changes of the catalog like those of `ddl`.
 
-Order of a creation: check names → ask the outside what is there (`describe`, `check`) → (sinks: a
-durable hold on what is written) → ONE set: catalog and new shards with their first holds. Nothing
-is made outside before that. Order of a drop: check dependents → ONE set: catalog and removed
-shards, and a record of what the outside keeps for it (a slot) → the cluster is told, and has the
-outside forget. The record goes when that is done (`leftovers`).
+Order of a creation: check names → read what the external system has (`describe`, `check`) → (sinks:
+a durable hold on the input) → ONE set: catalog and new shards with their first holds. Nothing is
+created externally before that. Order of a drop: check dependents → ONE set: catalog, removed
+shards, and a record of the external resource (a slot) → the cluster is told, and removes that
+resource. The record is deleted when that is done (`leftovers`).
 """
 
 from __future__ import annotations
@@ -40,56 +40,58 @@ T = TypeVar("T")
 
 
 class Makers(Protocol):
-    """Makes what reaches the outside. Both raise `InvalidUsage`."""
+    """Makes sources and sinks from configurations. Raises `InvalidUsage` for one that is not
+    valid."""
 
     def source(self, configuration: Configuration, id: ObjectId, /) -> Source:
-        """A source that was not opened yet."""
+        """Return a source that was not opened yet."""
         ...
 
     def sink(self, configuration: Configuration, id: ObjectId, /) -> Sink:
-        """A sink that was not opened yet."""
+        """Return a sink that was not opened yet."""
         ...
 
     def kept(self, configuration: Configuration, id: ObjectId, /) -> str:
-        """What the outside keeps for a source, as it is called there; empty: nothing."""
+        """Return the name of a source's external resource that must be cleaned up; empty if
+        none."""
         ...
 
     def new_source(self, kind: str, config: bytes, /) -> Configuration:
-        """The configuration of a new source, of what a user gave (JSON)."""
+        """Return the configuration of a new source, from a user's JSON."""
         ...
 
     def new_sink(self, kind: str, options: bytes, /) -> Configuration:
-        """The configuration of a new sink, of what a user gave (JSON)."""
+        """Return the configuration of a new sink, from a user's JSON."""
         ...
 
 
 class Nothing:
-    """For services without an outside."""
+    """The makers of a service without sources and sinks: no kind is known."""
 
     def source(self, configuration: Configuration, id: ObjectId) -> Source:
-        """Raises `InvalidUsage`."""
+        """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no source of kind {configuration.kind!r}")
 
     def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
-        """Raises `InvalidUsage`."""
+        """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no sink of kind {configuration.kind!r}")
 
     def kept(self, configuration: Configuration, id: ObjectId) -> str:
-        """Nothing."""
+        """Return an empty name."""
         return ""
 
     def new_source(self, kind: str, config: bytes) -> Configuration:
-        """Raises `InvalidUsage`."""
+        """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no source of kind {kind!r}")
 
     def new_sink(self, kind: str, options: bytes) -> Configuration:
-        """Raises `InvalidUsage`."""
+        """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no sink of kind {kind!r}")
 
 
 SOURCE_TABLES_MAX: Final = 256
 DESCRIBE_DEADLINE_MS: Final = 60_000
-"""The outside must have said by then what is there."""
+"""Time in which an external system must have answered `describe` or `check`."""
 
 
 class StorageStore:
@@ -101,7 +103,7 @@ class StorageStore:
 
     @property
     def makers(self) -> Makers:
-        """What makes sources and sinks."""
+        """Return the makers of sources and sinks."""
         return self._makers
 
     # -- sources -------------------------------------------------------------------------------
@@ -109,7 +111,8 @@ class StorageStore:
     async def create_source(
         self, catalog: Catalog, seqno: int | None, request: CreateSource
     ) -> Changed:
-        """Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
+        """Create a source and its tables. Raises `InvalidUsage` and its children, `Unreachable`,
+        `StorageError`."""
         name = check_name("source", request.name)
         catalog.check_free(name, SOURCE)
         configuration = self._makers.new_source(request.kind, request.configuration)
@@ -138,7 +141,7 @@ class StorageStore:
     async def alter_source(
         self, catalog: Catalog, seqno: int | None, request: AlterSource
     ) -> Changed:
-        """Adds tables. Raises as `create_source` does."""
+        """Add tables to a source. Raises as `create_source` does."""
         entry = catalog.find_apart(SOURCE, request.name)
         if not request.add:
             raise InvalidUsage(f"source {entry.name}: name at least one table to add")
@@ -181,12 +184,13 @@ class StorageStore:
         return await self._store.store(catalog, seqno, shards, created=first, also=tuple(also))
 
     async def drop_source(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
-        """Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
+        """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
         entry = catalog.find_apart(SOURCE, name)
         tables = catalog.dependents(entry.id)
         smaller = catalog.remove(entry, *tables)
         assert entry.configuration is not None, entry.name
         kept = self._makers.kept(entry.configuration, entry.id)
+        # Set together with the drop, so that a crash cannot leave a resource that is not known.
         records = [remembered(leftover_of(entry, kept))] if kept else []
         return await self._store.drop_all(smaller, seqno, entry, tables, records)
 
@@ -195,7 +199,7 @@ class StorageStore:
     async def create_sink(
         self, catalog: Catalog, seqno: int | None, request: CreateSink
     ) -> Changed:
-        """Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
+        """Create a sink. Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
         name = check_name("sink", request.name)
         catalog.check_free(name, SINK)
         on = catalog.find(request.on)
@@ -223,12 +227,14 @@ class StorageStore:
         try:
             return await self._store.store(catalog.add(entry), seqno, [], created=entry)
         except PenstockError as error:
+            # If the outcome is open, the sink may be there and need its hold.
             if error.determinate and on.shard is not None:
                 await self._store.drop_hold(on.shard, holder)
             raise
 
     async def drop_sink(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
-        """Raises `UnknownObject`, `StorageError`. Its hold goes when the cluster has let go."""
+        """Drop a sink; its hold is dropped when the cluster has stopped it. Raises `UnknownObject`,
+        `StorageError`."""
         entry = catalog.find_apart(SINK, name)
         smaller = catalog.remove(entry)
         return await self._store.drop_all(smaller, seqno, entry, ())
@@ -242,8 +248,8 @@ def _tables(
     *,
     alone: bool,
 ) -> tuple[list[CatalogObject], list[str]]:
-    """Return the tables of a source, with ids from the catalog's next one on, and why others are
-    left out, where all are wanted (`wanted` None). `alone`: it has but one, which may bear the
+    """Return the tables of a source, with ids from the catalog's next one on, and the reasons why
+    others are left out if all are wanted (`wanted` None). `alone`: the only table may bear the
     source's name. Raises `InvalidUsage`, `ObjectExists`."""
     there = catalog.get(source.id)
     filled = 0 if there is None else len(catalog.dependents(source.id))
@@ -271,6 +277,7 @@ def _tables(
             entry = _table(source, export, name, catalog.next_id)
             catalog = catalog.add(entry)
         except (InvalidUsage, ObjectExists) as error:
+            # A table that was asked for is an error; of all tables, the others are still filled.
             if wanted is not None:
                 raise
             left_out.append(f"{export.name} is left out: {error}")

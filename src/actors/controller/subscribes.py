@@ -1,28 +1,21 @@
-"""Subscribes: clients that hear the changes of an object, under a durable hold each.
+"""Subscribes: clients that follow the changes of an object, under a durable hold each.
 
-Theory of operation. A subscribe has delivered everything below `delivered`; it holds its shard
-at ``delivered - 1``, from where a dataflow without snapshot goes on exactly. Which subscribes
-share which dataflow, and what each is told of its batches, is `Fanout`'s matter. Whatever a
-replica sends is cut to times from `delivered` on, so that a dataflow that starts over (a new
-replica, a new connection) repeats nothing.
+A subscribe has delivered everything below `delivered`; it holds its shard at ``delivered - 1``,
+where a dataflow without snapshot resumes exactly. `Fanout` decides which subscribes share a
+dataflow, and what each is sent of its batches.
 
-A slow client: bytes sent to the session and not yet passed on are counted, and beyond
-`subscribe_inflight_bytes_max` the subscribe leaves its dataflow; when the session has caught up
-to half, it goes on from `delivered`, with a dataflow of its own until it stands where the others
-do. Nobody else notices. One that takes nothing at all of what waits for it for
-`subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold goes: history is not kept for
-ever for somebody who does not read it.
+A slow client: bytes that the session has not passed on are counted. Beyond
+`subscribe_inflight_bytes_max` the subscribe leaves its dataflow, which the others do not notice;
+when the session has caught up to half, it resumes from `delivered`. One that takes nothing for
+`subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold is dropped.
 
-A batch that is too large for one answer comes as blobs. A subscribe that is told of one leaves
-its dataflow as a slow one does, takes the blobs piece by piece, the next when the client has
-taken most of the last, and comes back behind them. Each piece but the last says ``upper ==
-lower``, and `partial`. So a replica that goes away meanwhile, or a dataflow that starts over,
-changes nothing: a batch is heard of whole, and once.
+A batch that is too large for one answer comes as blobs. Its subscribes leave their dataflow as slow
+ones do, take the blobs piece by piece, and join again after them. Each piece but the last says
+``upper == lower``, and `partial`.
 
-Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
-the subscribe; the empty upper ends it with `Done`, and so does `up_to`, by an answer with the
-empty upper. Frontiers of progress alone pass too, unless
-something waits already: then one is told when all of it was taken.
+Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends the
+subscribe; the empty upper ends it with `Done`, and so does `up_to`, by an answer with the empty
+upper.
 """
 
 from __future__ import annotations
@@ -67,7 +60,7 @@ log = logging.getLogger("penstock.controller")
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """The subscribe's durable hold stands, with the shard's since; or it failed."""
+    """The subscribe's durable hold was taken, with the shard's since; or that failed."""
 
     holder: str
     since: Time = 0
@@ -75,7 +68,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class PieceRead(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a batch; None: it is gone. Or it could not be read."""
+    """A piece of a batch was read (None: it was deleted), or that failed."""
 
     holder: str
     key: str
@@ -84,7 +77,7 @@ class PieceRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class PieceDue(msgspec.Struct, frozen=True, gc=False):
-    """Another try to read it."""
+    """A piece is to be read, again after a failure."""
 
     holder: str
 
@@ -100,9 +93,9 @@ class _Subscription(Member, eq=False, kw_only=True):
     in_flight: int = 0
     """Bytes that the session has not passed on."""
     taken_ms: float = 0.0
-    """When it last passed some on, or got some after having none."""
+    """Time at which the session last passed some on, or got some after having none."""
     way: Way | None = None
-    """Along a batch of which it has not had all."""
+    """Position in a batch of blobs that was not sent whole yet."""
 
 
 class Subscribes:
@@ -114,7 +107,7 @@ class Subscribes:
         self._by_request: dict[tuple[str, int], _Subscription] = {}
         self._by_holder: dict[str, _Subscription] = {}
         self._ended_early: dict[str, ShardId] = {}
-        """Holds on their way for subscribes that have ended."""
+        """Holds that are still being taken, for subscribes that have ended."""
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -122,7 +115,7 @@ class Subscribes:
     # -- beginning -----------------------------------------------------------------------------
 
     def subscribe(self, session: Address[Any], request: Subscribe) -> None:
-        """Begins a subscribe. Raises `InvalidUsage` and its children."""
+        """Begin a subscribe. Raises `InvalidUsage` and its children."""
         desk = self._desk
         entry = desk.catalog.find(request.name)
         if entry.kind == INDEX:
@@ -141,10 +134,13 @@ class Subscribes:
             return
         if start is not None:
             desk.check_ahead(what, start)
+        # Nothing precedes ``from_=0``: it means the contents at time 0, like an as_of.
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
         else:
             as_of = max(desk.latest(entry), entry.as_of) if start is None else start
+            # The updates of a snapshot have the time as_of, so without it delivery begins one
+            # later.
             snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
         up_to = EMPTY if request.up_to is None else request.up_to
         if up_to < delivered or (snapshot and up_to == delivered):
@@ -152,7 +148,7 @@ class Subscribes:
                 f"{what} from {delivered} up to {up_to}: it would be over before it begins; give "
                 "a later up_to"
             )
-        if up_to == delivered:  # one that had everything comes again
+        if up_to == delivered:  # a client resumes that has had everything
             session.reply(Changes(request.request, up_to, EMPTY))
             session.reply(Done(request.request))
             return
@@ -187,7 +183,7 @@ class Subscribes:
         )
 
     def held(self, message: Held) -> None:
-        """The hold stands: start, or refuse."""
+        """Join a dataflow now that the hold was taken, or refuse the subscribe."""
         made = self._by_holder.get(message.holder)
         if made is None:
             self._release(message.holder)
@@ -206,7 +202,7 @@ class Subscribes:
             self._tell(self._fanout.join(made))
 
     def _release(self, holder: str) -> None:
-        """The hold came to stand after its subscribe had ended."""
+        """Drop a hold that was taken after its subscribe had ended."""
         shard = self._ended_early.pop(holder, None)
         if shard is not None:
             self._desk.drop_hold(shard, holder)
@@ -215,10 +211,10 @@ class Subscribes:
         for command in commands:
             self._desk.command(command)
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- batches -------------------------------------------------------------------------------
 
     def responded(self, response: SubscribeResponse) -> None:
-        """A batch of a dataflow; those of one that nobody hears any more are dropped."""
+        """Take a batch; that of a dataflow without members is dropped."""
         members = self._fanout.members(response.id)
         match response.batch:
             case SubscribeBatch(error=None) as batch:
@@ -243,6 +239,8 @@ class Subscribes:
         for each in told:
             made, arrow = _subscription(each.member), each.arrow
             if keys:
+                # Apart from its dataflow until it has had all pieces: a replica that is lost
+                # meanwhile, or a dataflow that starts over, changes nothing.
                 made.way = Way(shelf, each.lower, each.upper)
                 self._tell(self._fanout.leave(made))
                 if arrow is not None:
@@ -250,6 +248,7 @@ class Subscribes:
                 self._next_piece(made)
                 continue
             over = each.upper >= made.up_to
+            # Progress alone waits until the client has taken everything (`passed_on`).
             if arrow is not None or over or (made.progress and not made.in_flight):
                 self._send(made, arrow, None if arrow is None else traceparent)
             if over:
@@ -260,7 +259,7 @@ class Subscribes:
                 self._tell(self._fanout.leave(made))
 
     def _over(self, made: _Subscription, upper: Frontier) -> None:
-        """It has had everything below its `up_to`."""
+        """End a subscribe that has had everything below its `up_to`."""
         if not is_empty(upper):
             made.session.reply(Changes(made.request, upper, EMPTY))
         made.session.reply(Done(made.request))
@@ -269,7 +268,7 @@ class Subscribes:
     # -- pieces --------------------------------------------------------------------------------
 
     def _next_piece(self, made: _Subscription) -> None:
-        """Reads it, if there is room for it."""
+        """Read the next piece, if there is room for it."""
         way, limit = made.way, self._desk.settings.subscribe_inflight_bytes_max
         if way is None or way.reading or made.in_flight > limit // 2:
             return
@@ -277,7 +276,7 @@ class Subscribes:
         self.piece_due(PieceDue(subscribe_holder(made.id)))
 
     def piece_due(self, message: PieceDue) -> None:
-        """Reads a piece."""
+        """Read a piece."""
         made, holder = self._by_holder.get(message.holder), message.holder
         if made is None or made.way is None:
             return
@@ -289,7 +288,7 @@ class Subscribes:
         )
 
     def piece_read(self, message: PieceRead) -> None:
-        """A piece goes to the session; after the last, its subscribe goes on."""
+        """Send a piece to the session; after the last, join a dataflow again."""
         made, settings = self._by_holder.get(message.holder), self._desk.settings
         way = None if made is None else made.way
         if made is None or way is None or way.present != message.key:
@@ -324,14 +323,15 @@ class Subscribes:
                 self._next_piece(made)
 
     def _join(self, made: _Subscription) -> None:
-        """It goes on, if there is room."""
+        """Join a dataflow again, if there is room."""
         limit = self._desk.settings.subscribe_inflight_bytes_max
         paused = made.held and made.stream is None and made.way is None
         if paused and made.in_flight <= limit // 2:
             self._tell(self._fanout.join(made))
 
     def _remove(self, keys: Sequence[str]) -> None:
-        """Blobs that nobody needs; one that cannot be removed now is collected later."""
+        """Delete blobs that no subscribe needs; one that cannot be deleted now becomes an
+        orphan."""
         stashed = self._desk.persist.stashed
         if keys:
             self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
@@ -344,7 +344,8 @@ class Subscribes:
         *,
         partial: bool = False,
     ) -> None:
-        """Everything that was delivered and not told yet; `partial`: some of it."""
+        """Send what was delivered and not sent yet; `partial`: some of it."""
+        # A piece leaves the interval open: its upper is its lower.
         upper = made.told if partial else made.delivered
         changes = Changes(made.request, made.told, upper, arrow, traceparent, partial)
         made.session.reply(changes)
@@ -354,7 +355,7 @@ class Subscribes:
         made.in_flight += changes_bytes(changes)
 
     def passed_on(self, session: str, request: int, size: int) -> None:
-        """The session has sent bytes of a subscribe on; a paused one may go on."""
+        """Count the bytes that the session has passed on; a paused subscribe may resume."""
         made = self._by_request.get((session, request))
         if made is None:
             return
@@ -367,10 +368,11 @@ class Subscribes:
             self._send(made, None, None)
 
     def cut_off(self) -> None:
-        """Ends those that take nothing of what waits for them."""
+        """End the subscribes that take nothing of what waits for them."""
         limit = self._desk.settings.subscribe_idle_ms
         now = self._desk.ctx.monotonic_ms()
         for made in list(self._by_request.values()):
+            # Its hold pins history, which must not be kept forever for a client that does not read.
             if made.in_flight and now - made.taken_ms >= limit:
                 text = (
                     f"the subscribe to {made.name} took nothing of the {made.in_flight} bytes that "
@@ -381,24 +383,25 @@ class Subscribes:
                 self._end(made, SlowSubscriber(text))
 
     def hold_moves(self) -> list[tuple[ShardId, str, Time]]:
-        """Where the holds should go now; the dataflows are told too."""
+        """Return the moves of the subscribes' holds, and compact their dataflows."""
         moves = []
         for holder, made in self._by_holder.items():
             since = made.since()
             if made.held and since > made.hold:
+                # Noted before the move is durable: until then the hold only keeps more history.
                 made.hold = since
                 moves.append((made.shard, holder, since))
         self._tell(self._fanout.compact())
         return moves
 
-    # -- for people ----------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------
 
     def by_session(self) -> Counter[str]:
-        """How many a session has."""
+        """Return the number of subscribes of each session."""
         return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """All of them, as ``penstock.subscribes`` tells them."""
+        """Yield the rows of ``penstock.subscribes``."""
         now = self._desk.ctx.monotonic_ms()
         for made in self._by_request.values():
             yield (
@@ -416,7 +419,7 @@ class Subscribes:
     # -- ending --------------------------------------------------------------------------------
 
     def cancel(self, session: str, request: int) -> bool:
-        """Ends a subscribe on the client's wish; False when there is none of that number."""
+        """End a subscribe on the client's request. Return False if there is none of that number."""
         made = self._by_request.get((session, request))
         if made is None:
             return False
@@ -424,13 +427,13 @@ class Subscribes:
         return True
 
     def session_closed(self, session: str) -> None:
-        """Ends the subscribes of a session that is gone."""
+        """End the subscribes of a closed session."""
         for (path, _), made in list(self._by_request.items()):
             if path == session:
                 self._end(made, None)
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Ends the subscribes to an object that is gone."""
+        """End the subscribes to a dropped object."""
         for made in list(self._by_request.values()):
             if made.entry.id == entry.id:
                 self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
@@ -448,6 +451,7 @@ class Subscribes:
         if made.held:
             self._desk.drop_hold(made.shard, holder)
         else:
+            # The hold is still being taken: `held` drops it.
             self._ended_early[holder] = made.shard
 
 

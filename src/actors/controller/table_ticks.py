@@ -1,11 +1,9 @@
-"""Moving the tables' upper while nobody writes, where something needs it.
+"""Seals the tables' shared upper while no client writes, where a view needs that.
 
-Tables seal a time only when one is written: an idle table costs nothing. A view that stands on
-tables *and* on a source's table could then go on no further than the last write. So as long as
-there is one, the tables are sealed after the sources: when a source has got on, and no write has
-moved the tables past it, one tick of the table writer does, for all tables together. And a view
-that compares rows with the clock changes without any write: as long as there is one over tables,
-they are sealed up to now every `clock_tick_ms`.
+A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
+those that read tables and a source's table, and those over tables that compare rows with the clock.
+For the first, the tables are sealed whenever a source's table was; for the second, up to now every
+`clock_tick_ms`. One tick of the table writer seals all tables.
 """
 
 from __future__ import annotations
@@ -24,17 +22,17 @@ log = logging.getLogger("penstock.controller")
 
 
 class Ticked(msgspec.Struct, frozen=True, gc=False):
-    """A tick is over."""
+    """A tick has ended; `error` is None if the tables were sealed."""
 
     error: PenstockError | None = None
 
 
 class ClockDue(msgspec.Struct, frozen=True, gc=False):
-    """Time to seal the tables for views that follow the clock, if there are any."""
+    """The timer of the clock views has fired."""
 
 
 class TableTicks:
-    """A part of the controller. At most one tick is under way."""
+    """Ticks the table writer; at most one tick runs at a time."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -45,11 +43,11 @@ class TableTicks:
         self._wanted: Frontier = 0
 
     def begin(self) -> None:
-        """Looks at the clock, again and again."""
+        """Start the timer of the next clock tick."""
         self._desk.ctx.after(self._desk.settings.clock_tick_ms, ClockDue())
 
     def clock_due(self) -> None:
-        """Seals the tables up to now where a view over them follows the clock."""
+        """Seal the tables up to now if a view over them compares rows with the clock."""
         self._look()
         if self._clocked:
             self._wanted = max(self._wanted, self._desk.ctx.now_ms())
@@ -57,7 +55,7 @@ class TableTicks:
         self.begin()
 
     def advanced(self, id_: ObjectId) -> None:
-        """A source's table is sealed further."""
+        """Seal the tables up to the new upper of a source's table, if a view reads both."""
         desk = self._desk
         self._look()
         if id_ not in self._mixed:
@@ -68,11 +66,13 @@ class TableTicks:
             self._tick()
 
     def ticked(self, message: Ticked) -> None:
-        """A tick is over; what failed is tried again when a source gets on."""
+        """Tick again if the wanted time is not sealed yet. A failed tick is retried at the next
+        advance."""
         self._ticking = False
         if message.error is not None:
             log.warning("the tables could not be sealed further: %s", message.error)
         else:
+            # Sources may have advanced while this tick ran.
             self._tick()
 
     def _tick(self) -> None:
@@ -90,12 +90,13 @@ class TableTicks:
         )
 
     def _look(self) -> None:
-        """Notes the source tables below objects that stand on tables too, and whether a view over
-        tables follows the clock."""
+        """Note the source tables that share a dependent with tables, and whether a view over tables
+        follows the clock."""
         catalog = self._desk.catalog
         if catalog is self._catalog:
             return
         below = [(entry, catalog.below(entry.id)) for entry in catalog.objects]
+        # None stands for the tables that clients write (`Catalog.below`).
         on_tables = [(entry, ids) for entry, ids in below if None in ids]
         mixed = [ids for _, ids in on_tables if len(ids) > 1]
         found = frozenset().union(*mixed) - {None}

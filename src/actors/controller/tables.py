@@ -1,10 +1,9 @@
 """The table writer: one actor through which every change of every table goes, in groups.
 
-The first write of a group waits `group_commit_ms` for company; while a group is being
-committed the next one gathers. Order is first in, first out; a full queue answers `Busy`. The
-work of a group is `commit.GroupCommit`; this actor queues, groups and answers. It tells the
-controller of the new upper before it answers the writers, so that a reader who comes after an
-answer reads that write. A copy from files waits in the same queue, and is a group of its own.
+The first write of a group waits `group_commit_ms` for others; while a group is being committed the
+next one gathers. Order is first in, first out; a full queue answers `Busy`. `commit.GroupCommit`
+commits a group; this actor queues, groups and answers. A copy from files waits in the same queue,
+and is a group of its own.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed
 
 
 class TableWriter(Actor[_Message]):
-    """Writes tables. `controller` hears `TablesAdvanced`, `maintenance` hears `Grew`."""
+    """Writes tables. Sends `TablesAdvanced` to `controller` and `Grew` to `maintenance`."""
 
     def __init__(
         self,
@@ -113,6 +112,7 @@ class TableWriter(Actor[_Message]):
 
     def _enqueue(self, message: TableWriterMessage) -> None:
         limit = self._settings.mailbox_messages_max
+        # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
         if isinstance(message, Enqueue) and len(self._queue) >= limit:
             self._refuse((message,), Busy(f"{limit} writes wait already: try again later"))
             return
@@ -121,7 +121,7 @@ class TableWriter(Actor[_Message]):
             self._timer = self.ctx.after(self._settings.group_commit_ms, _Due())
 
     def _next(self) -> None:
-        """Starts on what is first in the queue."""
+        """Start on the first message of the queue."""
         if self._busy or not self._queue:
             return
         self._busy = True
@@ -137,6 +137,7 @@ class TableWriter(Actor[_Message]):
             self._begin((first,), lambda: self._commit.commit_copy(copy))
             return
         group, at = self._take_group()
+        # A tick is a write without changes.
         writes = [m.write if isinstance(m, Enqueue) else PlannedWrite(()) for m in group]
         traces = [m.traceparent for m in group if isinstance(m, Enqueue) and m.traceparent]
 
@@ -158,7 +159,8 @@ class TableWriter(Actor[_Message]):
         )
 
     def _take_group(self) -> tuple[tuple[Enqueue | Tick, ...], int | None]:
-        """The longest run of writes that may share a time; a write at a given time is alone."""
+        """Take the longest run of writes that may share a time; a write at a given time is
+        alone."""
         group: list[Enqueue | Tick] = []
         while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
             message = self._queue[0]
@@ -175,6 +177,7 @@ class TableWriter(Actor[_Message]):
 
     def _done(self, group: _Group, outcome: CommitOutcome) -> None:
         self._groups += 1
+        # Before the answers: a read that comes after an answer must see that write.
         self._controller.reply(TablesAdvanced(outcome.upper))
         if self._maintenance is not None and outcome.shards:
             self._maintenance.reply(Grew(outcome.shards))
@@ -210,7 +213,7 @@ class TableWriter(Actor[_Message]):
 
 
 def _named(error: Exception) -> PenstockError:
-    """An error for the writers. A fault of ours is logged and told, and the service goes on."""
+    """Return an error for the writers; a fault of this program is logged."""
     if isinstance(error, PenstockError):
         return error
     log.error("a group of writes failed by a fault of this program", exc_info=error)

@@ -1,12 +1,11 @@
-"""Views that another version of the program compiled, compiled anew when the service starts.
+"""Compiles views of another version of the program anew, when the service starts.
 
-A view's plan is durable, and so is the state that its plan keeps. Both are of the rules that made
-them, which may know better since. So a view whose plan was made by other rules (`rules_digest`), or
-over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`), is compiled again
-from its text, before its dataflow begins. If the plan is the same, by its
-fingerprint, nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the
-state of the new plan, and is computed whole at the first time that its output does not have yet
-(`dataflow.hydrate`). What is in its output stays, for the answer of a text is the same by any plan.
+A view's plan and the state that it keeps are durable. A view whose plan was made by other rules
+(`rules_digest`), or over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`),
+is compiled again from its text, before its dataflow begins. If the plan's fingerprint is the same,
+nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the state of the new
+plan, and is computed whole at the first time that its output does not have yet
+(`dataflow.hydrate`).
 
 One set changes the catalog and makes the shards. A crash before it leaves nothing; one after it
 leaves shards of the old plan, which the next start drops.
@@ -40,7 +39,7 @@ log = logging.getLogger("penstock.controller")
 async def upgrade_views(
     found: Boot, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
 ) -> Boot:
-    """Compile again the views that other rules compiled, and return what there is then.
+    """Compile again the views that other rules compiled. Return the durable state after that.
 
     Raises:
         StateDirectoryError: A view means something else now; it names the view.
@@ -54,6 +53,7 @@ async def upgrade_views(
     ]
     if stale:
         found = await _upgraded(found, stale, persist, analyze, settings)
+    # Shards of former plans, also of an upgrade that a crash has interrupted.
     left = _left(found.catalog, await persist.list_shards())
     if left:
         await persist.drop_shards(left)
@@ -90,13 +90,14 @@ async def _upgraded(
 async def _again(
     found: Boot, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
 ) -> CatalogObject:
-    """Return a view's entry with its plan by today's rules."""
+    """Return a view's entry with its plan by the present rules."""
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
     conf = tuple(sorted(entry.conf.items()))
     try:
 
         async def chosen(_: Sequence[str]) -> EagerChoice:
             if not _is_open(entry):
+                # The earlier choice is repeated: another one would be another plan, and a rebuild.
                 return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
             return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
@@ -105,7 +106,7 @@ async def _again(
         )
         policy = AUTO if entry.plan is None else entry.plan.policy
         plan = with_policy(plan, policy)
-    except InvalidUsage as error:  # of the text; an engine that is not there says nothing of it
+    except InvalidUsage as error:  # the text is refused; an engine's failure says nothing of it
         raise StateDirectoryError(_refusal(entry, str(error))) from error
     if plan.output != entry.schema:
         names = f"{entry.schema.names} became {plan.output.names}"
@@ -122,6 +123,7 @@ async def _again(
         renewed,
         fingerprint=plan.fingerprint,
         hidden_shards=hidden,
+        # The output stays: the answer of a text is the same by any plan.
         rebuilt_at=found.states[entry.shard].upper,
     )
 
@@ -156,7 +158,7 @@ def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
 
 
 def _left(catalog: Catalog, there: Sequence[ShardId]) -> list[ShardId]:
-    """Hidden shards of plans that are no more."""
+    """Return the hidden shards of former plans."""
     known = {shard for entry in catalog.objects for shard in entry.shards}
     views = {entry.id for entry in catalog.of_kind(VIEW)}
     apart = [(shard, *shard.partition(HIDDEN_SHARD)) for shard in there if shard not in known]

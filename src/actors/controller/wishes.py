@@ -1,5 +1,4 @@
-"""What a read asks for, fitted to the object's own names and types; and a result that lies in
-the stash, on its way to one session. Pure."""
+"""Read requests fitted to an object's names and types, and stashed results in transfer. Pure."""
 
 from __future__ import annotations
 
@@ -32,13 +31,14 @@ from actors.protocol.compute import (
 
 
 def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], bytes | None]:
-    """The key columns and values, fitted to the object. Raises `InvalidUsage`."""
+    """Return the key columns and values, fitted to the object. Raises `InvalidUsage`."""
     if (request.key is None) != (not request.key_columns):
         raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
     if request.key is None:
         return (), None
     columns = columns_named(entry, request.key_columns)
     types = {column.name: column.type for column in entry.schema.columns}
+    # Fast path: values that have the columns' types already need no decoding.
     if is_fitted(columns, tuple(arrow_type(types[name]) for name in columns), request.key):
         return columns, request.key
     rows = _decoded(entry, request.key)
@@ -60,7 +60,7 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
 
 
 def fit_wish(entry: CatalogObject, request: Read, peek: Peek) -> Peek:
-    """The peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
+    """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
     finishing = request.finishing
     if finishing is not None:
         check_finishing(finishing)
@@ -75,6 +75,7 @@ def fit_wish(entry: CatalogObject, request: Read, peek: Peek) -> Peek:
         project=None if request.project is None else columns_named(entry, request.project),
         finishing=finishing,
     )
+    # Made only for its checks: a bad comparison is refused here and not by a worker.
     Filter(entry.schema, made)
     return made
 
@@ -95,31 +96,31 @@ def _fit_comparison(entry: CatalogObject, given: Comparison) -> Comparison:
 
 
 def prototype(entry: CatalogObject, request: Read, time: Time, source: SourceImport) -> Peek:
-    """The peek that answers the request, of the shard, without its uuid. Raises `InvalidUsage`."""
+    """Return the shard peek that answers the request, without its uuid. Raises `InvalidUsage`."""
     key_columns, keys = fit_keys(entry, request)
     peek = Peek("", ShardTarget(entry.id, source), time, key_columns, keys)
     return fit_wish(entry, request, peek)
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What reads with the same name and key columns have in common."""
+    """The parts of a peek that reads of the same name and key columns share."""
 
     entry: CatalogObject
     columns: tuple[str, ...]
-    """The key's, as the object spells them."""
+    """Key columns in the object's spelling."""
     types: tuple[pa.DataType, ...]
     source: SourceImport
 
     @classmethod
     def of(cls, entry: CatalogObject, request: Read) -> Shape:
-        """Raises `InvalidUsage`."""
+        """Return the shape of a request. Raises `InvalidUsage`."""
         columns = columns_named(entry, request.key_columns)
         types = {column.name: column.type for column in entry.schema.columns}
         wanted = tuple(arrow_type(types[name]) for name in columns)
         return cls(entry, columns, wanted, source_import(entry))
 
     def peek(self, request: Read, time: Time) -> Peek:
-        """The peek that answers the request, of the shard, without its uuid. Raises
+        """Return the shard peek that answers the request, without its uuid. Raises
         `InvalidUsage`."""
         key = request.key
         bare = not request.filter and request.project is None and request.finishing is None
@@ -132,16 +133,17 @@ SHAPES_MAX: Final = 1024
 
 
 class Shapes:
-    """Shapes of reads, made ready once for as long as the catalog stands."""
+    """A cache of shapes, cleared when the catalog changes."""
 
     def __init__(self) -> None:
         self._catalog: Catalog | None = None
         self._shapes: dict[tuple[str, tuple[str, ...]], Shape] = {}
 
     def of(self, catalog: Catalog, request: Read) -> Shape:
-        """The request's. Raises `InvalidUsage` and `UnknownObject`."""
+        """Return the request's shape. Raises `InvalidUsage` and `UnknownObject`."""
         if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
             self._catalog = catalog
+            # Bounded by clearing: it is a cache, and shapes of a former catalog must not be used.
             self._shapes.clear()
         named = request.name, request.key_columns
         found = self._shapes.get(named)
@@ -155,19 +157,21 @@ class Shapes:
 
 
 def suits(key: tuple[str, ...], peek: Peek) -> bool:
-    """Whether an index on `key` answers the peek by lookup, or the peek reads all anyhow."""
+    """Return whether an index on `key` can answer the peek: by lookup, or by a scan if the peek has
+    no key."""
     if peek.key_columns:
         return set(key) == set(peek.key_columns)
     return True
 
 
 def narrows(key: tuple[str, ...], peek: Peek) -> bool:
-    """Whether the filter alone says under which one key to look."""
+    """Return whether the filter's equalities fix every column of `key`."""
     return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
 
 
 class Course:
-    """Where a stashed result is on its way: part after part, each removed when it was passed on."""
+    """A stashed result in transfer to one session: part by part, each deleted when it was sent
+    on."""
 
     def __init__(self, stashed: PeekStashed) -> None:
         self.inline = stashed.inline
@@ -175,21 +179,21 @@ class Course:
         self._sent: str | None = None
 
     def next(self) -> str | None:
-        """The part to be sent now."""
+        """Return the key of the part to be sent now."""
         return self._left[0] if self._left else None
 
     def sent(self) -> bool:
-        """It has been handed to the session. Whether more follow."""
+        """Note that the part was handed to the session. Return whether more follow."""
         self._sent = self._left.popleft()
         return bool(self._left)
 
     def passed_on(self) -> list[str]:
-        """What may be removed."""
+        """Return the keys that may be deleted, now that the client was sent the part."""
         sent, self._sent = self._sent, None
         return [] if sent is None else [sent]
 
     def abandoned(self) -> list[str]:
-        """All that is left, to be removed."""
+        """Return all remaining keys, to be deleted."""
         left = [*self.passed_on(), *self._left]
         self._left.clear()
         return left

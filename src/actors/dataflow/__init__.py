@@ -1,3 +1,3 @@
-"""The life of one dataflow. What others use."""
+"""Moves one dataflow forward; `Dataflow`, its actor, is what other packages use."""
 
 from actors.dataflow.dataflow import Dataflow as Dataflow

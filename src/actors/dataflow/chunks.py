@@ -1,19 +1,14 @@
-"""The first contents of an additive view, chunk by chunk: what was done is not done again.
+"""Checkpoints of the hydration of an additive view: contents computed chunk by chunk.
 
-Theory of operation. A plan is *additive* when its output over a union of inputs is the union of
-its outputs: projections, filters and UNION ALL. Its imports' files are cut into chunks; each is
-computed alone, and its parts are noted in a document before the next is begun. A process that
-is killed goes on behind the last chunk noted. The append that makes the view takes the note
-away in the same compare-and-set.
+Theory of operation. A plan is *additive* when its output over a union of inputs is the union of its
+outputs: projections, filters and UNION ALL. The files of its imports are cut into chunks. Each
+chunk is computed alone, and its parts are noted in a document before the next chunk begins. After a
+crash hydration resumes after the last chunk noted. The append of the contents deletes the note in
+the same compare-and-set.
 
-Rules. A note is of one `as_of` and one list of chunks, each named by the files and rows it
-reads: when compaction has replaced any of them, or a noted part is gone, or the note is damaged,
-nothing of it is used.
-Noted parts are nobody's orphans while a process hydrates; a service that stays away for longer
-than the grace loses them, and computes them again.
-
-What it does not do: views with a hidden state or a join are computed whole, and again from the
-start after a kill.
+A note holds for one `as_of` and one list of chunks, each named by the files and rows it reads. If
+compaction has replaced any of them, a noted part is gone, or the note is damaged, hydration starts
+over. Views with a hidden state or a join are not additive, and always start over.
 """
 
 from __future__ import annotations
@@ -44,7 +39,8 @@ from actors.progress import ShardId, Time
 
 
 class Note(msgspec.Struct, frozen=True):
-    """How far a hydration is: its chunks by name, and the output's parts of those done."""
+    """Checkpoint of a hydration: its chunks by name, and the output's parts of each finished
+    chunk."""
 
     as_of: Time
     chunks: tuple[str, ...]
@@ -56,12 +52,12 @@ _DECODER = msgspec.msgpack.Decoder(Note)
 
 
 def note_key(shard: ShardId) -> str:
-    """Names the document with the note of an output's shard."""
+    """Return the key of the document with the note of an output's shard."""
     return f"hydration/{shard}"
 
 
 def additive(plan: DeltaPlan) -> bool:
-    """Whether the plan may be computed in chunks of its inputs."""
+    """Return whether the plan may be computed in chunks of its inputs."""
     return not plan.hidden and all(_linear(stratum.node) for stratum in plan.strata)
 
 
@@ -78,8 +74,11 @@ def _linear(node: Node) -> bool:
 
 
 def chunks_of(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows]]:
-    """The contents cut into chunks, each a `Rows` a source: files up to `bytes_max` bytes, at
-    least one; last the rows that are in no file. Blocks (it asks for the files' sizes)."""
+    """Return the contents cut into chunks, one `Rows` for each source.
+
+    A chunk holds files of one source, up to `bytes_max` bytes but at least one file; the last chunk
+    holds the rows that are in no file. Blocks to read the files' sizes.
+    """
     nothing = [
         msgspec.structs.replace(rows, files=(), arrow=None, arrow_file=None) for rows in sources
     ]
@@ -104,9 +103,10 @@ def chunks_of(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows]]:
 
 
 def chunk_name(chunk: Sequence[Rows]) -> str:
-    """What a chunk reads, as a digest. Blocks."""
+    """Return a digest of the files and rows that a chunk reads. Blocks."""
     digest = hashlib.sha256()
     for index, rows in enumerate(chunk):
+        # Compaction writes new files, so a file's name identifies its contents.
         names = " ".join(Path(file).name for file in rows.files)
         digest.update(f"{index} {rows.upper} {names}\n".encode())
         digest.update(rows.arrow or b"")
@@ -116,7 +116,7 @@ def chunk_name(chunk: Sequence[Rows]) -> str:
 
 
 class Notes:
-    """The note of one hydration, as it is kept."""
+    """Stores the note of one hydration."""
 
     def __init__(self, persist: PersistClient, shard: ShardId) -> None:
         self._persist = persist
@@ -124,7 +124,7 @@ class Notes:
         self._seqno: int | None = None
 
     async def load(self, as_of: Time, chunks: tuple[str, ...]) -> Note:
-        """The note to go on from, empty when there is none that fits. Raises `StorageError`."""
+        """Return the note to resume from, an empty one if none fits. Raise `StorageError`."""
         fresh = Note(as_of, chunks)
         head = await self._persist.head(note_key(self._shard))
         self._seqno = None if head is None else head.seqno
@@ -135,6 +135,8 @@ class Notes:
         except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
             return fresh
         parts = [part for done in found.done for part in done]
+        # Claimed parts do not become orphans while this process hydrates. The claim fails if the
+        # orphan grace passed and a part is gone.
         if not await self._persist.claim(self._shard, parts):
             return fresh
         if (found.as_of, found.chunks) != (as_of, chunks):
@@ -143,7 +145,7 @@ class Notes:
         return found
 
     async def save(self, note: Note) -> bool:
-        """Keeps the note; False when another hydrates the same shard."""
+        """Store the note; return False if another service hydrates the same shard."""
         cas = Cas(note_key(self._shard), self._seqno, sealed(_ENCODER.encode(note)))
         if not await self._persist.compare_and_set([cas]):
             return False
@@ -151,12 +153,12 @@ class Notes:
         return True
 
     def gone(self) -> list[Cas]:
-        """What takes the note away."""
+        """Return the changes that delete the note."""
         if self._seqno is None:
             return []
         return [Cas(note_key(self._shard), self._seqno, None)]
 
     async def drop(self) -> None:
-        """Takes it away now."""
+        """Delete the note now."""
         if self.gone() and await self._persist.compare_and_set(self.gone()):
             self._seqno = None

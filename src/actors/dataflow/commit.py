@@ -1,8 +1,6 @@
-"""Making a step durable: parts first, then one compare-and-set for output and hidden state.
+"""Commits a step: parts first, then one compare-and-set for the output and the hidden state.
 
-A crash before the compare-and-set leaves parts that nothing names (persist collects them); one
-after it leaves a step that the next start finds done. An upper mismatch means that another
-replica was first; `rivals.Follower` reads what that one has appended.
+An upper mismatch means that another replica was first; `rivals.Follower` reads its append.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from actors.telemetry import STEP_COMMIT
 
 
 class ErrorChange(msgspec.Struct, frozen=True):
-    """An error update of the output: the text, when, and +1 (it fails) or -1 (no more)."""
+    """One error update of the output: a text, a time, and +1 (inserted) or -1 (retracted)."""
 
     text: str
     time: Time
@@ -40,18 +38,22 @@ async def commit(
     *,
     rebuilt: bool = False,
 ) -> Frontier | None:
-    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden states': to those
-    [0, hi) where the view is `rebuilt`.
+    """Append `[lo, hi)` to the output's shard and, in the same compare-and-set, to the hidden
+    states'.
 
-    When the upper was not `lo` nothing was appended: then what it is. Raises `StorageError`.
+    If the view is `rebuilt`, the hidden states are appended to as `[0, hi)`. Return None, or the
+    upper if it was not `lo` and nothing was appended. Raise `StorageError`.
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
         parts: list[Sequence[Part]] = []
         try:
             for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
+                # A crash before the append leaves orphaned parts, which persist collects. After a
+                # crash after it, the next incarnation finds the step committed.
                 parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
             return await commit_parts(persist, export, interval, parts, errors, rebuilt=rebuilt)
-        except BaseException:  # those of an append whose outcome is open stay
+        except BaseException:
+            # Persist keeps the parts of an append whose outcome is indeterminate.
             with anyio.CancelScope(shield=True):
                 await persist.discard_parts([part for each in parts for part in each])
             raise
@@ -67,8 +69,11 @@ async def commit_parts(
     *,
     rebuilt: bool = False,
 ) -> Frontier | None:
-    """As `commit`, of parts that are written: the output's, then each hidden state's. The
-    `extra` documents change with it, or nothing does (`Fenced`)."""
+    """Append parts that are written already: the output's, then each hidden state's.
+
+    The `extra` documents change in the same compare-and-set, or nothing changes (`Fenced`). The
+    rest is as in `commit`.
+    """
     schema = export.plan.output
     written = [list(each) for each in parts]
     for change in errors:
@@ -87,20 +92,20 @@ async def commit_parts(
 
 
 def shards_of(export: ViewExport) -> tuple[ShardId, ...]:
-    """What a step appends to: the output's shard, then each hidden state's."""
+    """Return the shards that a step appends to: the output's, then each hidden state's."""
     return (export.shard, *export.hidden_shards)
 
 
 def holder(dataflow: ObjectId) -> str:
-    """Name of a dataflow's durable holds."""
+    """Return the name of a dataflow's durable holds."""
     return f"dataflow/{dataflow}"
 
 
 def holds_at(
     description: DataflowDescription, export: ViewExport, lo: Frontier
 ) -> list[tuple[ShardId, str, Time]]:
-    """The holds that a view at `lo` needs: its imports, its hidden state and its own output
-    stay readable at ``lo - 1``, from where a restart goes on."""
+    """Return the holds of a view at `lo`: on its imports, its hidden state and its own output."""
+    # A restart reads everything at the time before `lo`.
     since = max(0, min(lo, EMPTY - 1) - 1)
     shards = [source.shard for source in description.imports]
     shards += shards_of(export)
@@ -110,9 +115,10 @@ def holds_at(
 async def move_holds(
     persist: PersistClient, description: DataflowDescription, export: ViewExport, lo: Frontier
 ) -> bool:
-    """Moves the view's holds; False when the store did not answer (the next move makes good)."""
+    """Advance the view's holds; return False if the store did not answer."""
     try:
         await persist.set_holds(holds_at(description, export, lo))
     except StorageError:
+        # Stale holds only delay compaction, and the next call advances them.
         return False
     return True

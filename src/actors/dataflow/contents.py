@@ -1,10 +1,8 @@
-"""Contents of a shard at one time, as a job's input or as a table.
+"""Reads the contents of a shard at one time, as a job's input or as a table.
 
-Read through a leased reader of its own, whose lease is held until the job that uses the files
-is over. Large parts are named by path and never pass through this process; inline parts, those of
-another schema of the shard's, and the few that hold error updates, are read and given as Arrow.
-Where blobs are no files, large contents become files of ours, a part at a time: no more than
-`engine_inline_bytes_max` and one part is held here.
+Each read has a leased reader of its own, kept until the job that uses the files has ended. Large
+parts are passed by path and never enter this process. Inline parts, parts of another schema and
+parts with error updates are read and passed as Arrow.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from actors.progress import ShardId, Time
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """A shard at one time: its rows, and the errors it holds there."""
+    """Contents of a shard at one time: its rows and its errors."""
 
     rows: Rows
     errors: tuple[str, ...]
 
 
 def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
-    """The sum of the diffs of each error text; zeros are left out."""
+    """Return the sum of the diffs of each error text; zeros are left out."""
     sums: dict[str, int] = {}
     for table in errors:
         rows = zip(table[ERROR].to_pylist(), table[DIFF].to_pylist(), strict=True)
@@ -46,12 +44,12 @@ def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
 
 
 def errors_held(sums: Mapping[str, int]) -> tuple[str, ...]:
-    """The errors that a collection with these sums holds."""
+    """Return the errors of a collection with these sums."""
     return tuple(sorted(text for text, diff in sums.items() if diff > 0))
 
 
 def truncated(text: str, bytes_max: int) -> str:
-    """The text, cut to so many bytes of UTF-8."""
+    """Return the text, cut to `bytes_max` bytes of UTF-8."""
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
@@ -64,10 +62,9 @@ async def contents(
     as_of: Time,
     reader_id: str,
 ) -> AsyncIterator[Contents]:
-    """The contents at `as_of`, times advanced to it; leased while the block runs.
+    """Yield the contents at `as_of`, with times advanced to it, leased while the block runs.
 
-    Waits until the shard's upper is beyond `as_of`. Raises `ReadBelowSince` and the stores'
-    errors.
+    Waits until the shard's upper is beyond `as_of`. Raises `ReadBelowSince` and the stores' errors.
     """
     reader = await persist.open_reader(shard, reader_id)
     rows: Rows | None = None
@@ -82,6 +79,8 @@ async def contents(
         for part in parts:
             plain = _is_plain(part, state, schema)
             path = persist.path(part) if plain else None
+            # Without a path the blob store has no local files. A copy on disk bounds memory to
+            # `engine_inline_bytes_max` and one part.
             if plain and path is None and held_bytes + part.bytes > most:
                 copies.append(engine.new_path("parquet"))
                 await persist.save(part, copies[-1])
@@ -89,6 +88,7 @@ async def contents(
             if path is not None:
                 files.append(path)
                 if part.time_max > as_of:
+                    # The file holds later updates, too: the job cuts them off.
                     upper = as_of + 1
                 continue
             kept, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
@@ -106,6 +106,7 @@ async def contents(
             errors_held(error_sums(errors)),
         )
     finally:
+        # Only now: the job reads the leased files until the block ends.
         reader.give_up()
         with anyio.CancelScope(shield=True):
             if rows is not None:
@@ -120,7 +121,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _is_plain(part: Part, state: ShardState, schema: Schema) -> bool:
-    """Whether its file holds the very rows that are wanted, columns and types included."""
+    """Return whether the part's file holds exactly these rows, columns and types included."""
     if part.has_errors or part.inline is not None:
         return False
     return bool(schema_of(state, part.schema_id).arrow().equals(schema.arrow()))
@@ -135,7 +136,7 @@ async def scanned(
     *,
     errors_only: bool = False,
 ) -> AsyncGenerator[pa.Table, None]:
-    """The updates up to `as_of`, part by part, error column included where there is one.
+    """Yield the updates up to `as_of`, part by part, with the error column if there is one.
 
     Raises as `contents` does.
     """

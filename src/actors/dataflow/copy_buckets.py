@@ -1,23 +1,13 @@
-"""Copies in buckets: there whole or not at all, without a lock and without a clock.
+"""Writes copies into buckets: whole or not at all, without a lock and without a clock.
 
 Theory of operation. As in a folder, a copy's files lie below a prefix of their own,
 ``copy-ID-ATTEMPT/``, and mean nothing until ``_manifest.json`` beside it names them. Each file is
-written to local scratch first, goes up when it is whole (`settle`), and is removed there. The
-manifest is written last, by one conditional request: it must still be the version that was seen
-when the copy began (most often: none). So of copies to one place that run at the same time one
-wins, and the others fail and remove what they have written.
+written to local scratch first, uploaded when it is sealed (`settle`), and removed there. The
+manifest is written last, by one conditional request. Of copies to one place that run at the same
+time one wins, and the others fail and remove what they have written. Files of failed copies are
+removed after the manifest of the next successful one.
 
-What is left of failed copies goes after the manifest of the next whole one. *Why this is safe*:
-it is listed before that manifest is written. Who wrote files by then began before, saw a manifest
-that is not the present one, and can never publish. (Unless somebody removes the manifest by hand
-while such a copy runs: then its manifest may name files that are gone.)
-
-Rules:
-
-- a manifest of this very copy means that it was done before, by this or another attempt;
-- when it is not known whether the manifest was written, it is written again and looked at, until
-  it is known. When even that fails the files stay: a manifest that names them may turn up;
-- places lie at or below the URLs in `copy_buckets`, and never at a bucket's root.
+Places lie at or below the URLs in `copy_buckets`, and never at a bucket's root.
 """
 
 from __future__ import annotations
@@ -61,13 +51,13 @@ from actors.settings import Settings
 log = logging.getLogger("penstock.dataflow")
 
 FILE_BYTES_MAX: Final = PIECE_BYTES * PIECES_MAX
-"""The most that `file_bytes_max` may be: 70 GiB."""
+"""Largest allowed `file_bytes_max`: 70 GiB."""
 COLLECTED_MAX: Final = 10_000
-"""Files of failed copies that one copy removes."""
+"""Largest number of files of failed copies that one copy removes."""
 
 
 def bucket_place(destination: str, settings: Settings) -> BucketPath:
-    """The place that a destination names. Raises `InvalidUsage` where none may be written."""
+    """Return the place that a destination names. Raise `InvalidUsage` if it may not be written."""
     place = bucket_path(destination)
     if not place.path:
         raise InvalidUsage(f"{destination!r} is a whole bucket: name a path in it")
@@ -75,8 +65,10 @@ def bucket_place(destination: str, settings: Settings) -> BucketPath:
 
 
 class Bucket:
-    """A copy's files at one place: a `Begun` place. `attempt` tells those of this one from those
-    of others at the same copy."""
+    """Files of a copy at one place in a bucket: a `Begun` place.
+
+    `attempt` is unique to this attempt at the copy.
+    """
 
     def __init__(
         self,
@@ -105,15 +97,17 @@ class Bucket:
         self._sealed: list[str] = []
         self._expected: Version | None = None
         self._written = False
-        """Something may be in the bucket that `abandon` is to remove."""
+        """True if `abandon` must remove files from the bucket."""
 
     async def begin(self) -> Copied | None:
         """See `Begun`."""
-        self._opened = await self._run(self._open_store)  # it reads certificates
+        # On a thread, since opening the store reads certificates.
+        self._opened = await self._run(self._open_store)
         found = await self._found()
         if found is None:
             return None
         manifest = decode_manifest(found.data, f"{self._place}/{MANIFEST}")
+        # This or another attempt finished the copy before, and its response was lost.
         if manifest.copy == self._copy:
             return Copied(manifest, self._manifest_path)
         if not self._overwrite:
@@ -150,6 +144,7 @@ class Bucket:
             name = self._sealed[0]
             local, key = self._spool / name, f"{self._place.prefix}/{self.path(name)}"
             size = await self._run(lambda: local.stat().st_size)  # noqa: B023
+            # Set before the upload: a failed upload may have left the file in the bucket.
             self._written = True
             if size <= PIECE_BYTES:
                 await self._store.put(key, await self._run(local.read_bytes))
@@ -160,6 +155,10 @@ class Bucket:
 
     async def publish(self, manifest: Manifest) -> Copied:
         """See `Begun`."""
+        # Listed before the manifest is written: a copy that wrote files by then expects an older
+        # version of the manifest and can never publish, so its files are safe to remove. (If
+        # somebody deletes the manifest by hand meanwhile, such a copy may publish without its
+        # files.)
         left = await self._left_by_others()
         there = await self._write(manifest)
         if there.manifest == manifest:
@@ -169,10 +168,13 @@ class Bucket:
         return there
 
     async def _write(self, manifest: Manifest) -> Copied:
-        """The manifest that is there in the end: this one, or another attempt's at this copy."""
+        """Return the manifest that is in place at the end: this one, or another attempt's at this
+        copy."""
         data, failures, unknown = encode_manifest(manifest), 0, False
         while True:
             try:
+                # Compare-and-set: the manifest must still have the version seen when the copy
+                # began.
                 if await self._store.put_if(self._key, data, self._expected):
                     return Copied(manifest, self._manifest_path)
             except StorageError as error:
@@ -191,11 +193,13 @@ class Bucket:
                         "place, or overwrite it"
                     )
             except StorageError:
-                pass  # as if it had not been looked at
+                pass  # still indeterminate: write again
             failures += 1
             if failures > self._settings.copy_request_retries_max:
                 break
             await anyio.sleep(self._settings.retry_delay_ms(failures) / 1000)
+        # The write is indeterminate: a manifest that names the files may still appear, so they
+        # stay.
         self._written = self._written and not unknown
         raise StorageError(
             f"could not write {self._manifest_path}"
@@ -204,7 +208,7 @@ class Bucket:
         )
 
     async def _left_by_others(self) -> list[str]:
-        """Files of copies that are not the present one."""
+        """Return the files of other copies."""
         keys: list[str] = []
         try:
             for name in await self._store.folders(self._place.prefix):
@@ -212,12 +216,13 @@ class Bucket:
                     folder = f"{self._place.prefix}/{name}"
                     found = await self._store.keys(folder, COLLECTED_MAX - len(keys))
                     keys += [key for key in found if FILE.fullmatch(key.removeprefix(folder + "/"))]
+        # The copy does not fail by this: the next copy collects these files.
         except StorageError as error:
             log.warning("copy %s: what others left is not known: %s", self._copy, error)
         return keys
 
     async def _collect(self, keys: list[str]) -> None:
-        """What could not be removed now goes with the next copy to this place."""
+        """Remove files of failed copies; the next copy to this place removes the rest."""
         try:
             await self._store.delete(keys)
         except StorageError as error:

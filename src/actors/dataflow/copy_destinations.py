@@ -1,4 +1,4 @@
-"""What a copy's destination means: a local folder, or a place in a bucket."""
+"""Opens the destination of a copy: a local folder, or a place in a bucket."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from actors.sinks.formats import check_format
 
 
 def check_copy(export: CopyToExport) -> None:
-    """Raises `InvalidUsage` for what can be seen to fail before it begins: columns that the
-    format cannot hold, files too small or too large, a destination of another kind."""
+    """Raise `InvalidUsage` for errors that can be seen before the copy begins.
+
+    These are columns that the format cannot hold, files too small or too large, and a destination
+    of an unknown kind.
+    """
     check_format(export.schema, export)
     if not is_bucket(export.destination):
         local_path(export.destination)
@@ -40,8 +43,15 @@ def check_copy(export: CopyToExport) -> None:
 def destinations(
     settings: Settings, run: Work, spool: Path, attempt: str, opened: Opener = BucketStore.open
 ) -> OpenPlace:
-    """Where copies go, by these settings. What blocks goes where `run` says; `spool` is a folder
-    for files on their way to a bucket, `attempt` a name that no other attempt at a copy has."""
+    """Return the function that opens a copy's destination.
+
+    Args:
+        settings: Settings with the folders and buckets that may be written.
+        run: Runs blocking calls.
+        spool: Folder for files before they are uploaded to a bucket.
+        attempt: Name that no other attempt at a copy has.
+        opened: Opens a bucket's store.
+    """
 
     def open_place(destination: str, id_: ObjectId, overwrite: bool) -> Begun:
         if not is_bucket(destination):

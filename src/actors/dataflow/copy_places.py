@@ -1,24 +1,19 @@
-"""Where copies are written: so that a copy is there whole or not at all; and local folders.
+"""Writes copies, whole or not at all, and writes them to local folders.
 
-A copy's place is `Begun`, by what its destination is: a `Folder`, or a bucket (`copy_buckets`).
+A copy is written to a `Begun` place: a `Folder`, or a bucket (`copy_buckets`).
 
-Theory of operation of a folder. A copy's files lie in a subfolder of its own, ``copy-ID``, and
-mean nothing by themselves. ``_manifest.json`` beside it names them. It is written last: into the
-subfolder, made durable, and renamed to its place; so it names files that are all there, whenever
-the process dies. What has no manifest naming it is the rest of a copy that failed, told apart by
-its name, and removed by the next copy to the same folder.
+Theory of operation of a folder. A copy's files lie in a subfolder of its own, ``copy-ID``, and mean
+nothing until ``_manifest.json`` beside it names them. The manifest is written last. A subfolder
+without a manifest belongs to a failed copy, and the next copy to the folder removes it.
 
 Rules of a folder:
 
-- one copy at a time writes to a folder: it holds a lock on ``_lock``, which dies with its process;
-- a folder that has a manifest is refused, unless the copy is to overwrite it: then the new
-  manifest takes the old one's place at once, and the old one's files go afterwards;
-- a manifest of this very copy (it is named in it) means that the copy was done before, and only
-  its answer was lost: it is not done again;
+- one copy at a time writes to a folder: it locks ``_lock``;
+- a folder with a manifest is refused, unless the copy is to overwrite it;
 - folders lie below `copy_dir`, wherever ``..`` and symbolic links lead.
 
-Names that begin with ``_`` are not data to Spark. All of it blocks; errors of the operating
-system come as `StorageError`.
+Names that begin with ``_`` are not data to Spark. All methods of a folder block, and errors of the
+operating system are raised as `StorageError`.
 """
 
 from __future__ import annotations
@@ -46,62 +41,66 @@ R = TypeVar("R")
 
 LOCK: Final = "_lock"
 OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
-"""The subfolder of a copy."""
+"""Name of a copy's subfolder."""
 FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
-"""A file in there."""
+"""Name of a file in a copy's subfolder."""
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A copy that is there already, and where its manifest is."""
+    """A finished copy: its manifest, and the path of the manifest."""
 
     manifest: Manifest
     path: str
 
 
 class Begun(FilePlace, Protocol):
-    """Where one copy goes. Files have unique names and are nobody's until `publish` has named
-    them, at once or not at all. All raise `StorageError`. Nothing here blocks but what
-    `FilePlace` says."""
+    """Place that one copy is written to.
+
+    Files have unique names and become visible only when `publish` names them, all at once. All
+    methods raise `StorageError`. None blocks but those of `FilePlace`.
+    """
 
     async def begin(self) -> Copied | None:
-        """Makes ready to write; what is there already when this copy was done before. Raises
-        `InvalidUsage` (there is another copy, or none may be made there), `Busy`."""
+        """Prepare to write, or return the finished copy if this copy was written before.
+
+        Raise `InvalidUsage` if the place holds another copy or may not be written, and `Busy`.
+        """
         ...
 
     async def settle(self) -> None:
-        """Brings sealed files to where they belong, so that no more than these few wait."""
+        """Upload the sealed files, so that few of them wait in scratch."""
         ...
 
     async def publish(self, manifest: Manifest) -> Copied:
-        """Puts the manifest in its place. Raises `InvalidUsage` when another copy has come
+        """Put the manifest in its place. Raise `InvalidUsage` if another copy was published
         meanwhile."""
         ...
 
     async def abandon(self) -> None:
-        """Removes what was written; nothing after `publish`."""
+        """Remove the files written; do nothing after `publish`."""
         ...
 
 
 OpenPlace: TypeAlias = Callable[[str, ObjectId, bool], Begun]
-"""(destination, copy, overwrite). Raises `InvalidUsage`."""
+"""Opens (destination, copy, overwrite). Raises `InvalidUsage`."""
 
 
 class Work(Protocol):
-    """Runs a blocking call to its end."""
+    """Runs a blocking call and waits until it has ended."""
 
     async def __call__(self, function: Callable[[], R], /) -> R:
-        """Its result."""
+        """Return the call's result."""
         ...
 
 
 def place_of(destination: str, settings: Settings) -> Path:
-    """The folder that a destination names, below `copy_dir`: see `folders.allowed`."""
+    """Return the folder that a destination names, below `copy_dir`: see `folders.allowed`."""
     below = settings.copy_dir or str(Path(settings.state_dir) / "copies")
     return allowed(destination, below, "copies", "copy_dir")
 
 
 class OnThreads:
-    """A `Folder` as a `Begun` place: what blocks goes where `run` says, to its end."""
+    """Makes a `Begun` place of a `Folder`; `run` executes its blocking calls."""
 
     def __init__(self, folder: Callable[[], Folder], run: Work) -> None:
         self._open = folder
@@ -114,7 +113,7 @@ class OnThreads:
         return await self._run(self._folder.begin)
 
     async def settle(self) -> None:
-        """Sealed files are there."""
+        """Do nothing: sealed files are in their folder already."""
 
     async def publish(self, manifest: Manifest) -> Copied:
         """See `Begun`."""
@@ -145,7 +144,7 @@ class OnThreads:
 
 
 class Folder:
-    """A copy's files below one folder. Blocking."""
+    """Files of a copy below one folder. All methods block."""
 
     def __init__(self, folder: Path, copy: ObjectId, *, overwrite: bool) -> None:
         self._name = f"copy-{copy}"
@@ -161,11 +160,12 @@ class Folder:
         self._published = False
 
     def begin(self) -> Copied | None:
-        """See `Begun`. Takes the folder's lock."""
+        """See `Begun`. Also take the folder's lock."""
         with self._doing("begin a copy in"):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             old = self._manifest()
+            # This copy was finished before, and only its response was lost.
             if old is not None and old.copy == self._copy:
                 self._published = True
                 self._unlock()
@@ -176,16 +176,19 @@ class Folder:
                     "another folder, or overwrite"
                 )
             self._replaced = old
+            # An overwritten copy stays readable until the new manifest is published.
             kept = set() if old is None else {Path(file.path).parts[0] for file in old.files}
             for entry in list(self._folder.iterdir()):
                 if OWN.fullmatch(entry.name) and entry.name not in kept:
                     _remove(entry)
             self._own.mkdir()
             sync_folder(self._folder)
+            # The folder itself may be new: its name must survive a power cut.
             sync_folder(self._folder.parent)
             return None
 
     def _take_lock(self) -> None:
+        # The operating system releases the lock when the process dies.
         self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +217,7 @@ class Folder:
             return file
 
     def seal(self, file: IO[bytes]) -> None:
-        """See `FilePlace`. It is made durable, with its name."""
+        """See `FilePlace`. Also sync the file and its name to disk."""
         with self._doing("write"):
             os.fsync(file.fileno())
             file.close()
@@ -226,8 +229,10 @@ class Folder:
         return f"{self._name}/{name}"
 
     def publish(self, manifest: bytes) -> str:
-        """See `Begun`; where it is. When the last sync fails the copy is there, and may not
-        survive a power cut."""
+        """See `Begun`. Return the manifest's path.
+
+        If the last sync fails, the copy is in place but may not survive a power cut.
+        """
         place = self._folder / MANIFEST
         with self._doing("write the manifest of a copy in"):
             file = self.create(MANIFEST)
@@ -235,6 +240,8 @@ class Folder:
             while view:
                 view = view[file.write(view) :]
             self.seal(file)
+            # Renamed last, when all files are durable: a manifest never names a missing file,
+            # whenever the process dies. It replaces the manifest of an overwritten copy atomically.
             os.rename(self._own / MANIFEST, place)
         self._published = True
         try:
@@ -242,12 +249,14 @@ class Folder:
         except OSError as error:
             raise storage_error(f"sync {self._folder}", error, determinate=False) from error
         finally:
+            # After the rename: until then a reader may use the overwritten copy.
             self._remove_replaced()
             self._unlock()
         return str(place)
 
     def _remove_replaced(self) -> None:
-        """What could not be removed now goes with the next copy to this folder."""
+        """Remove the files of the overwritten copy; the next copy to this folder removes the
+        rest."""
         if self._replaced is None:
             return
         for name in {Path(file.path).parts[0] for file in self._replaced.files}:
@@ -278,7 +287,10 @@ class Folder:
 
 
 def _remove(own: Path) -> None:
-    """A copy's subfolder, with the files that a copy makes; others stay, and it with them."""
+    """Remove a copy's subfolder and the files that a copy writes.
+
+    A foreign file stays, and then the subfolder does, too.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         for entry in list(own.iterdir()):
             if FILE.fullmatch(entry.name):

@@ -1,18 +1,12 @@
-"""A copy: the contents of a shard at one time become files. One actor a copy.
+"""Copies the contents of a shard at one time into files. Each copy has one actor.
 
-Theory of operation. It waits until it is scheduled and writes are allowed, then runs once: the
-shard is read at the `as_of` under a lease, part by part, and written into files piece by piece;
-last comes the manifest (`copy_places`, `copy_buckets`). What came of it is said once, to worker 0
-(`Copied`); after that the actor rests until it is dropped. It is never done over: a failure is
-the answer.
+Theory of operation. The actor waits until the copy is scheduled and writes are allowed, then runs
+it once. It reads the shard at the `as_of` under a lease, part by part, writes the rows into files,
+and publishes the manifest last (`copy_places`, `copy_buckets`). It sends the result once, to worker
+0 (`Copied`), and rests until it is dropped. A failure is a result too: nothing is retried.
 
-Rules. Before a row is written the errors that the shard holds are looked at: a view in error
-fails the copy. Where no part retracts anything, rows are written as they are read; else all are
-summed up first, on disk when memory should not hold them. A row that is there several times is
-written as often. A drop stops it and removes what it has written, unless the manifest is there:
-the copy is whole then, though nobody was told.
-
-Memory: one part, one piece or row group, and what `Gathered` holds.
+A row with a multiplicity of n is written n times. Memory holds one part, one piece or row group,
+and the memory that `Gathered` uses.
 """
 
 from __future__ import annotations
@@ -61,7 +55,7 @@ log = logging.getLogger("penstock.dataflow")
 
 
 class Far(msgspec.Struct, frozen=True, gc=False):
-    """How far a copy is."""
+    """Progress of a copy."""
 
     parts_read: int
     parts_total: int
@@ -78,7 +72,7 @@ _Message: TypeAlias = DataflowMessage | Far | _Ended
 
 
 class Copying(Actor[_Message]):
-    """One copy. `open_place` says where destinations lie (tests put others in their place)."""
+    """Runs one copy. `open_place` opens its destination (tests replace it)."""
 
     def __init__(
         self,
@@ -101,7 +95,7 @@ class Copying(Actor[_Message]):
         self._running: Effect | None = None
 
     async def receive(self, message: _Message) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case Scheduled():
                 self._scheduled = True
@@ -116,7 +110,7 @@ class Copying(Actor[_Message]):
                 self._show("copied" if isinstance(result, CopyDone) else "failed", text=text)
                 self._worker.reply(Copied(self._description.id, result))
             case _:
-                pass  # nothing else concerns a copy: it has no sources and no readers
+                pass  # a copy has no sources and no readers
 
     def _start(self) -> None:
         if self._running is not None or not (self._scheduled and self._writable):
@@ -159,15 +153,15 @@ class Copying(Actor[_Message]):
         self._worker.reply(status)
 
     def describe(self) -> str:
-        """What it does, for people."""
+        """Return the copy's state, as text for people."""
         return self._state
 
 
 def to_its_end(clock: Clock) -> Work:
-    """Blocking calls on a thread, and to their end: who is canceled removes what is there, and
-    nothing of it may be made meanwhile."""
+    """Return a function that runs blocking calls on a thread, to their end even if canceled."""
 
     async def work(function: Callable[[], R], /) -> R:
+        # The canceled copy removes its files next: no call may still create one then.
         with anyio.CancelScope(shield=True):
             result = await clock.run_blocking(function)
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -184,10 +178,10 @@ async def copy(
     scratch: Path,
     far: Callable[[Far], Any],
 ) -> CopyDone:
-    """Does the whole copy; waits until its time is sealed. `far` hears how far it is.
+    """Copy the whole contents once `as_of` is sealed; `far` receives the progress.
 
-    Raises `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince`, `Busy`, `StoreFull`,
-    `StorageError`; then nothing is left of it.
+    Raise `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince`, `Busy`, `StoreFull`,
+    `StorageError`; then no file of the copy is left.
     """
 
     work, export = to_its_end(clock), description.export
@@ -198,6 +192,7 @@ async def copy(
     files: Files | None = None
     try:
         found = await place.begin()
+        # An earlier attempt finished this copy.
         if found is not None:
             return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
         files = Files(place, export.schema.arrow(), export.format, export.file_bytes_max)
@@ -215,7 +210,8 @@ async def copy(
             sum(file.bytes for file in written),
             tuple(written),
         )
-        with anyio.CancelScope(shield=True):  # there is no way back from here
+        # Shielded: once the manifest is published the copy is valid, even if it is dropped.
+        with anyio.CancelScope(shield=True):
             there = await place.publish(manifest)
         return CopyDone(there.manifest.rows, len(there.manifest.files), there.path)
     finally:
@@ -224,7 +220,7 @@ async def copy(
 
 
 async def _give_up(work: Work, place: Begun, files: Files | None, id_: ObjectId) -> None:
-    """Removes what is there of it, unless it is whole."""
+    """Remove the copy's files, unless the manifest is published."""
     try:
         if files is not None:
             await work(files.abandon)
@@ -242,13 +238,15 @@ async def _fill(
     scratch: Path,
     far: Callable[[Far], Any],
 ) -> None:
-    """Reads all parts and writes their rows."""
+    """Read all parts and write their rows."""
     source, as_of = description.imports[0], description.as_of
     reader = await persist.open_reader(source.shard, f"copy-{description.id}")
     gathered: Gathered | None = None
     try:
         parts, _ = await reader.snapshot(as_of)
+        # Checked before the first row is written: a view in error fails the copy.
         await _check_errors(persist, description, parts)
+        # Without retractions rows are written as they are read; else they must be summed first.
         if any(part.retracts for part in parts):
             gathered = Gathered(source.schema, scratch / "gathered")
         take = files.add if gathered is None else gathered.add
@@ -277,7 +275,7 @@ async def _fill(
 async def _check_errors(
     persist: PersistClient, description: DataflowDescription, parts: Sequence[Part]
 ) -> None:
-    """Raises `ViewInError` when the contents hold an error."""
+    """Raise `ViewInError` if the contents hold an error."""
     errors = []
     for part in parts:
         if part.has_errors:
@@ -291,7 +289,7 @@ async def _check_errors(
 
 
 def _take(updates: pa.Table, as_of: Time, take: Callable[[pa.Table], None]) -> None:
-    """Hands on what counts of some updates."""
+    """Pass on the plain updates up to `as_of`."""
     plain, _ = split_errors(between(updates, 0, as_of + 1))
     if plain.num_rows:
         take(plain)
@@ -304,7 +302,7 @@ def _summed(gathered: Gathered) -> Iterator[pa.RecordBatch]:
 
 
 def _write_some(batches: Iterator[pa.RecordBatch], files: Files) -> bool:
-    """Writes a batch; False when there is none left."""
+    """Write a batch; return False if none is left."""
     batch = next(batches, None)
     if batch is None:
         return False

@@ -1,4 +1,4 @@
-"""What the last step of a dataflow took, for people."""
+"""Measures the last step of a dataflow, for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS
 
 
 class Measures(msgspec.Struct):
-    """Of the last step; times in ms."""
+    """Measures of the last step; times in ms."""
 
     started_ms: float = 0.0
     rows_in: int = 0
@@ -27,7 +27,7 @@ class Measures(msgspec.Struct):
     wait_ms: float = 0.0
 
     def take(self, outcome: Outcome) -> None:
-        """Notes how a view's step was computed."""
+        """Note how a view's step was computed."""
         self.rows_out = outcome.deltas.output.num_rows
         self.spark_ms = outcome.deltas.spark_ms
         self.prepared = outcome.deltas.prepared
@@ -37,7 +37,7 @@ class Measures(msgspec.Struct):
         self.wait_ms = outcome.deltas.wait_ms
 
     def tell(self, dataflow: ObjectId) -> None:
-        """Gives the measures of a step that was made to whoever measures."""
+        """Record the metrics of a finished step."""
         measure(STEPS, 1, dataflow)
         measure(STEP_ROWS_IN, self.rows_in, dataflow)
         measure(STEP_ROWS_OUT, self.rows_out, dataflow)
@@ -45,13 +45,13 @@ class Measures(msgspec.Struct):
 
     @staticmethod
     def forget(dataflow: ObjectId) -> None:
-        """Takes back what was told of a dataflow: it is no more."""
+        """Remove the metrics of a dropped dataflow."""
         forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS)
 
     def status(
         self, dataflow: ObjectId, state: str, text: str, reading: Reading | None = None
     ) -> DataflowStatus:
-        """The dataflow's word about itself; `reading`: how far its first contents were read."""
+        """Return the dataflow's status; `reading` is the progress of its snapshot read."""
         far = reading or Reading()
         return DataflowStatus(
             dataflow=dataflow,

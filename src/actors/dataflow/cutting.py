@@ -1,9 +1,7 @@
-"""Where a step ends: the choice of `hi`, and the rows that come along. Pure.
+"""Chooses where a step ends, and takes its rows from the sources. Pure.
 
-`pick_hi` looks at what is described, before anything is fetched; `bound` and `fitting` at what
-was fetched: some times must not share a step, and rows may be larger than their parts. Rows are
-taken from the sources' held ones and can be put back, so a step can be cut shorter at any time
-before it is durable.
+`pick_hi` looks at described parts, before any is fetched; `bound` and `fitting` look at fetched
+rows. Rows that were taken can be put back, so a step can be cut shorter until it is durable.
 """
 
 from __future__ import annotations
@@ -27,10 +25,11 @@ def pick_hi(
     *,
     forced: bool = True,
 ) -> Frontier | None:
-    """How far the next step may go: None when nothing is described beyond `lo`.
+    """Return the `hi` of the next step; None if nothing is described beyond `lo`.
 
-    As far as every source has been described, but not so far that the parts to fetch (with the
-    rows already held) exceed `budget` bytes; at least one batch, if `forced`.
+    The step reaches as far as every source has been described, but not so far that the parts to
+    fetch (with the rows already held) exceed `budget` bytes; it takes at least one batch, if
+    `forced`.
     """
     reach = min((source.progress for source in sources), default=EMPTY)
     if until is not None:
@@ -43,6 +42,7 @@ def pick_hi(
     )
     candidates = sorted({p.upper for p in pieces if lo < p.upper < reach} | {reach})
     total = sum(source.held_bytes + source.outstanding_bytes() for source in sources)
+    # One batch even if it exceeds the budget: else it could never be taken.
     best = candidates[0] if forced else None
     position = 0
     for candidate in candidates:
@@ -56,13 +56,13 @@ def pick_hi(
 
 
 def times_of(deltas: Iterable[pa.Table]) -> list[Time]:
-    """The distinct times of all deltas, ascending."""
+    """Return the distinct times of all deltas, ascending."""
     chunks = [chunk for delta in deltas for chunk in delta[TIME].chunks]
     return sorted(pc.unique(pa.chunked_array(chunks, pa.int64())).to_pylist())
 
 
 def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
-    """The distinct times at which the deltas hold error updates, ascending."""
+    """Return the distinct times at which the deltas hold error updates, ascending."""
     found: set[int] = set()
     for delta in deltas:
         if ERROR in delta.column_names:
@@ -72,10 +72,10 @@ def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
 
 
 def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -> Frontier | None:
-    """A lower `hi`, when the times of a view's step may not all go into one.
+    """Return a lower `hi` if the times of a view's step may not all share one step.
 
-    An opaque view takes one time a step. An error of an input ends the healthy part before it,
-    then stands alone: the output's error gets its exact time.
+    An opaque view takes one time per step. A step ends before the first error of an input, and the
+    error then gets a step of its own, so that the output's error has its exact time.
     """
     if len(times) < 2:
         return None
@@ -87,10 +87,13 @@ def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -
 
 
 def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> Frontier | None:
-    """A lower `hi`, when the rows exceed `budget` bytes in memory: as many times as fit, at
-    least one. What a part takes as a file says little of what it takes here."""
+    """Return a lower `hi` if the rows exceed `budget` bytes in memory.
+
+    The step then takes as many times as fit, at least one.
+    """
     if len(times) < 2 or sum(delta.nbytes for delta in deltas) <= budget:
         return None
+    # Estimated from the rows: a part's size as a file says little about its size in memory.
     sizes = dict.fromkeys(times, 0.0)
     for delta in deltas:
         row_bytes = delta.nbytes / max(1, delta.num_rows)
@@ -105,11 +108,11 @@ def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> F
 
 
 def put_back(sources: Sequence[Source], deltas: Iterable[Iterable[pa.Table]]) -> None:
-    """Rows that were taken wait again."""
+    """Hold the rows that were taken from the sources again."""
     for source, tables in zip(sources, deltas, strict=True):
         source.hold(*tables)
 
 
 def take(sources: Sequence[Source], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-    """Per source, its held rows below `hi`."""
+    """Take the held rows below `hi` out of each source, and return them."""
     return tuple(tuple(source.take(hi)) for source in sources)

@@ -1,8 +1,8 @@
-"""The dataflow actor: performs the machine's effects, and tells it what came of them.
+"""The dataflow actor: performs the machine's effects and feeds it the resulting events.
 
-One actor a dataflow. It talks down to the listen and fetch tasks of its sources, sideways to
-the executor, and up to the workers (in reserved room, so it never waits for them). Long work
-runs beside it as effects, at most one stage at a time; a stage's result is a message.
+Each dataflow has one actor. It sends commands to the listen and fetch tasks of its sources, jobs to
+the executor, and reports to the workers. Long work runs beside it as effects, at most one stage at
+a time; a stage's result is a message.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.dataflow")
 
 _STEP_SHARE: Final = 1.5
-"""Allows a step to take so much longer than the last ones until its view is too old."""
+"""Factor by which a paced step may exceed the expected time before its view gets too old."""
 _FADING: Final = 0.9
-"""Weighs a long step's time in what the next is expected to take."""
+"""Weight of the last expectation in the expected time of a step."""
 
 _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Progress
 
 
 class Dataflow(Actor[_Message]):
-    """One dataflow's actor.
+    """Runs one dataflow.
 
-    Nothing is written until `WritesAllowed` comes, unless `read_only` is false from the start.
-    `arrangements` are those of the replica, `rivals` stands for the others in this process.
+    It writes nothing until `WritesAllowed` comes, unless `read_only` is false from the start.
+    `arrangements` are shared within the replica, `rivals` with the other replicas in this process.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class Dataflow(Actor[_Message]):
         self._patience: Effect | None = None
         self._pace: Effect | None = None
         self._step_ms = 0.0
-        """Tells what steps took of late, from the cut until they were durable."""
+        """Expected time of a step, from its cut until it is durable."""
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
-        self._opened: m.Restored | None = None  # when the contents of a subscribe are taken
-        self._restoring: m.Restore | None = None  # a view's, until it has ended
+        self._opened: m.Restored | None = None  # fed once the subscribe's snapshot is acknowledged
+        self._restoring: m.Restore | None = None  # a view's, while its restore runs
         self._awaiting: set[int] = set()
         self._measures = Measures()
         self._frontiers = FrontierReports(description, self._machine, workers)
@@ -149,7 +149,7 @@ class Dataflow(Actor[_Message]):
         self._upkeep: Upkeep | None = None
 
     async def on_start(self) -> None:
-        """Prepares the parts that need the context."""
+        """Create the members that need the actor's context."""
         description, export = self._description, self._description.export
         if isinstance(export, ViewExport):
             self._engine = Engine(
@@ -182,26 +182,27 @@ class Dataflow(Actor[_Message]):
             )
 
     async def on_stop(self) -> None:
-        """The engine forgets the plan; arrangements go. (Jobs were cancelled with their stage.)"""
+        """Release the engine's plan and the arrangements."""
         self._traces.end()
         Measures.forget(self._description.id)
         if self._engine is not None:
+            # Jobs are cancelled already, with their stage.
             self._engine.forget()
         if self._view is not None:
             await self._view.close()
 
     def describe(self) -> str:
-        """What it waits for, for people."""
+        """Return what the dataflow waits for, as text for people."""
         return self._machine.waiting_for()
 
-    # -- what comes in -----------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     async def receive(self, message: _Message) -> None:
-        """Handles one `DataflowMessage` or the result of a stage."""
+        """Handle one `DataflowMessage` or the result of a stage."""
         try:
             await self._receive(message)
         except BaseException:
-            # Nobody stops an actor that crashed: its places in arrangements would stay taken.
+            # `on_stop` does not run after a crash: release the arrangements here.
             self._traces.end()
             if self._view is not None:
                 self._view.abandon()
@@ -230,7 +231,7 @@ class Dataflow(Actor[_Message]):
                 named = zip(self._machine.sources, self._description.imports, strict=False)
                 reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
             case Progress():
-                # Plans are rehearsed while nothing is to do: that is nobody's progress.
+                # At rest only rehearsals run, which are not the dataflow's progress.
                 if self._machine.state not in REST:
                     far = f"{message.tasks_done} of {message.tasks} tasks done"
                     self._show(self._machine.state.value, far)
@@ -240,12 +241,12 @@ class Dataflow(Actor[_Message]):
                 if held is not None:
                     await self._perform(held)
                 elif self._restoring is not None and self._stage is not None:
-                    # It may be waiting for another writer: now it may write itself.
+                    # The read-only restore may wait for another writer: now it may write itself.
                     self._stage.cancel()
                     self._restore(self._restoring)
             case CompactionAllowed(frontier=frontier):
                 if frontier >= EMPTY:
-                    # Whoever said so stops this actor; until then it rests.
+                    # The worker stops this actor soon; until then it rests.
                     await self._feed(m.Drop())
             case _:
                 assert_never(message)
@@ -255,7 +256,7 @@ class Dataflow(Actor[_Message]):
         try:
             effects = self._machine.handle(event)
         except LocalProtocolError as error:
-            # A task broke the protocol: its source cannot be trusted, the incarnation freezes.
+            # A task broke the protocol, so its source cannot be trusted: freeze the incarnation.
             log.warning("%s: %s", self.ctx.path, error)
             broken = ListenFailed(self._description.id, self._machine.incarnation, 0, error)
             effects = self._machine.handle(broken)
@@ -271,19 +272,21 @@ class Dataflow(Actor[_Message]):
         match event:
             case m.Restored(incarnation=incarnation) if incarnation == machine.incarnation:
                 if isinstance(result, SubscribeBatch):
-                    self._opened = event  # what follows waits until the contents were taken
+                    # Listening starts only when the subscriber has acknowledged the snapshot.
+                    self._opened = event
                     self._emit(result)
                     return
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
             case m.Drop() if isinstance(result, SubscribeBatch):
-                self._emit(result)  # why it ends
+                self._emit(result)  # the batch has the error that ends the subscribe
             case m.Installed():
                 self._traces.installed(machine.step, self._measures)
                 if self._upkeep is not None:
                     self._upkeep.merge()
                     self._upkeep.rehearse(machine.incarnation)
             case m.Unclaimed() | m.Mismatched() if current and machine.state is State.STANDING_BY:
+                # The append and its timeout race: the first ends the other.
                 self._end_stage()
             case m.Computed() | m.Followed() if current:
                 self._outcome = result
@@ -301,7 +304,7 @@ class Dataflow(Actor[_Message]):
             await self._feed(m.SourcesReady(message.incarnation))
 
     async def _acknowledged(self, incarnation: int, worker: int, upper: Frontier) -> None:
-        """A worker has installed, or passed on, the step's updates, or the contents before it."""
+        """Note that a worker has installed or passed on the step's updates, or the snapshot."""
         opened = self._opened
         if opened is not None and (incarnation, upper) == (opened.incarnation, opened.lo):
             self._opened = None
@@ -350,7 +353,7 @@ class Dataflow(Actor[_Message]):
             case m.Show(state=state, text=text):
                 self._show(state, text)
             case m.RetryLater(attempt=attempt):
-                # With jitter, so that many do not come back at once.
+                # Jitter keeps dataflows that failed together from retrying together.
                 delay = self._settings.retry_delay_ms(attempt)
                 self.ctx.after(delay * (0.5 + self.ctx.random.random() / 2), m.RetryDue(attempt))
             case m.PaceStep(number=number, lo=lo):
@@ -369,7 +372,7 @@ class Dataflow(Actor[_Message]):
         run: Callable[[], Awaitable[T]],
         done: Callable[[T], StageDone],
     ) -> None:
-        """Runs a stage beside the actor; failures become the machine's events."""
+        """Run a stage beside the actor; failures become the machine's events."""
         incarnation = self._machine.incarnation
 
         def failed(error: Exception) -> StageDone:
@@ -396,7 +399,8 @@ class Dataflow(Actor[_Message]):
             def resumed(found: Resumed) -> StageDone:
                 self._restoring = None
                 as_of = min(found.lo, EMPTY - 1) - 1
-                none = (False,) * len(self._description.imports)  # arrangements fill themselves
+                # A view's arrangements read their own snapshots.
+                none = (False,) * len(self._description.imports)
                 in_error = bool(found.output_errors)
                 return StageDone(m.Restored(incarnation, found.lo, as_of, none, in_error=in_error))
 
@@ -433,6 +437,7 @@ class Dataflow(Actor[_Message]):
         view, step = self._view, effect.step
         assert view is not None, "only a view is durable"
         if not self._writable:
+            # Kept until `WritesAllowed` comes: a read-only replica computes but does not write.
             self._held_commit = effect
             return
         if step.error is not None or not step.times:
@@ -447,6 +452,7 @@ class Dataflow(Actor[_Message]):
     def _stand_by(self, step: Step) -> None:
         assert self._view is not None, "only a view is raced for"
         done = StageDone(m.Unclaimed(step.number))
+        # The other replica may have died: this one makes the step itself after `standby_ms`.
         self._patience = self.ctx.after(self._settings.standby_ms, done)
         self._run_stage(*standing_by(self._view, step))
 
@@ -456,10 +462,10 @@ class Dataflow(Actor[_Message]):
         self._run_stage(*following(self._view, step))
 
     def _install(self, step: Step) -> bool:
-        """Passes the step on; True when a subscribe ends with it, in error."""
+        """Pass the step on; return True if a subscribe ends with it, in error."""
         if not step.times and not step.snapshot:
             self._measures = Measures(self.ctx.monotonic_ms())
-        # Its rows are installed, or passed on, and not kept until the next step.
+        # Cleared here, so that the step's rows are not kept until the next step.
         view, outcome, self._outcome = self._view, self._outcome, None
         if view is not None:
             assert isinstance(outcome, Outcome)
@@ -469,7 +475,7 @@ class Dataflow(Actor[_Message]):
             return False
         assert self._passing is not None
         if not isinstance(outcome, Passed) or outcome.number != step.number:
-            outcome = self._passing.make(step)  # nothing changed: cheap
+            outcome = self._passing.make(step)  # without changes, so it does not block
         self._measures.rows_out = outcome.rows
         if outcome.batch is not None:
             self._awaiting = {0}
@@ -482,7 +488,7 @@ class Dataflow(Actor[_Message]):
         return False
 
     def _pace_step(self, number: int, lo: Frontier) -> None:
-        """Set the timer of the next step: just in time to make it before the output is too old."""
+        """Set the timer of the next step so that it ends just before the output is too old."""
         export = self._description.export
         assert isinstance(export, ViewExport), "only a view is paced"
         target_ms = export.target_lag_ms
@@ -510,8 +516,9 @@ class Dataflow(Actor[_Message]):
     # -- telling others ----------------------------------------------------------------------------
 
     def _tell_workers(self, message: DataflowReport) -> None:
-        """In reserved room: a worker sends to its dataflows and must never wait for them."""
+        """Send a message to every worker."""
         for worker in self._workers:
+            # In reserved room: the worker may wait for room here, so a wait could deadlock.
             worker.reply(message)
 
     async def _ask(self, source: int, piece: Piece) -> None:

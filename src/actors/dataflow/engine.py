@@ -1,9 +1,8 @@
-"""Jobs as one dataflow sends them: rows packed inline or as files, answers as Arrow.
+"""Runs one dataflow's jobs in the executor: rows go inline or as files, answers come as Arrow.
 
-A job's id names its step: ``dataflow/incarnation/number/what``, where several replicas run with
-the replica before it. Rows above
-`engine_inline_bytes_max` travel as files of the dataflow's own scratch folder, removed when the
-job is over; a large answer is mapped, not copied.
+A job's id names its step: ``dataflow/incarnation/number/what``, preceded by the replica's name if
+several replicas run. Rows above `engine_inline_bytes_max` travel as files in the dataflow's own
+scratch folder, which are removed when the job has ended.
 """
 
 from __future__ import annotations
@@ -57,23 +56,23 @@ T = TypeVar("T")
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What a job made, and how long Spark took."""
+    """Rows that a job made, and the time that Spark took."""
 
     rows: pa.Table
     spark_ms: float
     prepared: bool = False
     wait_ms: float = 0.0
-    """For a place in the engine, and in it for others' jobs."""
+    """Time waiting for the engine, and in the engine for other jobs."""
 
 
 class MadeFiles(msgspec.Struct, frozen=True):
-    """The Parquet files that a job made, to be taken over or removed. No file: no row."""
+    """Parquet files that a job made, to be adopted or removed; none if there is no row."""
 
     files: tuple[FileDone, ...]
 
 
 class Engine:
-    """The executor, as seen by one dataflow."""
+    """Client of the executor for one dataflow."""
 
     def __init__(
         self,
@@ -85,8 +84,10 @@ class Engine:
         watcher: Address[Any] | None = None,
         replica: str = "",
     ) -> None:
-        """`watcher` hears how far long jobs are. The engine may have the same dataflow from
-        several replicas: jobs and plans of each are named after it."""
+        """Create the client; `watcher` receives the progress of long jobs.
+
+        `replica` distinguishes the jobs and plans of several replicas in one engine.
+        """
         self.clock = clock
         self.settings = settings
         self.dataflow = f"{replica}/{dataflow}" if replica else dataflow
@@ -95,40 +96,40 @@ class Engine:
         self._scratch = scratch
         self._files = 0
         self._announced: Prepare | None = None
-        """Not known to the engine yet."""
+        """Plan that the engine does not know yet."""
         self._prepared = False
         self._preparing = Lock()
         self.frequent: LikelyRun | None = None
-        """The last runs of which the engine said that a rehearsal pays; whoever has it done takes
-        it."""
+        """Runs whose rehearsal the engine recommended last; the rehearsing caller clears it."""
         self._told = False
-        """It may know the plan, prepared or not."""
+        """True if the engine may know the plan, prepared or not."""
 
     def job_id(self, incarnation: int, number: int, what: str) -> str:
-        """The name of one job of a step."""
+        """Return the name of one job of a step."""
         return f"{self.dataflow}/{incarnation}/{number}/{what}"
 
     def announce(self, plan: DeltaPlan, incarnation: int) -> None:
-        """The plan is made known together with the first job that names it, or by `prepared`;
-        the executor tells every new engine itself."""
+        """Set the plan, to be sent with the first job that names it, or by `prepared`."""
+        # The executor itself prepares the plan in every new engine process.
         if not self._prepared:
             job_id = self.job_id(incarnation, 0, "prepare")
             self._announced = Prepare(job_id, self.dataflow, plan)
 
     async def prepared(self) -> None:
-        """The plan is known from here on. Raises what the executor answers with."""
+        """Prepare the plan in the engine, unless that is done. Raise the executor's errors."""
         async with self._preparing:
             job = self._announced
             if job is None:
                 return
-            self._told = True  # a check that is given up, or lost with the engine, leaves it there
+            # Set before the answer: a canceled or lost check may leave the plan in the engine.
+            self._told = True
             answer = await self._ask(job)
             if not isinstance(answer, Prepared):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             self._announced, self._prepared = None, True
 
     async def _ask_beside(self, job: StepJob | Difference | Select) -> Answer:
-        """A job while its plan is checked, which the engine knows as soon as it hears of it."""
+        """Run a job while its plan is being checked."""
         refused: list[Exception] = []
         answers: list[Answer] = []
 
@@ -136,11 +137,13 @@ class Engine:
             try:
                 await self.prepared()
             except Exception as error:  # noqa: BLE001 - raised below, as itself
+                # Before the job's own error, which may only follow from the refused plan.
                 refused.insert(0, error)
 
         async with create_task_group() as tasks:
+            # Side by side: the engine knows a plan as soon as it is sent, so the job need not wait.
             tasks.start_soon(check)
-            await checkpoint()  # it is sent first
+            await checkpoint()  # the plan must be sent before the job that names it
             try:
                 answers.append(await self._ask(job))
             except Exception as error:  # noqa: BLE001 - raised below, as itself
@@ -156,18 +159,20 @@ class Engine:
     async def rehearse(
         self, runs: Sequence[LikelyRun], incarnation: int, what: str = "again"
     ) -> None:
-        """Makes the engine ready for such runs; `what` tells the times that it is asked to apart.
-        Raises what it answers with."""
+        """Have the engine build the plans of `runs`. `what` keeps job ids unique.
+
+        Raise the executor's errors.
+        """
         job_id = self.job_id(incarnation, 0, f"rehearse-{what}")
         await self._ask(Rehearse(job_id, self.dataflow, tuple(runs)))
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
-        """Runs what computes on so many rows: here when they are few, else in a thread."""
+        """Run a computation on `rows` rows: here if they are few, else in a thread."""
         # Work on few rows takes less than a hop to a thread and back.
         return await self.clock.run_blocking(run) if LOOP_ROWS.exceeded_by(rows) else run()
 
     async def pack(self, schema: Schema, updates: pa.Table, advance_to: int | None = None) -> Rows:
-        """Updates as a job's input: inline when small, else a file of ours."""
+        """Return updates as a job's input: inline if small, else as a file in scratch."""
         updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
         if not ENGINE_INPUT.crossed(updates.nbytes > self.settings.engine_inline_bytes_max):
             return Rows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
@@ -176,18 +181,18 @@ class Engine:
         return Rows(schema=schema, arrow_file=str(path), advance_to=advance_to)
 
     def new_path(self, kind: str) -> Path:
-        """Of a file for a job that is not there yet."""
+        """Return the path of a new file for a job."""
         self._files += 1
         return self._scratch / "jobs" / f"rows-{self._files}.{kind}"
 
     async def discard(self, rows: Rows) -> None:
-        """Removes the file that `pack` made, if it made one."""
+        """Remove the file that `pack` made, if it made one."""
         path = rows.arrow_file
         if path is not None:
             await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
 
     async def run(self, job: StepJob | Difference | Select) -> Made:
-        """Run a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
+        """Run a job. Raise `DefiniteError`, `EngineLost` and the job's other errors."""
         made = await self.run_into_files(job)
         if isinstance(made, MadeFiles):
             raise LocalProtocolError(f"{job.job_id} was answered with files, not asked for")
@@ -226,13 +231,13 @@ class Engine:
         try:
             return await self._executor.ask(run)
         except get_cancelled_exc_class():
-            # The caller has gone: so may the job. One that is missed ends by itself, unread.
+            # Best effort: a job that is not canceled ends by itself, and its answer is dropped.
             with suppress(WouldBlock, Closed, Broken):
                 self._executor.send_nowait(CancelJob(job.job_id))
             raise
 
     def forget(self) -> None:
-        """Drops the prepared plan, without waiting."""
+        """Drop the prepared plan, without waiting."""
         if self._told:
             job = Forget(f"{self.dataflow}/forget", self.dataflow)
             with suppress(WouldBlock, Closed, Broken):
@@ -240,7 +245,7 @@ class Engine:
 
 
 def _take_over(opened: Opened, answer: RowsDone) -> None:
-    """Notes what the job made, and exports what the engine's process tells of it."""
+    """Note the job's results in its span, and export the engine's own spans."""
     opened.note(ROWS, answer.rows)
     opened.note(SPARK_MS, round(answer.spark_ms, 3))
     opened.note(PREPARED, answer.prepared)
@@ -275,11 +280,12 @@ def _remove(paths: Sequence[str]) -> None:
 
 
 def _take_file(path: Path) -> pa.Table:
-    """The table in an IPC file, mapped; the name is removed, the pages stay while in use."""
+    """Return the table in an IPC file, mapped into memory, and unlink the file."""
     try:
         source = pa.memory_map(str(path))
         table = pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError) as error:
         raise MalformedFrame(f"the engine's answer {path} is not an Arrow file: {error}") from None
+    # The mapping keeps the pages as long as the table is in use.
     path.unlink(missing_ok=True)
     return table

@@ -1,7 +1,7 @@
-"""What the dataflow machine hears and what it answers with: events, effects, and its step. Pure.
+"""Events that the dataflow machine handles, effects that it returns, and its step. Pure.
 
-Events of the sources (`Described`, `Fetched`, `FetchFailed`, `ListenFailed`) are the protocol's
-own messages. An event that names an incarnation or a step's number belongs to that one alone.
+Events of the sources (`Described`, `Fetched`, `FetchFailed`, `ListenFailed`) are the protocol's own
+messages. An event that names an incarnation or a step's number applies to that one only.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     lo: Time
     hi: Frontier
     times: tuple[Time, ...]
-    """Distinct times at which the inputs changed, ascending; empty: only the upper moves."""
+    """Distinct times at which the inputs changed, ascending; empty if only the upper moves."""
     deltas: tuple[tuple[pa.Table, ...], ...]
-    """Per source, its updates below `hi`."""
+    """Updates below `hi`, for each source."""
     in_error: bool
-    """The collection holds a definite error before this step."""
+    """True if the collection holds a definite error before this step."""
     snapshot: bool = False
-    """First step of a pass-through incarnation whose deltas are contents at the as_of."""
+    """True for the first step of a pass-through incarnation, whose deltas are contents at the
+    as_of."""
     error: str | None = None
-    """The definite failure that is this step's result."""
+    """Definite error that is this step's result."""
     followed: bool = False
-    """Another replica has made it."""
+    """True if another replica has committed the step."""
 
     def is_divisible(self, *, temporal: bool) -> bool:
-        """Return whether it may change the output at more than one time: one of its own times, or
-        where the clock alone changes it (`temporal`), any."""
+        """Return whether the step may change the output at more than one time.
+
+        Those are its own times; if the clock alone changes the output (`temporal`), any time.
+        """
         return self.hi - self.lo > 1 if temporal else len(self.times) > 1
 
 
@@ -46,13 +49,13 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Schedule(msgspec.Struct, frozen=True, gc=False):
-    """The suspension ends."""
+    """The dataflow was scheduled, which ends its suspension."""
 
 
 class Restored(msgspec.Struct, frozen=True, gc=False):
-    """What was durable has been read: go on from `lo`; sources read from `as_of`.
+    """The durable state was read: steps continue from `lo`, and sources read from `as_of`.
 
-    Snapshots (of the sources so marked in `snapshots`) are the rows of the first step.
+    Snapshots (of the sources marked in `snapshots`) are the rows of the first step.
     """
 
     incarnation: int
@@ -63,45 +66,45 @@ class Restored(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourcesReady(msgspec.Struct, frozen=True, gc=False):
-    """Listen and fetch tasks of this incarnation run."""
+    """The listen and fetch tasks of this incarnation run."""
 
     incarnation: int
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """The step's result is there."""
+    """The step's result was computed."""
 
     number: int
 
 
 class FailedDefinitely(msgspec.Struct, frozen=True, gc=False):
-    """The data make the step fail."""
+    """The step failed with a definite error of the data."""
 
     number: int
     text: str
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The step is durable."""
+    """The step became durable."""
 
     number: int
 
 
 class Mismatched(msgspec.Struct, frozen=True, gc=False):
-    """Another replica moved the output's upper first: it is `upper` now."""
+    """Another replica moved the output's upper first, to `upper`."""
 
     number: int
     upper: Frontier
 
 
 class Unclaimed(msgspec.Struct, frozen=True, gc=False):
-    """No other replica has made the step in time."""
+    """No other replica committed the step within `standby_ms`."""
 
     number: int
 
 
 class Followed(msgspec.Struct, frozen=True, gc=False):
-    """What another replica appended has been read; `error`: what the output holds after it."""
+    """Another replica's append was read; `error` is the output's error after it."""
 
     number: int
     error: str | None = None
@@ -114,10 +117,13 @@ class Installed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """A stage failed indefinitely: a store or the engine; `number` 0: while hydrating.
+    """A stage failed with an indefinite error of a store or the engine.
 
-    `restart`: repeating the stage cannot help, only a new incarnation can. `too_large`: the step
-    may be too large for the engine. `final`: it is, and the same step would be again.
+    Args:
+        number: The step's, 0 while hydrating.
+        restart: Only a new incarnation can help; repeating the stage cannot.
+        too_large: The step may be too large for the engine.
+        final: The step is too large for the engine, and would be again.
     """
 
     incarnation: int
@@ -129,19 +135,19 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 class RetryDue(msgspec.Struct, frozen=True, gc=False):
-    """The delay of retry number `attempt` is over."""
+    """The delay of retry number `attempt` has passed."""
 
     attempt: int
 
 
 class StepDue(msgspec.Struct, frozen=True, gc=False):
-    """Tells that the step after number `number` is due: later the output would be too old."""
+    """The step after number `number` is due: later the output would be too old."""
 
     number: int
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False):
-    """Nobody needs the dataflow any more."""
+    """The dataflow was dropped."""
 
 
 Event: TypeAlias = (
@@ -169,20 +175,20 @@ Event: TypeAlias = (
 
 
 class Restore(msgspec.Struct, frozen=True, gc=False):
-    """Read (or first make) the durable state; answer `Restored`."""
+    """Read (or first compute) the durable state; answered by `Restored`."""
 
     incarnation: int
     lo: Time
 
 
 class StartTasks(msgspec.Struct, frozen=True, gc=False):
-    """Start this incarnation's listen and fetch tasks; answer `SourcesReady`."""
+    """Start this incarnation's listen and fetch tasks; answered by `SourcesReady`."""
 
     incarnation: int
 
 
 class Listen(msgspec.Struct, frozen=True, gc=False):
-    """The start signal of a source."""
+    """Start listening to a source."""
 
     source: int
     as_of: Time
@@ -197,83 +203,82 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Return(msgspec.Struct, frozen=True, gc=False):
-    """The parts are done with: their leases return."""
+    """Release the leases of parts that are no longer needed."""
 
     source: int
     keys: tuple[str, ...]
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """All parts of one description are done with: as many bytes may be described again."""
+    """Grant credit of `bytes` to a source: all parts of one description were consumed."""
 
     source: int
     bytes: int
 
 
 class Compute(msgspec.Struct, frozen=True, gc=False):
-    """Compute the step; answer `Computed` or `FailedDefinitely`."""
+    """Compute the step; answered by `Computed` or `FailedDefinitely`."""
 
     step: Step
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Make the step durable; answer `Committed` or `Mismatched`."""
+    """Make the step durable; answered by `Committed` or `Mismatched`."""
 
     step: Step
 
 
 class StandBy(msgspec.Struct, frozen=True, gc=False):
-    """Let another replica make the step; answer `Mismatched` when it has, or `Unclaimed`."""
+    """Let another replica make the step; answered by `Mismatched` if it has, or `Unclaimed`."""
 
     step: Step
 
 
 class Follow(msgspec.Struct, frozen=True, gc=False):
-    """Read what another replica has appended from `lo` to `hi`; answer `Followed`."""
+    """Read another replica's append from `lo` to `hi`; answered by `Followed`."""
 
     step: Step
 
 
 class Install(msgspec.Struct, frozen=True, gc=False):
-    """Give the delta to arrangements and readers; answer `Installed`."""
+    """Pass the delta to arrangements and readers; answered by `Installed`."""
 
     step: Step
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """The frontier moved; `step`: by this step (None: restored)."""
+    """Report the new frontier; `step` moved it (None: the restore)."""
 
     frontier: Frontier
     step: Step | None
 
 
 class Show(msgspec.Struct, frozen=True, gc=False):
-    """State for people."""
+    """Publish the state, for people."""
 
     state: str
     text: str
 
 
 class RetryLater(msgspec.Struct, frozen=True, gc=False):
-    """Wait (longer with every attempt), then `RetryDue`."""
+    """Wait, longer with every attempt, then send `RetryDue`."""
 
     attempt: int
 
 
 class PaceStep(msgspec.Struct, frozen=True, gc=False):
-    """Wait until the output, which has everything before `lo`, is about to be too old, then
-    `StepDue`."""
+    """Send `StepDue` just before the output, complete below `lo`, gets too old."""
 
     number: int
     lo: Frontier
 
 
 class CancelWork(msgspec.Struct, frozen=True, gc=False):
-    """Whatever runs for this dataflow is of no use any more."""
+    """Cancel all work of this dataflow."""
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
-    """Nothing more will come: `lo` reached `until` or the empty frontier."""
+    """End the dataflow: `lo` reached `until` or the empty frontier."""
 
     lo: Frontier
 

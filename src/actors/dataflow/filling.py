@@ -1,16 +1,11 @@
-"""Bringing the arrangements of a view's imports to where the view stands, from the shards.
+"""Fills the arrangements of a view's imports from the shards, up to the view's `lo`.
 
-An arrangement that nobody has filled is filled by the first view that wants it: part by part, to
-whatever its shard has sealed by then, so that every other view of the source finds its `lo` in
-it. One that was filled by others and ends before the view's `lo` gets what is missing. Both read
-through a leased reader of their own, one part in memory at a time (a gap: at most the bytes of
-one dataflow's budget).
+The first view that needs an unfilled arrangement fills it, part by part. An arrangement that ends
+before the view's `lo` gets the missing updates (the gap). Both read through a leased reader of
+their own, one part in memory at a time (a gap: at most one dataflow's byte budget).
 
-Rules. The reader is opened before the shard's since is looked at, so no since passes what is
-read meanwhile. Compaction raises times to one below the shard's since at most: so a gap may be
-read from `lower` on when ``since <= lower``, and nothing is taken twice. When a gap cannot be
-read, or is too large, the arrangement is retired and `ReadBelowSince` raised: a new incarnation
-gets another one.
+Compaction raises times to one below the shard's since at most. So a gap may be read from `lower` on
+if ``since <= lower``, and no update is inserted twice.
 """
 
 from __future__ import annotations
@@ -42,9 +37,9 @@ async def make_ready(
     sources: Sequence[SourceImport],
     reader_id: str,
 ) -> None:
-    """Returns once all before the view's `lo` can be read. Any number may be at it.
+    """Return once all updates before the view's `lo` can be read. Callers may run concurrently.
 
-    Raises `ReadBelowSince` when only a new incarnation can go on, and the stores' errors.
+    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
     """
     for (target, _), handle in imports.handles.items():
         schema = sources[int(target[1:])].schema
@@ -63,8 +58,9 @@ async def make_ready(
 
 
 async def _settled(handle: Handle) -> None:
-    """Waits while another fills. It tells on this loop: whoever fills runs here, too."""
+    """Wait while another caller fills the arrangement."""
     event = anyio.Event()
+    # The filling dataflow runs on this event loop, so it may set the event directly.
     if handle.when_settled(event.set):
         await event.wait()
 
@@ -79,11 +75,14 @@ async def _fill(
 ) -> None:
     reader = await persist.open_reader(handle.shard, reader_id)
     try:
+        # Read after the reader is open: its lease keeps the since from passing the updates to read.
         since = (await persist.state(handle.shard)).since
         await engine.clock.run_blocking(partial(filling.start, since))
+        # Filled to the shard's upper, so that every other view of the source finds its `lo` in it.
         upper = max(handle.lo, await persist.upper(handle.shard))
         parts, _ = await reader.snapshot(upper - 1)
         for part in parts:
+            # By its statistics the part has no row that the arrangement keeps.
             if handle.rows is not None and handle.rows.verdict(part) is Verdict.DISCARD:
                 reader.release([part.key])
                 continue
@@ -100,7 +99,7 @@ def _insert(filling: Filling, rows: pa.Table, upper: Frontier) -> None:
 
 
 def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
-    """The plain updates of an interval."""
+    """Return the plain updates of an interval."""
     return split_errors(between(rows, lower, upper))[0]
 
 
@@ -114,6 +113,7 @@ async def _close_gap(
             return
         try:
             batches, _ = await reader.next(lower)
+        # Once this arrangement is retired, a new incarnation opens another one.
         except ReadBelowSince:
             handle.retire()
             raise

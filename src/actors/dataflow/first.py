@@ -1,14 +1,13 @@
-"""The first contents of a view: computed whole, streamed into parts.
+"""Computes the first contents of a view and streams them into parts.
 
-Theory of operation. The engine computes the view once. What it answers with in memory is cut
-into output and hidden states and written as parts; what it wrote into files (a large answer) is
-either taken over as it is, where a file has just the columns of the output's parts, or read,
-cut and written again a piece at a time. Then one append names all of it, so a view is there
-whole or not at all, and what a killed process had written is an orphan, but for the chunks of
-an additive view (`chunks`).
+Theory of operation. The engine computes the view once. An answer in memory is cut into output and
+hidden states and written as parts. A large answer comes as files: a file with exactly the columns
+of the output's parts is adopted, others are read, cut and written again piece by piece. One append
+then names all parts, so a view exists whole or not at all. The parts of a killed process become
+orphans, except the noted chunks of an additive view (`chunks`).
 
-Invariant: of a large answer, no more than `HYDRATION_PIECE` rows are in memory here. Rows of
-files are not consolidated: equal rows may stand in several parts, and sum up as updates do.
+Of a large answer, at most `HYDRATION_PIECE` rows are in memory. Rows of files are not consolidated:
+equal rows may be in several parts, and sum up as updates do.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from actors.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
 
 
 class First(msgspec.Struct, frozen=True):
-    """What an append is made of."""
+    """Parts and document changes of the first append."""
 
     parts: list[list[Part]]
-    """Of the output, then of each hidden state."""
+    """Parts of the output, then of each hidden state."""
     extra: Sequence[Cas] = ()
-    """Takes away what was noted on the way."""
+    """Deletes the hydration's note."""
 
 
 async def first_parts(
@@ -51,8 +50,10 @@ async def first_parts(
     as_of: Time,
     name: tuple[int, int],
 ) -> First:
-    """The view at `as_of` as parts, to be appended. Raises as `recompute` does; then no part is
-    left behind but those of chunks that are noted."""
+    """Write the view at `as_of` as parts and return them for an append.
+
+    Raise as `recompute` does; then no part is left but those of noted chunks.
+    """
     async with AsyncExitStack() as stack:
         sources = await opened(stack, engine, persist, imports, as_of, name)
         if additive(export.plan):
@@ -78,6 +79,7 @@ async def _chunk_by_chunk(
         for chunk in chunks[len(note.done) :]:
             (parts,) = await _computed(engine, persist, export, chunk, as_of, name)
             note = msgspec.structs.replace(note, done=(*note.done, tuple(parts)))
+            # Saved before the next chunk: a crash repeats at most one.
             if not await notes.save(note):
                 await persist.discard_parts(parts)
                 raise StorageError(
@@ -85,6 +87,7 @@ async def _chunk_by_chunk(
                     determinate=True,
                 )
     except (DefiniteError, JobTooLarge):
+        # The error becomes the view's first contents, so the finished chunks are not needed.
         await notes.drop()
         await persist.discard_parts([part for done in note.done for part in done])
         raise
@@ -99,7 +102,7 @@ async def _computed(
     as_of: Time,
     name: tuple[int, int],
 ) -> list[list[Part]]:
-    """One run of the engine, as parts of the output and of each hidden state."""
+    """Run the engine once, and return parts of the output and of each hidden state."""
     job = whole_job(engine, export.plan, sources, as_of, name, into_files=True)
     made = await engine.run_into_files(job)
     files = made.files if isinstance(made, MadeFiles) else ()
@@ -107,6 +110,7 @@ async def _computed(
     try:
         for file in files:
             if await _fits(engine, export, file):
+                # Adopting saves reading and writing the rows again.
                 part = await persist.adopt_file(
                     export.shard, Path(file.path), file.rows, as_of, as_of
                 )
@@ -129,7 +133,7 @@ async def _write(
     piece: pa.Table,
     parts: list[list[Part]],
 ) -> None:
-    """Cuts a piece and writes it, one part list a shard."""
+    """Cut a piece and write it, with one part list for each shard."""
     output, hidden = await engine.clock.run_blocking(lambda: cut(export.plan, piece))
     shards = shards_of(export)
     for shard, delta, written in zip(shards, (output, *hidden), parts, strict=True):
@@ -138,7 +142,7 @@ async def _write(
 
 
 async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
-    """Return whether a file is a part of the output as it is: its very columns, and rows."""
+    """Return whether a file can be a part of the output unchanged: same columns, and some rows."""
     if export.plan.hidden or not file.rows:
         return False
     wanted = export.plan.output.arrow_updates()
@@ -153,14 +157,14 @@ async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
 
 
 async def _pieces(engine: Engine, made: Made | MadeFiles) -> AsyncGenerator[pa.Table, None]:
-    """Yield the rows: those in memory in one piece, those of files that are still there in many."""
+    """Yield the rows: those in memory as one piece, those of remaining files in many."""
     if isinstance(made, Made):
         yield made.rows
         return
     for file in made.files:
         path = Path(file.path)
         if not await engine.clock.run_blocking(path.exists):
-            continue  # it was taken over
+            continue  # it was adopted as a part
         try:
             with pq.ParquetFile(path) as reader:
                 HYDRATION_PIECE.exceeded_by(reader.metadata.num_rows)

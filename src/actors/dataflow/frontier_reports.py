@@ -1,11 +1,7 @@
-"""The frontiers that a dataflow reports to its workers, and when it does; and its memory.
+"""Reports a dataflow's frontiers and memory to its workers.
 
-*input* is to where all inputs have been described, *write* to where the output is known to be
-durable, *output* to where it is installed.
-
-Rules: a report never goes back and never repeats the last. Of a step without changes its end alone
-is reported, since most steps of idle views are such; but what is described while one is under way
-is reported at once, since that may not end soon. A subscribe is worker 0's alone.
+All inputs are described up to *input*; the output is known to be durable up to *write*, and
+installed up to *output*. A report never goes back and never repeats the last.
 """
 
 from __future__ import annotations
@@ -32,12 +28,13 @@ class FrontierReports:
     ) -> None:
         self._machine = machine
         alone = isinstance(description.export, SubscribeExport)
+        # Only worker 0 has a subscribe.
         self._workers = workers[:1] if alone else workers
         self._last = DataflowProgress(description.id, 0, 0, 0)
 
     def memory(self) -> list[MemoryUse]:
-        """Tell what is here of changes, for a `MemoryLedger`: those that wait for their step, and
-        those of the step under way."""
+        """Return the memory of changes, for a `MemoryLedger`: waiting ones, and those of the
+        current step."""
         sources, step = self._machine.sources, self._machine.step
         waiting = [held for source in sources for held in source.held]
         taken = [] if step is None else [table for tables in step.deltas for table in tables]
@@ -46,9 +43,11 @@ class FrontierReports:
         return [MemoryUse("changes", self._last.dataflow, rows, size)] if rows else []
 
     def after(self, event: Event, number: int) -> None:
-        """Report what an event has moved; `number`: the last step that was cut before it."""
+        """Report the frontiers that an event moved; `number` is the last step cut before it."""
         machine = self._machine
         step = machine.step
+        # Most steps of idle views are without changes: only their end is reported. Descriptions
+        # that come during a step are reported at once, since the step may take long.
         behind = isinstance(event, Described) and machine.number == number
         if step is None or step.times or step.snapshot or behind:
             self.report()

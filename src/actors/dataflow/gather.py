@@ -1,20 +1,19 @@
-"""What has been described and fetched of each source: the bookkeeping below the machine. Pure.
+"""Tracks the described and fetched parts of each source, for the machine. Pure.
 
-Theory of operation. A listen task describes parts; nothing is fetched until the budget has room
-for it, so a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`:
-the part and the interval of times that is meant of it (a compacted batch may repeat older
-updates, which the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then
+Theory of operation. A listen task describes parts; nothing is fetched until the budget has room for
+it, so a slow dataflow accumulates descriptions, not bytes. A described part becomes a `Piece`: the
+part and the described interval of times. A piece is *waiting*, then *outstanding* (asked for), then
 its rows are *held* until the step that covers them takes them.
 
 Invariants:
 
-- a time is sealed for a source when the source has been described beyond it and no piece that
-  may hold an earlier time is waiting or outstanding; results are matched by (time, key) and
-  counted per time, so their order does not matter;
+- a time is sealed for a source when the source has been described beyond it and no waiting or
+  outstanding piece may hold an earlier time; results are matched by (time, key) and counted per
+  time, so their order does not matter;
 - held rows lie in the piece's interval; rows beyond a step's `hi` stay held for the next step;
 - progress never goes back.
 
-What it does not do: it picks no times (`cutting` does), sends nothing, reads nothing.
+`cutting` chooses the times of steps.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from actors.protocol.internal import (
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A described part, and the times ``lower <= time < upper`` that are meant of it."""
+    """A described part, and the interval ``lower <= time < upper`` that the description covers."""
 
     part: DescribedPart
     lower: Time
     upper: Frontier
     time: Frontier
-    """The description's upper: fetches are counted by it."""
+    """The description's upper; fetches are counted by it."""
     snapshot: bool
     group: int
-    """The description that it came with: answered once all of its pieces are done with."""
+    """Number of the piece's description, which is answered once all its pieces are done with."""
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """Rows that wait for their step, and their first and last time."""
+    """Rows that wait for their step, with their first and last time."""
 
     rows: pa.Table
     first: Time
@@ -63,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reading(msgspec.Struct):
-    """How far a snapshot has been read: parts, and bytes of them."""
+    """Progress of reading a snapshot, in parts and bytes."""
 
     parts_read: int = 0
     parts_total: int = 0
@@ -71,7 +70,7 @@ class Reading(msgspec.Struct):
     bytes_total: int = 0
 
     def add(self, other: Reading) -> None:
-        """Sums up."""
+        """Add another source's progress."""
         self.parts_read += other.parts_read
         self.parts_total += other.parts_total
         self.bytes_read += other.bytes_read
@@ -92,7 +91,7 @@ class _Group(msgspec.Struct):
 
 
 class Source:
-    """One source of a dataflow: described, outstanding and held."""
+    """Described, outstanding and held parts of one source."""
 
     def __init__(self, index: int, as_of: Time, *, snapshot: bool) -> None:
         self.index = index
@@ -103,7 +102,7 @@ class Source:
         self.counts: dict[Frontier, int] = {}
         """Outstanding fetches per time; a time without any is absent."""
         self.lost: list[Piece] = []
-        """Pieces that could not be fetched: none of their times is ever sealed."""
+        """Pieces that could not be fetched: their times are never sealed."""
         self.held: list[Held] = []
         self.held_bytes = 0
         self.reading = Reading()
@@ -113,10 +112,10 @@ class Source:
         self._filtered = Filtered(0, 0, 0)
 
     def describe(self, described: Described) -> list[Piece]:
-        """Notes a description; returns pieces that hold nothing of interest (to be released).
+        """Add a description, and return pieces without rows of interest (to be released).
 
-        Call `answers` with them next, also when there are none.
-        Raises `LocalProtocolError` when it leaves a gap or goes back.
+        Call `answers` with them next, even if there are none. Raise `LocalProtocolError` if the
+        description leaves a gap or goes back.
         """
         snapshot = described.snapshot
         if described.upper < self.progress or (described.lower > self.progress and not snapshot):
@@ -130,9 +129,11 @@ class Source:
         self._groups[self._described] = _Group(len(described.parts), size)
         idle = []
         for part in described.parts:
+            # A compacted batch may repeat older updates: the interval cuts them off.
             lower = 0 if snapshot else max(part.lower, described.lower)
             upper = self.as_of + 1 if snapshot else min(part.upper, described.upper)
             piece = Piece(part, lower, upper, described.upper, snapshot, self._described)
+            # Without rows or times of interest a part need not be fetched.
             if part.rows and lower < upper:
                 self.waiting.append(piece)
             else:
@@ -144,9 +145,9 @@ class Source:
         return idle
 
     def answers(self, done: Iterable[Piece]) -> list[int]:
-        """The pieces are done with: the bytes of every description that is answered thereby.
+        """Mark pieces as done with, and return the bytes of each description that this completes.
 
-        Without pieces it answers descriptions that had none.
+        Without pieces, complete the descriptions that had none.
         """
         for piece in done:
             self._groups[piece.group].pieces -= 1
@@ -154,8 +155,8 @@ class Source:
         return [self._groups.pop(number).bytes for number in ended]
 
     def ask(self, before: Frontier) -> Piece | None:
-        """The next waiting piece with times below `before`, now outstanding; None when there is
-        none."""
+        """Move the next waiting piece with times below `before` to outstanding, and return it, if
+        any."""
         for position, piece in enumerate(self.waiting):
             if piece.lower >= before:
                 continue
@@ -166,9 +167,9 @@ class Source:
         return None
 
     def fetched(self, message: Fetched) -> tuple[Piece, pa.Table]:
-        """The piece that a result answers, and its rows of interest (not yet held).
+        """Return the piece that a result answers, and its rows of interest (not yet held).
 
-        Raises `LocalProtocolError` for a result that nobody asked for.
+        Raise `LocalProtocolError` for a part that was not asked for.
         """
         piece = self._answered(message)
         if piece.snapshot:
@@ -176,14 +177,16 @@ class Source:
         return piece, _of_interest(message.updates, piece, self.as_of)
 
     def lose(self, message: FetchFailed) -> Piece:
-        """Note that a piece cannot be fetched, and return it. Raises `LocalProtocolError` when
-        nobody asked for it."""
+        """Note that a piece cannot be fetched, and return it.
+
+        Raise `LocalProtocolError` for a part that was not asked for.
+        """
         piece = self._answered(message)
         self.lost.append(piece)
         return piece
 
     def _answered(self, message: Fetched | FetchFailed) -> Piece:
-        """The piece that an answer is of, no longer outstanding."""
+        """Remove the piece that an answer is for from the outstanding ones, and return it."""
         asked = self.outstanding.get((message.time, message.key))
         if not asked:
             raise LocalProtocolError(
@@ -199,7 +202,7 @@ class Source:
         return piece
 
     def hold(self, *tables: pa.Table) -> None:
-        """Keeps rows for the step that covers them."""
+        """Keep rows for the step that covers them."""
         for rows in tables:
             if rows.num_rows:
                 times = pc.min_max(rows[TIME])
@@ -208,29 +211,29 @@ class Source:
                 self.held_bytes += made.bytes
 
     def sealed(self, frontier: Frontier) -> bool:
-        """Whether every update below `frontier` is held (or was taken)."""
+        """Return whether every update below `frontier` is held (or was taken)."""
         if self.progress < frontier:
             return False
         return not any(piece.lower < frontier for piece in self.pending())
 
     def has_rows_below(self, frontier: Frontier) -> bool:
-        """Return whether an update below `frontier` is held, or may be in a part not yet here."""
+        """Return whether an update below `frontier` is held, or may be in a pending part."""
         held = any(each.first < frontier for each in self.held)
         return held or any(piece.lower < frontier for piece in self.pending())
 
     def pending(self) -> Iterable[Piece]:
-        """Pieces whose rows are not here yet."""
+        """Yield pieces whose rows have not arrived."""
         yield from self.waiting
         yield from self.lost
         for pieces in self.outstanding.values():
             yield from pieces
 
     def outstanding_bytes(self) -> int:
-        """Bytes of the parts asked for."""
+        """Return the bytes of the outstanding parts."""
         return sum(piece.part.bytes for pieces in self.outstanding.values() for piece in pieces)
 
     def take(self, hi: Frontier) -> list[pa.Table]:
-        """Held rows below `hi`, in as few tables as can be; the others stay held."""
+        """Remove the held rows below `hi`, and return them in as few tables as possible."""
         taken: list[pa.Table] = []
         held, self.held, self.held_bytes = self.held, [], 0
         for each in held:
@@ -240,12 +243,13 @@ class Source:
                 self.held.append(each)
                 self.held_bytes += each.bytes
             else:
+                # Only tables across `hi` are copied.
                 taken.append(between(each.rows, each.first, hi))
                 self.hold(between(each.rows, hi, EMPTY))
         return _joined(taken)
 
     def statistics(self, dataflow: ObjectId, shard: ShardId) -> SourceStatistics:
-        """What it has before it."""
+        """Return the source's progress, and its waiting, outstanding and held parts."""
         return SourceStatistics(
             dataflow,
             self.index,
@@ -261,7 +265,7 @@ class Source:
         )
 
     def validate(self) -> None:
-        """Asserts the invariants (tests call it after every event)."""
+        """Assert the invariants (tests call this after every event)."""
         counted: dict[Frontier, int] = {}
         for (time, _), pieces in self.outstanding.items():
             assert pieces, "an answered fetch is still listed"
@@ -274,7 +278,8 @@ class Source:
 
 
 def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
-    """Tables of the same columns as one, without copying (only some have a column of errors)."""
+    """Return the tables concatenated without copying, one table for each set of columns."""
+    # Only some tables have an error column.
     alike: dict[tuple[str, ...], list[pa.Table]] = {}
     for table in tables:
         alike.setdefault(tuple(table.column_names), []).append(table)
@@ -282,10 +287,10 @@ def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
 
 
 def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
-    """The updates that the piece means; those of a snapshot stand at its as_of. Fetch tasks
-    have seen to it already: then this is a look at the times."""
+    """Return the updates in the piece's interval; those of a snapshot at its as_of."""
     if not updates.num_rows:
         return updates
+    # Fetch tasks have cut the updates already, so this is usually a check only.
     times = pc.min_max(updates[TIME])
     if times["min"].as_py() < piece.lower or times["max"].as_py() >= piece.upper:
         updates = between(updates, piece.lower, piece.upper)
@@ -297,7 +302,8 @@ def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
 def ask_parts(
     sources: Sequence[Source], before: Frontier, fetches_max: int
 ) -> list[tuple[Source, Piece]]:
-    """Pieces with times below `before` to be fetched now: at most `fetches_max` out in all."""
+    """Return pieces with times below `before` to fetch now, at most `fetches_max` outstanding in
+    all."""
     found: list[tuple[Source, Piece]] = []
     out = sum(count for source in sources for count in source.counts.values())
     for source in sources:

@@ -1,17 +1,12 @@
-"""From durable state to a running incarnation of a view.
+"""Restores a view from its durable state, and hydrates it first if needed.
 
-The output shard's upper U says everything. At 0 the view is *fresh*: it is computed whole at
-the `as_of`, and appended as [0, as_of + 1) at time `as_of`. A view whose plan has become another
-one is computed whole at U, and its hidden state begins there. Otherwise it *resumes* at lo = U:
-imports are read from U - 1, which the view's own durable holds keep readable. When a since has
-passed U - 1 nevertheless, the view is recomputed at the least readable time, the difference is
-appended there, and the times that cannot be known any more hold an error: a read there is
-refused, never wrong. Either way it ends by reading what a running view keeps: the hidden
-state, and the errors that imports and output hold.
-
-The view takes its places in the imports' shared arrangements before anything else, at the time
-at which it will go on, so that others do not leave that time behind while it is computed. They
-are filled later (`filling`): a view is read before it can be stepped.
+The output shard's upper U decides. At 0 the view is *fresh*: it is computed whole at the `as_of`,
+and appended as [0, as_of + 1) at time `as_of`. A view whose plan has changed is computed whole at
+U, and its hidden state begins there. Otherwise the view *resumes* at lo = U: imports are read from
+U - 1, which the view's own durable holds keep readable. If a since has passed U - 1 nevertheless,
+the view is recomputed at the least readable time, the difference is appended there, and the times
+that cannot be known any more hold an error: a read there is refused, never wrong. Finally the
+hidden state, and the errors of the imports and the output, are read into memory.
 """
 
 from __future__ import annotations
@@ -45,16 +40,16 @@ log = logging.getLogger("penstock.dataflow")
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """What a new incarnation starts with."""
+    """State that a new incarnation starts from."""
 
     lo: Frontier
     touched: Touched | None
     output_errors: tuple[str, ...]
     """Errors that the output holds at ``lo - 1``."""
     source_errors: tuple[dict[str, int], ...]
-    """Per import, the sums of its error updates at ``lo - 1``."""
+    """Sums of the error updates at ``lo - 1``, for each import."""
     state_rows: int = 0
-    """About how many rows the imports have."""
+    """Approximate number of rows of the imports."""
 
 
 async def restore(
@@ -71,17 +66,18 @@ async def restore(
     *,
     writable: bool,
 ) -> Resumed:
-    """Hydrate when needed, then read what is durable. Raise what stores and engine raise.
+    """Hydrate if needed, then read the durable state. Raise what stores and engine raise.
 
-    `hydrating` is called before contents are computed: what it begins may go on beside, and
-    behind them.
-
-    Without `writable` (read-only) a view that would have to write waits for its shard to be
-    written by another.
+    `hydrating` is called before contents are computed, to start work that may run beside that.
+    Without `writable` (read-only) a view that needs hydration waits until another replica has
+    written it.
     """
     name = (incarnation, 0)
     upper, as_of = await _start_of(persist, description, export)
     shards = [source.shard for source in description.imports]
+    # Reserves the arrangements at the future `lo`, so that other views' compaction does not pass it
+    # while this view is computed. They are filled later (`filling`): a view is readable before it
+    # can be stepped.
     reserved = Imports(export.plan, shards, arrangements, upper if as_of is None else as_of + 1)
     try:
         engine.announce(export.plan, incarnation)
@@ -90,7 +86,7 @@ async def restore(
                 await persist.wait_upper(export.shard, upper)
             else:
                 async with turns.turn(export.shard):
-                    # Whoever had the turn before may have done it.
+                    # The replica that held the lock before may have hydrated the view.
                     upper, as_of = await _start_of(persist, description, export)
                     if as_of is not None:
                         started = engine.clock.monotonic_ms()
@@ -99,13 +95,13 @@ async def restore(
                         rows = await _rows(persist, description, as_of + 1)
                         chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
-        with suppress(JobTooLarge):  # its steps say so
+        with suppress(JobTooLarge):  # the steps raise it again
             await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
             return Resumed(upper, None, (), nothing)
         await move_holds(persist, description, export, upper)
-        # Not in a thread: what a cancelled call returns would be lost, and stay open.
+        # Not on a thread: a cancelled call's result would be lost, and its files stay open.
         touched = Touched(
             export.plan,
             shards,
@@ -126,9 +122,12 @@ async def restore(
 async def _start_of(
     persist: PersistClient, description: DataflowDescription, export: ViewExport
 ) -> tuple[Frontier, Time | None]:
-    """The output's upper, and the time to compute the view at; None when it can go on from the
-    upper, or has ended. The sinces are read first: another replica that goes on moves the upper
-    before the holds, so what looks like a gap is one."""
+    """Return the output's upper, and the time to compute the view at.
+
+    The time is None if the view resumes from the upper, or has ended.
+    """
+    # Read before the upper: another replica moves the upper before its holds, so a since beyond the
+    # upper is a true gap.
     sinces = [(await persist.state(source.shard)).since for source in description.imports]
     upper = await persist.upper(export.shard)
     since = max(sinces, default=0)
@@ -148,7 +147,7 @@ async def _hydrate(
     upper: Time,
     name: tuple[int, int],
 ) -> None:
-    """Computes the view at `as_of` and appends it; a mismatch is as good (another did it)."""
+    """Compute the view at `as_of` and append it."""
     held: tuple[str, ...] = ()
     if upper > 0:
         reader_id = engine.job_id(*name, "errors")
@@ -163,6 +162,7 @@ async def _hydrate(
     try:
         if upper == 0 and export.plan.strata:
             whole = await first_parts(engine, persist, export, imports, as_of, name)
+            # An upper mismatch is no error: another replica has hydrated the view.
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
         deltas = await recompute(
@@ -203,7 +203,7 @@ async def _resume(
 
 
 async def _rows(persist: PersistClient, description: DataflowDescription, before: Time) -> int:
-    """About how many rows the imports have before a time: updates that are stored."""
+    """Return about how many rows the imports have before a time: the number of stored updates."""
     states = [await persist.state(source.shard) for source in description.imports]
     return sum(b.rows for state in states for b in state.batches if b.lower < before)
 
@@ -211,18 +211,20 @@ async def _rows(persist: PersistClient, description: DataflowDescription, before
 async def errors_of(
     persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
 ) -> tuple[str, ...]:
-    """The errors that a shard holds at `as_of`. Raises `ReadBelowSince` and `StorageError`."""
+    """Return the errors that a shard holds at `as_of`. Raise `ReadBelowSince` and
+    `StorageError`."""
     return errors_held(await _error_sums(persist, shard, schema, as_of, reader_id))
 
 
 async def _error_sums(
     persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
 ) -> dict[str, int]:
-    """The sums of a shard's error updates at `as_of`; reads only parts that hold any."""
+    """Return the sums of a shard's error updates at `as_of`."""
     state = await persist.state(shard)
     if not any(part.has_errors for batch in state.batches for part in batch.parts):
         return {}
     tables = []
+    # Reads only the parts that hold errors.
     async with aclosing(
         scanned(persist, shard, schema, as_of, reader_id, errors_only=True)
     ) as parts:

@@ -1,4 +1,4 @@
-"""The invariants of a dataflow's machine; tests check it after every event. Pure."""
+"""Checks the invariants of a dataflow's machine; tests call it after every event. Pure."""
 
 from __future__ import annotations
 

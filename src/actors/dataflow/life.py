@@ -1,6 +1,6 @@
-"""The states of a dataflow, and which event means something in which of them: a table.
+"""States of a dataflow, and the table of events that each of them accepts.
 
-`machine` has the handlers, by name, and says what the states are for.
+`machine` has the handlers, by name, and explains the states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFail
 
 
 class State(enum.Enum):
-    """Where a dataflow is in its life."""
+    """State of a dataflow."""
 
     SUSPENDED = "suspended"
     HYDRATING = "hydrating"
@@ -55,7 +55,7 @@ CARRYING: Final = (
 LIVE: Final = (State.HYDRATING, *REST, *CARRYING)
 
 TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
-    # event: (states in which it means something, handler)
+    # event: (states that accept it, handler)
     Schedule: ((State.SUSPENDED,), "_scheduled"),
     Restored: ((State.HYDRATING,), "_restored"),
     SourcesReady: ((State.HYDRATING,), "_sources_ready"),

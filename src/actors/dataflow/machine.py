@@ -1,46 +1,40 @@
-"""The life of one dataflow: a pure state machine, events in → effects out.
+"""The state machine of one dataflow: events in, effects out. Pure.
 
 Theory of operation. A dataflow moves its lower frontier `lo` forward in steps ``[lo, hi)``:
 
-1. *suspended* until it is scheduled; then *hydrating*: the shell restores what is durable (or
+1. *suspended* until it is scheduled; then *hydrating*: the shell restores the durable state (or
    computes it at the `as_of`) and starts this incarnation's sources;
 2. *gathering* (*errored* while the collection holds a definite error): `hi` is picked from what
-   every source has described and the budget allows, its parts are asked for, and when every
-   time below `hi` is sealed for every source the step is cut;
-3. *running*: the shell computes the step's result; a definite failure over several distinct
-   times halves the interval, at a single time it becomes the step's result, an error. One that
-   ended the engine is halved too, and later steps are cut by half the budget, which doubles
-   again with each that goes well. Meanwhile, as far as the step leaves room in the budget,
-   what the next one may take is fetched;
+   every source has described and the budget allows, and its parts are asked for. When every time
+   below `hi` is sealed for every source the step is cut;
+3. *running*: the shell computes the step's result; meanwhile parts of the next step are fetched,
+   as far as the budget has room. A definite failure over several distinct times halves the
+   interval; at a single time it becomes the step's result, an error;
 4. *committing*: durable parts and one compare-and-set. A mismatch means that another replica was
-   first. Then this one *follows*: its step becomes what the other has appended, up to the upper
-   that it found, and what it keeps of hidden state is read instead of computed;
+   first. Then this one *follows*: it reads that replica's append, up to the upper that it found;
 5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
 
-Who lost a race *stands by* at each of its next steps: the other may go first for a while, and is
-followed; else this one computes the step, and if it is the first to commit it no longer stands
-by. So of several replicas one computes, and the others keep ready.
+A replica that lost a race *stands by* at its next steps: it waits a while for another replica's
+append and follows it, else it computes the step. It stops standing by when it commits first. So of
+several replicas one computes, and the others stay ready.
 
-A *paced* dataflow rests after a step until it is told that the next is due, and gathers meanwhile,
-unless what it has fills its budget, or changes nothing.
+A *paced* dataflow gathers after a step until the next is due, unless its parts fill the budget or
+change nothing. A step without updates skips 3: only the frontier moves. The output of a *temporal*
+dataflow changes with the clock: its step has its last time among its times, may change at any, and
+is halved by its interval.
 
-A step without updates skips 3: only the frontier moves. Not so that of a *temporal* dataflow, whose
-output changes with the clock: it has its last time among its times, and may change at any. So it
-is halved by its interval, down to a single millisecond. A source that fails *freezes* the
-dataflow exactly at what is missing: what is whole before it is still taken, nothing past it is
-ever cut; after a delay a new incarnation starts. A source that told what is not so freezes it at
-once: the step at hand may be wrong. An indefinite failure repeats its stage after a delay.
-*dropped* is final.
+A source that fails *freezes* the dataflow at what is missing: the steps before it are still made,
+no step beyond it is cut, and after a delay a new incarnation starts. An indefinite failure repeats
+its stage after a delay. *dropped* is final.
 
-Invariants (`invariants`): `lo` never goes back within an incarnation, `reported` and `write` (to
-where the output is known to be durable) never at all; a step covers ``lo <= time < hi`` with
-``hi > lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`,
-all others stay held. But for one that is followed, an opaque view's step has at most one distinct
-time, and no healthy step holds an error of an input.
+Invariants (`invariants`): `lo` never goes back within an incarnation, `reported` and `write` (the
+output is known to be durable below it) never at all; a step covers ``lo <= time < hi`` with ``hi >
+lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`, all
+others stay held. Unless it is followed, an opaque view's step has at most one distinct time, and no
+healthy step holds an error of an input.
 
-What it does not do: it sends nothing, reads no clock and computes no rows. What an event does
-in a state is `TRANSITIONS`; an event that is not listed there for the state is stale and is
-ignored (counted in `ignored`), as is one of another incarnation or step.
+`TRANSITIONS` lists the events that each state accepts. Any other event, or one of another
+incarnation or step, is stale: it is ignored and counted in `ignored`.
 """
 
 from __future__ import annotations
@@ -101,11 +95,11 @@ from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
 from actors.threshold_probes import STEP_ROWS
 
-_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # nor is what was told before to be trusted
+_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong, too
 
 
 class Machine:
-    """One dataflow's state; see the module's text."""
+    """State of one dataflow; see the module's docstring."""
 
     def __init__(
         self,
@@ -152,13 +146,15 @@ class Machine:
         self._stands_by = False
         self._following = False
         self._due = True
-        """Says of a paced dataflow that the next step need not wait any longer."""
+        """True unless the next step of a paced dataflow must wait."""
         self._frozen: PenstockError | None = None
         self._whole: Frontier = EMPTY
-        """Every time below is described and can be had: behind it a source has failed."""
+        """Every time below is described and its parts can be fetched: beyond it a source has
+        failed."""
 
     def handle(self, event: Event) -> list[Effect]:
-        """What an event leads to. Raises `LocalProtocolError` for a broken description."""
+        """Apply an event, and return its effects. Raise `LocalProtocolError` for a broken
+        description."""
         states, handler = TRANSITIONS[type(event)]
         if self.state not in states or not self._current(event):
             self.ignored += 1
@@ -177,7 +173,7 @@ class Machine:
         return self._restart()
 
     def _restart(self) -> list[Effect]:
-        """A new incarnation: everything not durable is forgotten."""
+        """Start a new incarnation, and forget all state that is not durable."""
         self.state = State.HYDRATING
         self.incarnation += 1
         self.sources = ()
@@ -191,7 +187,8 @@ class Machine:
 
     def _restored(self, event: Restored) -> list[Effect]:
         if self._restored_from is not None:
-            self.ignored += 1  # tasks started twice would not be told apart
+            # A second `StartTasks` would start tasks with the same incarnation as the first.
+            self.ignored += 1
             return []
         self._restored_from = event
         self.lo = event.lo
@@ -238,11 +235,12 @@ class Machine:
         return [*self._done_with(source, [piece]), *self._go_on()]
 
     def _go_on(self) -> list[Effect]:
-        """At rest: freezes, finishes, asks for parts, or cuts the next step."""
+        """Freeze, finish, ask for parts, or cut the next step."""
         if self._retrying:
             return []
         if self.state not in REST:
             return self._ask_ahead()
+        # Steps before the failure are made as long as one fits; a followed step cannot be shorter.
         next_hi = self.hi if self._following and self.hi else self.lo + 1
         if self._frozen and next_hi > self._whole:
             return self._freeze(self._frozen)
@@ -262,7 +260,8 @@ class Machine:
                 there = reach <= self._whole and all(s.progress >= reach for s in self.sources)
                 self.hi = reach if there else None
         if self.hi is None and self._frozen is not None:
-            return self._freeze(self._frozen)  # other sources are described no further
+            # Another source is not described beyond `lo`, so no step fits before the failure.
+            return self._freeze(self._frozen)
         if self.hi is None:
             return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
         if self._following and self._left_behind(self.hi):
@@ -272,15 +271,16 @@ class Machine:
         return self._ask(self.hi)
 
     def _waiting_for_more(self, end: Frontier) -> list[Effect] | None:
-        """Ask for what a later step takes at once; None where the step is not to wait.
+        """Ask for parts of a later step; return None if the step need not wait.
 
-        One that changes nothing is free, but where the clock itself changes the output.
+        A step that changes nothing need not wait, unless the clock itself changes the output.
         """
         if self._frozen is not None or self._following or self._snapshot_due:
             return None
         reach = min([end, *(source.progress for source in self.sources)])
         if reach <= self.lo:
             return []
+        # The parts described so far fill the budget, so waiting would not make the step larger.
         if pick_hi(self.lo, self.sources, self.budget_bytes, end, forced=False) != reach:
             return None
         if not self.temporal and not any(each.has_rows_below(reach) for each in self.sources):
@@ -292,19 +292,20 @@ class Machine:
         return self._go_on()
 
     def _source_as_of(self) -> Time:
-        """From where this incarnation's sources read."""
+        """Return the time that this incarnation's sources read from."""
         return self._restored_from.as_of if self._restored_from is not None else self.as_of
 
     def _ask(self, before: Frontier) -> list[Effect]:
-        """Asks for parts below `before` (a step's `hi` was picked within the budget)."""
+        """Ask for parts below `before` (a step's `hi` was picked within the budget)."""
         asked = ask_parts(self.sources, before, self.fetches_max)
         return [Ask(source.index, piece) for source, piece in asked]
 
     def _ask_ahead(self) -> list[Effect]:
-        """While a step is on its way: asks for what the next may take, as far as there is room."""
+        """Ask for parts of the next step while one is being made, as far as the budget has room."""
         step = self.step
         if step is None or step.snapshot or self._frozen is not None:
             return []
+        # The rows of the current step are still in memory.
         room = self.budget_bytes - self._step_bytes
         before = pick_hi(step.hi, self.sources, room, self.until, forced=False)
         return [] if before is None else self._ask(before)
@@ -312,17 +313,15 @@ class Machine:
     # -- a step ------------------------------------------------------------------------------------
 
     def _cut(self, hi: Frontier) -> list[Effect]:
-        """Takes the step's rows; cuts shorter where several times must not share a step.
-
-        While in error a step looks at its last time only, so it may hold any; pass-through
-        exports carry errors as updates.
-        """
+        """Take the step's rows; cut shorter if several times must not share a step."""
         deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
         if self._following:
             self._set_step(hi, times, deltas)
             return self._follow()
+        # A step in error is computed at its last time only, so it may hold any times; pass-through
+        # exports carry errors as updates.
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
             if shorter is None and STEP_ROWS.crossed(self._step_bytes > self.budget_bytes):
@@ -339,10 +338,10 @@ class Machine:
         return self._begin()
 
     def _begin(self, _: Unclaimed | None = None) -> list[Effect]:
-        """The step is this replica's to make."""
+        """Make the step in this replica."""
         assert self.step is not None
         if self._retrying:
-            return []  # it could not be seen whether another has made it
+            return []  # reading the upper failed: another replica may have committed the step
         if self.step.times or self._snapshot_due:
             self.state = State.RUNNING
             return [*self._ask_ahead(), Compute(self.step)]
@@ -354,6 +353,7 @@ class Machine:
         self.number += 1
         self.hi = hi
         if self.temporal:
+            # The clock may change the output at the last time even without updates.
             times = sorted({*(time for time in times if time < hi), hi - 1})
         self.step = Step(
             self.incarnation,
@@ -367,7 +367,7 @@ class Machine:
         )
 
     def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-        """A step's rows, and how many bytes they are."""
+        """Take a step's rows, and note their size."""
         held = sum(source.held_bytes for source in self.sources)
         deltas = take(self.sources, hi)
         self._step_bytes = held - sum(source.held_bytes for source in self.sources)
@@ -390,7 +390,7 @@ class Machine:
         return self._computed(None)
 
     def _halve(self, step: Step) -> list[Effect]:
-        """The first half of the step's times instead; the others wait again."""
+        """Compute the first half of the step's times instead; put the other rows back."""
         half = step.lo + (step.hi - step.lo) // 2
         hi = half if self.temporal else step.times[len(step.times) // 2]
         put_back(self.sources, step.deltas)
@@ -400,6 +400,7 @@ class Machine:
 
     def _committed(self, _: Committed) -> list[Effect]:
         assert self.step is not None
+        # This replica was first: now the others stand by.
         self._stands_by = False
         self.write = max(self.write, self.step.hi)
         self.state = State.INSTALLING
@@ -408,13 +409,15 @@ class Machine:
     # -- another replica's steps -------------------------------------------------------------------
 
     def _mismatched(self, event: Mismatched) -> list[Effect]:
-        """The rows wait again, until all below the other's upper are there."""
+        """Put the step's rows back, and follow the other replica to its upper."""
         step = self.step
         assert step is not None
         self._stands_by = True
         self.write = max(self.write, event.upper)
         if event.upper <= self.lo or is_empty(event.upper):
+            # There is no append to follow: only the durable state shows how to continue.
             return [CancelWork(), *self._restart()]
+        # The followed step ends at that upper: its rows are taken once all below it are held.
         put_back(self.sources, step.deltas)
         self.step = None
         self.hi = event.upper
@@ -423,7 +426,8 @@ class Machine:
         return self._go_on()
 
     def _left_behind(self, hi: Frontier) -> bool:
-        """Whether the way to `hi` takes more room than there is: then the durable state is read."""
+        """Return whether the rows up to `hi` exceed the memory allowed; then the durable state is
+        read."""
         if any(source.progress < hi for source in self.sources):
             return False
         room = 2 * self.budget_bytes_max
@@ -445,6 +449,7 @@ class Machine:
     def _installed(self, _: Installed) -> list[Effect]:
         step = self.step
         assert step is not None
+        # A step without updates leaves the error state unchanged.
         if step.times or step.followed:
             self.in_error = step.error is not None
         self.lo = step.hi
@@ -453,6 +458,7 @@ class Machine:
         self._snapshot_due = False
         self.attempt = 0
         self.steps += 1
+        # A step that was too large has quartered the budget: regrow it with every success.
         self.budget_bytes = min(self.budget_bytes_max, 2 * self.budget_bytes)
         self.state = self._resting()
         if not self.paced:
@@ -461,7 +467,7 @@ class Machine:
         return [*self._report(step), *self._go_on(), PaceStep(self.number, self.lo)]
 
     def _report(self, step: Step | None) -> list[Effect]:
-        """Nothing below the as_of is reported, and nothing twice or backwards."""
+        """Report `lo`, if it is beyond the as_of and moved since the last report."""
         if self.lo < self.as_of or (self.reported is not None and self.lo <= self.reported):
             return []
         self.reported = self.lo
@@ -473,11 +479,12 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """Take what was described before the missing part: it becomes durable first."""
+        """Note a source's failure; the steps before the missing part are still made."""
         error = self._frozen = self._frozen or event.error
         if not self.sources:
             return self._freeze(error)
         if isinstance(event.error, _DISTRUSTED):
+            # The source described wrongly, so the current step may be wrong: freeze at once.
             self._whole = 0
             durable = self.state in (State.COMMITTING, State.INSTALLING)
             return [] if durable else self._freeze(error)
@@ -496,9 +503,10 @@ class Machine:
         return [CancelWork(), Show("frozen", text), RetryLater(self.attempt)]
 
     def _failed(self, event: Failed) -> list[Effect]:
-        """An indefinite failure: its stage is repeated after a delay.
+        """Repeat the stage after a delay, since the failure is indefinite.
 
-        But what is too large at a single time is the step's result, as a definite error is.
+        But a failure of a single time that is too large is the step's result, like a definite
+        error.
         """
         step = self.step
         one_result = step is not None and (
@@ -521,12 +529,12 @@ class Machine:
         if self.state is State.RUNNING and step is not None and not self._restart_due:
             too_large, self._too_large = self._too_large, False
             if too_large and step.is_divisible(temporal=self.temporal):
-                # Grown back only as far as half of what was too large, before the next is cut.
+                # Doubled when the halved step succeeds: the next takes at most half of these bytes.
                 self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)
             return [Compute(step)]
-        # Whether a failed commit happened is told by the durable state alone, and a failed
-        # installation leaves states that must be built afresh.
+        # A failed commit is indeterminate: only the durable state shows if it happened. A failed
+        # installation may have left arrangements half updated.
         return [CancelWork(), *self._restart()]
 
     def _dropped(self, _: Drop) -> list[Effect]:
@@ -536,11 +544,11 @@ class Machine:
         return [CancelWork()]
 
     def reading(self) -> Reading | None:
-        """How far the snapshots of this incarnation have been read; None: none is due."""
+        """Return the progress of this incarnation's snapshots; None if none is due."""
         return total_reading(self.sources) if self._snapshot_due else None
 
     def waiting_for(self) -> str:
-        """What it waits for, for people."""
+        """Return what the dataflow waits for, as text for people."""
         if self._retrying:
             return f"{self.state.value}, attempt {self.attempt} failed"
         if self.state not in REST:

@@ -1,13 +1,11 @@
-"""Indexes and subscribes: the one import's updates, passed on as they are.
+"""Passes on the updates of one import: stages of an index or a subscribe.
 
-An index's updates go to every worker, each its share by key hash; errors travel in an
-``__error`` column, to one of them. A subscribe's go to worker 0, one batch at a time. Nothing is
-durable: a new incarnation of an index replaces its contents from a snapshot; one of a subscribe
-goes on from the upper of its last batch.
+An index's updates are split among the workers by key hash; errors travel in an ``__error`` column.
+A subscribe's go to worker 0, one batch at a time. Nothing is durable: a new incarnation of an index
+replaces its contents from a snapshot; one of a subscribe resumes at the upper of its last batch.
 
-The contents that a subscribe begins with are read by the subscribe itself (`snapshots`), so that
-they need not fit in memory. A step is in memory; what of it does not fit a response goes by the
-blob store, too, so a batch is one message however large it is.
+A subscribe reads its own snapshot (`snapshots`), which need not fit in memory. A step is held in
+memory; if it is too large for a response its rows go into blobs, so a batch is always one message.
 """
 
 from __future__ import annotations
@@ -43,26 +41,29 @@ from actors.threshold_probes import SUBSCRIBED_BATCH
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """A step made ready to be passed on: installs for the workers, or a batch."""
+    """A computed step: installs for the workers, or a batch for the subscriber."""
 
     number: int
     rows: int
     installs: tuple[Install, ...] = ()
     batch: SubscribeBatch | None = None
     large: pa.Table | None = None
-    """The batch's updates, when they are too many for it."""
+    """Updates of the batch, if too many for its message."""
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A subscribe's first batch, and where it goes on when that was passed on; None: the batch
-    says why it ends."""
+    """First batch of a subscribe, and the state to resume from once it is delivered.
+
+    `restored` is None if the batch ends the subscribe with an error.
+    """
 
     restored: Restored | None
     batch: SubscribeBatch
 
 
 class PassThrough:
-    """An index's or a subscribe's stages. Raises `InvalidUsage` unless there is one import."""
+    """Runs the stages of an index or a subscribe. Raises `InvalidUsage` unless there is one
+    import."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class PassThrough:
         self._scratch = scratch
 
     async def restore(self, incarnation: int, lo: Time) -> Restored | Opened:
-        """Where the incarnation starts; of a subscribe, its first batch. Raises `StoreFull`,
-        `StorageError`, `ReadBelowSince` (which another try makes an `Opened` of)."""
+        """Return the state that the incarnation starts from; for a subscribe, also its first batch.
+
+        Raise `StoreFull`, `StorageError`, `ReadBelowSince`.
+        """
         source = self._description.imports[0]
         since = (await self._persist.state(source.shard)).since
         first = self._description.as_of
@@ -101,6 +104,8 @@ class PassThrough:
         as_of = first if lo == 0 else lo - 1
         if since > as_of:
             text = f"the subscribe cannot read at {as_of}: history is kept from {since} on"
+            # Later reads may raise it too; the machine then restarts, and the retry ends the
+            # subscribe here.
             return self._ended(lo, ReadBelowSince(text))
         name = f"{self._description.id}/{incarnation}"
         await self._persist.wait_upper(source.shard, as_of)
@@ -122,7 +127,7 @@ class PassThrough:
         return Opened(None, SubscribeBatch(lo, upper, None, why))
 
     async def compute(self, step: Step) -> Passed:
-        """Makes the step ready, off the loop. Raises `StoreFull`, `StorageError`."""
+        """Compute the step off the loop. Raise `StoreFull`, `StorageError`."""
         made = await self._clock.run_blocking(lambda: self.make(step))
         if made.large is None or made.batch is None:
             return made
@@ -132,7 +137,7 @@ class PassThrough:
         return msgspec.structs.replace(made, batch=batch, large=None)
 
     def make(self, step: Step) -> Passed:
-        """The same, but for what goes by the blob store; blocks on large updates."""
+        """Compute the step without writing blobs; block on large updates."""
         tables = [table for tables in step.deltas for table in tables]
         if isinstance(self._export, SubscribeExport):
             made, large = batch(step, tables, self._export.schema, self._batch_bytes_max)
@@ -144,7 +149,7 @@ class PassThrough:
 
 
 def _consolidated(tables: Sequence[pa.Table], schema: Schema) -> tuple[pa.Table, list[pa.Table]]:
-    """The plain updates, consolidated, and the error updates."""
+    """Return the plain updates, consolidated, and the error updates."""
     plain: list[pa.Table] = []
     errors: list[pa.Table] = []
     for table in tables:
@@ -158,7 +163,7 @@ def _consolidated(tables: Sequence[pa.Table], schema: Schema) -> tuple[pa.Table,
 def installs(
     dataflow: ObjectId, step: Step, tables: Sequence[pa.Table], export: IndexExport, workers: int
 ) -> tuple[Install, ...]:
-    """One `Install` a worker."""
+    """Return one `Install` for each worker."""
     updates, errors = _consolidated(tables, export.schema)
     if errors:
         shape = export.schema.arrow_updates().append(pa.field(ERROR, pa.string()))
@@ -173,8 +178,10 @@ def installs(
 def batch(
     step: Step, tables: Sequence[pa.Table], schema: Schema, bytes_max: int
 ) -> tuple[SubscribeBatch, pa.Table | None]:
-    """The step as a subscriber sees it, in order of time; and its updates, when they take more
-    than `bytes_max`. An error that the import comes to hold ends the subscribe."""
+    """Return the step's batch, ordered by time; and its updates if they exceed `bytes_max`.
+
+    An error that the import comes to hold ends the subscribe.
+    """
     updates, errors = _consolidated(tables, schema)
     held = errors_held(error_sums(errors))
     if held:

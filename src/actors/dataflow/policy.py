@@ -1,30 +1,21 @@
-"""Step or recompute: what is cheaper for the changes at hand, learned from what was measured.
+"""Chooses between a step and a recomputation, by the cheaper estimate learned from measurements.
 
-Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows
-with rows: for a step the changes and the pairs that they make with the rows they meet (one change
-of a key that a hundred thousand rows have is a hundred thousand), for a recomputation the whole
-contents. `Line` is that law,
-fitted by least squares to what was measured, where older measures count less and less. AUTO
-compares the two estimates: a recomputation is chosen when its estimate is lower by the margin
-`SWITCH`, and left again only when the step's is lower by as much, so that near the break-even
-it does not swing. A step that covers several times is exact at each of them where one
-recomputation is at one; it is weighed against as many.
+Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows with
+rows: for a step the changes and the pairs that they make with the rows they meet (one change of a
+key that a hundred thousand rows have counts a hundred thousand), for a recomputation the whole
+contents. `Line` is that law, fitted by least squares to the measurements; older ones count less.
+AUTO chooses a recomputation when its estimate is lower by the margin `SWITCH`, and a step again
+when that is lower by as much. One recomputation is exact at one time, so a step that covers several
+times is compared with as many recomputations.
 
-What is not chosen is not measured, and the first measures are of cold plans: so now and then,
-where the estimates are not far apart, the other way is taken once, to learn: soon while only cold
-ones were measured, then seldom (`PROBE_COLD`, `PROBE_WARM`). A step whose plan was built in it
-says little of the next: the shell leaves it out. One that waited for plans says as little: where a
-step that is tried turns out to be the cheaper way, those before it are forgotten; and so is the
-first recomputation, which is hydration, once there is another. And of steps of about one size
-nothing is known of much larger or smaller ones, which may cost as much or in proportion: the first
-is taken, to learn, if it could be the cheaper way.
+The way not chosen is not measured, and the first measurements are of cold plans. So the other way
+is probed now and then where the estimates are close: soon while only cold ones were measured, then
+seldom (`PROBE_COLD`, `PROBE_WARM`).
 
-Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
-view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
-way what is appended is the difference only.
-
-Invariant: of two choices in a row that differ (probes aside), the estimates are apart by at least
-`SWITCH`. It does not measure, and knows nothing of memory.
+Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a view with
+delta rules never recomputes while it is healthy (one of policy FULL has none). Either way only the
+difference is appended. Of two choices in a row that differ (probes aside), the estimates are apart
+by at least `SWITCH`. Memory is not considered.
 """
 
 from __future__ import annotations
@@ -37,28 +28,31 @@ from actors.plan.delta import AUTO
 
 SWITCH: Final = 1.25
 PROBE_COLD: Final = {False: 4, True: 1}
-"""Choices in a row, for steps and for recomputations, before the other way is tried, while it was
-measured fewer than `MEASURED_COLD` times."""
+"""Choices in a row, for steps (False) and for recomputations (True), before the other way is
+probed, while it was measured fewer than `MEASURED_COLD` times."""
 MEASURED_COLD: Final = {False: 2, True: 3}
 PROBE_WARM: Final = {False: 200, True: 10}
 """Such choices in a row later."""
 NEAR: Final = 3.0
-"""Says how many times as long as steps a recomputation may take and is tried all the same."""
+"""Factor by which a recomputation may be slower than a step and still is probed."""
 COLD: Final = {False: 4.0, True: 10.0}
-"""So many times as long, while only cold ones were measured."""
+"""The same factor while only cold measurements exist."""
 AT_EACH: Final = 3.0
-"""A step of several times is computed whole at each of them if it would take so many times as long:
-where steps are late, what was measured of them has waited for others, too."""
+"""Factor by which a step of several times must be slower than recomputations at each of them.
+
+A late step's measurement includes waiting for others, so it overstates the cost.
+"""
 ALIKE: Final = 4
-"""Sizes within such a factor tell no slope, and nothing of sizes beyond it."""
+"""Sizes within this factor of each other tell no slope, and nothing of sizes beyond it."""
 LEAP_MAX: Final = 1_000
-"""A step so many times as large as any before is not taken to learn."""
+"""Largest step, as a multiple of the largest measured one, that is taken to learn its cost."""
 DECAY: Final = 0.9
-"""Weight of a measure after each later one."""
+"""Factor on a measurement's weight for each later one."""
 
 
 class Line:
-    """``ms = fixed + slope × rows``, from measures that fade; both parts are never negative."""
+    """A line ``ms = fixed + slope × rows`` fitted to decaying measurements; neither part is
+    negative."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -69,7 +63,7 @@ class Line:
         self._smallest = self._largest = 0
 
     def measured(self, rows: int, ms: float) -> None:
-        """Notes one measure."""
+        """Add one measurement."""
         for name in ("_weight", "_rows", "_ms", "_rows_rows", "_rows_ms"):
             setattr(self, name, getattr(self, name) * DECAY)
         self._smallest = min(self._smallest, rows) if self._weight else rows
@@ -81,7 +75,7 @@ class Line:
         self._rows_ms += rows * ms
 
     def estimate(self, rows: int) -> float | None:
-        """Expected ms; None before the first measure."""
+        """Return the expected ms; None before the first measurement."""
         if not self._weight:
             return None
         mean_rows, mean_ms = self._rows / self._weight, self._ms / self._weight
@@ -98,30 +92,35 @@ class Line:
         return fixed + slope * rows
 
     def reaches(self, rows: int) -> bool:
-        """Return whether so few rows were measured."""
+        """Return whether a step of at most `rows` rows was measured."""
         return self._weight > 0 and rows >= self._smallest
 
     def least(self, rows: int) -> float | None:
-        """Return the least ms that so many rows may take, where only much fewer were measured, or
-        much more, all of about one size; None: `estimate` knows."""
+        """Return the least ms that so many rows may take; None if `estimate` is reliable.
+
+        It is not where all measurements are of about one size, and `rows` is much larger or
+        smaller.
+        """
         if not self._weight or self._largest >= ALIKE * max(1, self._smallest):
             return None
         if ALIKE * rows <= self._smallest:
+            # Much smaller: the cost may be in proportion.
             return self._ms / self._rows * rows
         if rows < ALIKE * self._largest or rows > LEAP_MAX * self._largest:
             return None
+        # Much larger: the cost may be the same.
         return self._ms / self._weight
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What was chosen for one step, and the estimates in ms (None: not known yet)."""
+    """Choice for one step, and the estimates in ms (None: not known yet)."""
 
     full: bool
     step_ms: float | None
     full_ms: float | None
 
     def text(self) -> str:
-        """The rejected alternative, for people."""
+        """Return the rejected alternative, as text for people."""
         other, ms = ("step", self.step_ms) if self.full else ("recomputation", self.full_ms)
         return f"{other}: not measured yet" if ms is None else f"{other}: about {ms:.0f} ms"
 
@@ -130,7 +129,7 @@ class Chooser:
     """Chooses for one view."""
 
     def __init__(self, policy: str, *, keeps_state: bool = True) -> None:
-        """`keeps_state`: what does not never costs more than its changes, and always steps."""
+        """Create the chooser; a view that keeps no state (`keeps_state`) always steps."""
         self.policy = policy
         self._keeps_state = keeps_state
         self._step = Line()
@@ -141,8 +140,10 @@ class Chooser:
         self._steps = self._recomputations = 0
 
     def favors_full(self, work: int, state_rows: int, times: int) -> bool:
-        """Return whether a step of this work or more is expected to cost more than computing the
-        view whole; nothing is noted."""
+        """Return whether a step of at least this work should cost more than a recomputation.
+
+        Nothing is noted.
+        """
         step_ms, full_ms = self._estimates(work, state_rows, times)
         return self._step.reaches(work) and self._is_dearer(step_ms, full_ms, times)
 
@@ -154,15 +155,21 @@ class Chooser:
         return step_ms, None if full_ms is None else full_ms * max(1, times)
 
     def _is_dearer(self, step_ms: float | None, full_ms: float | None, times: int) -> bool:
-        """Return whether a step costs more by the margin than computing the view whole, in AUTO."""
+        """Return whether a step costs more by the margin than a recomputation, under AUTO."""
         if not self._keeps_state or self.policy != AUTO or step_ms is None or full_ms is None:
             return False
+        # Hysteresis, so that near the break-even the choice does not flap.
         margin = 1 / SWITCH if self._chose_full else SWITCH
         return step_ms > full_ms * (margin if times < 2 else AT_EACH)
 
     def choose(self, work: int, state_rows: int, times: int) -> Choice:
-        """For a step of this work (changes and pairs) at `times` times, over inputs of `state_rows`
-        rows."""
+        """Return the choice for a step.
+
+        Args:
+            work: Changes and pairs of the step.
+            state_rows: Rows of the inputs.
+            times: Number of times that the step covers.
+        """
         step_ms, full_ms = self._estimates(work, state_rows, times)
         compared = self._keeps_state and self.policy == AUTO
         if compared and step_ms is not None and full_ms is not None:
@@ -172,6 +179,8 @@ class Chooser:
             self._full_ms = full_ms
             least = self._step.least(work)
             if chosen and least is not None and least < full_ms:
+                # Nothing is known of steps of this size: take this one, to learn, as it could be
+                # cheaper.
                 self._chose_full = False
                 return Choice(False, step_ms, full_ms)
             if (times < 2 or self._chose_full) and self._probes(step_ms, full_ms):
@@ -180,7 +189,7 @@ class Chooser:
         return Choice(self._chose_full, step_ms, full_ms)
 
     def _probes(self, step_ms: float, full_ms: float) -> bool:
-        """Whether to try the way that was not chosen for long."""
+        """Return whether to try the way that was not chosen for long."""
         full = self._chose_full
         chosen, other = (full_ms, step_ms) if full else (step_ms, full_ms)
         measured = self._steps if full else self._recomputations
@@ -190,16 +199,17 @@ class Chooser:
         return self._in_a_row >= PROBE_WARM[full] and (full or other < NEAR * chosen)
 
     def stepped(self, work: int, ms: float) -> None:
-        """A step of this work took `ms`."""
+        """Add the measurement of a step."""
         if self._chose_full and ms * SWITCH < self._full_ms:
-            # It was tried, and is the cheaper way: those before it were cold.
+            # A probe showed that steps are cheaper: the earlier measurements were cold.
             self._step = Line()
         self._steps += 1
         self._step.measured(work, ms)
 
     def recomputed(self, state_rows: int, ms: float) -> None:
-        """A recomputation over `state_rows` rows took `ms`."""
+        """Add the measurement of a recomputation over `state_rows` rows."""
         if self._recomputations == 1:
+            # The first measurement is the hydration, on cold plans: forget it.
             self._full = Line()
         self._recomputations += 1
         self._full.measured(state_rows, ms)

@@ -1,9 +1,8 @@
-"""The view computed whole at one time, and what must be appended to get there.
+"""Computes a view whole at one time, and the difference to its persisted contents.
 
 Used by hydration, by opaque views at every time, and by views in error. An incremental view is
-run from scratch by its own strata, so that what a later step retracts has the same bits and
-the hidden state is rebuilt with it; the difference to what is persisted is taken in Arrow. An
-opaque view is Spark's own query, the difference taken by the engine.
+computed from scratch by its own strata; the difference to the persisted contents is taken in Arrow.
+An opaque view runs Spark's own query, and the engine takes the difference.
 """
 
 from __future__ import annotations
@@ -37,17 +36,20 @@ async def recompute(
     *,
     rebuilt: bool = False,
 ) -> Deltas:
-    """Return what turns the persisted contents below `upper` into the query's result at `as_of`;
-    where the view is `rebuilt`, its hidden states hold nothing yet.
+    """Return the difference from the persisted contents below `upper` to the query's result at
+    `as_of`.
 
-    All updates stand at `as_of`. Waits until every import's upper is beyond it. Raises
-    `DefiniteError` when an import holds an error there or the data make the query fail,
-    `ReadBelowSince`, and the stores' and the engine's errors.
+    If the view is `rebuilt`, its hidden states are empty so far. All updates have the time `as_of`.
+    Waits until every import's upper is beyond it. Raises `DefiniteError` if an import holds an
+    error there or the data make the query fail, `ReadBelowSince`, and the stores' and the engine's
+    errors.
     """
     async with AsyncExitStack() as stack:
         sources = await opened(stack, engine, persist, imports, as_of, name)
         if not export.plan.strata:
             return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
+        # By the view's own strata: later steps then retract rows with the same bits, and the hidden
+        # state is rebuilt too.
         deltas = await whole_step(engine, export.plan, sources, as_of, name)
     reader_id = engine.job_id(*name, "old")
     output = await _less_old(
@@ -64,7 +66,7 @@ async def recompute(
 
 
 def followed_by(before: Deltas, after: Deltas, time: Time) -> Deltas:
-    """Return what was appended up to now with what leads from there to `after`.
+    """Return the appended differences, followed by the one from there to `after`.
 
     Args:
         before: The differences at earlier times to what is persisted.
@@ -89,8 +91,10 @@ async def opened(
     as_of: Time,
     name: tuple[int, int],
 ) -> list[Rows]:
-    """The contents of all imports at `as_of`, leased until `stack` closes. Raises
-    `DefiniteError` when one of them holds an error there."""
+    """Return the contents of all imports at `as_of`, leased until `stack` closes.
+
+    Raise `DefiniteError` if one of them holds an error there.
+    """
     sources: list[Rows] = []
     for index, source in enumerate(imports):
         reader_id = engine.job_id(*name, f"source{index}")
@@ -148,7 +152,7 @@ async def _less_old(
     as_of: Time,
     reader_id: str,
 ) -> pa.Table:
-    """`new` minus what the shard holds below `upper`, at `as_of`."""
+    """Return `new` minus the shard's contents below `upper`, at time `as_of`."""
     if upper == 0:
         return new
     shape = schema.arrow_updates()

@@ -1,16 +1,12 @@
-"""Several replicas of one instance in one process: what their dataflows must know of each other.
+"""Coordinates the dataflows of several replicas of one instance in one process.
 
-All of them maintain the same views over the same shards. Names that reach beyond a replica (jobs
-of the engine, prepared plans) begin with the replica's. The first contents of a view are made by
-one at a time (`turn`): it is the largest job of a view, its notes are kept under the name of the
-output (`chunks`), and whoever waits finds the view there. Steps are raced for, so that
-nobody waits for long for a replica that has died (`machine`); who loses reads what the winner has
-appended (`Follower`): the hidden state that it would have computed, and the errors.
+All replicas maintain the same views over the same shards. Names with a wider scope than a replica
+(jobs of the engine, prepared plans) begin with the replica's. One replica at a time hydrates a view
+(`turn`). Replicas race for steps (`machine`), and the loser reads the winner's append (`Follower`):
+the hidden state that it would have computed, and the errors.
 
-What is read is exact. An append covers an interval, and its updates lie in it; the interval that
-is followed ends where an append ended. No since passes the follower's lease, so times are as they
-were written. The winner's hidden state is taken bit by bit, so that whoever goes on from it
-retracts just what was inserted, in whatever order the winner may have computed.
+A followed interval ends at the end of an append, and the follower's lease keeps the updates' times
+uncompacted, so the reads are exact.
 """
 
 from __future__ import annotations
@@ -32,21 +28,24 @@ from actors.protocol.compute import ViewExport
 
 
 class Turns:
-    """Who makes the first contents of which shard; shared by the replicas of a process."""
+    """Hydration locks by shard, shared by the replicas of a process."""
 
     def __init__(self) -> None:
         self._locks: dict[ShardId, tuple[anyio.Lock, int]] = {}
 
     @asynccontextmanager
     async def turn(self, shard: ShardId) -> AsyncIterator[None]:
-        """Waits until nobody else is at it. One that is canceled gives its turn up."""
+        """Hold the hydration lock of a shard; a cancelled holder releases it."""
         lock, users = self._locks.get(shard, (anyio.Lock(), 0))
         self._locks[shard] = (lock, users + 1)
         try:
+            # Hydration is a view's largest job and notes its chunks under the output's name, so
+            # only one replica runs it; the waiting ones then find the view there.
             async with lock:
                 yield
         finally:
             lock, users = self._locks[shard]
+            # The last user removes the lock.
             if users > 1:
                 self._locks[shard] = (lock, users - 1)
             else:
@@ -54,7 +53,7 @@ class Turns:
 
 
 class Rivals:
-    """One replica's view of the others: its own `name` among theirs, and whose turn it is."""
+    """One replica's `name` among the replicas of this process, and their shared `turns`."""
 
     def __init__(self, name: str, turns: Turns) -> None:
         self.name = name
@@ -62,14 +61,14 @@ class Rivals:
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What another replica has appended in an interval."""
+    """Updates that another replica appended in an interval."""
 
     hidden: tuple[pa.Table, ...]
     errors: tuple[ErrorChange, ...]
-    """Changes of the output's errors; their sum counts."""
+    """Changes of the output's errors; only their sum is meaningful."""
 
     def error_after(self, before: tuple[str, ...]) -> str | None:
-        """What the output holds at the end."""
+        """Return the error that the output holds at the end, if any."""
         sums = dict.fromkeys(before, 1)
         for change in self.errors:
             sums[change.text] = sums.get(change.text, 0) + change.diff
@@ -77,7 +76,7 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Reads the output and the hidden states of a view from its `lo` on, under leases there."""
+    """Reads the output and the hidden states of a view from its `lo` on, under leases."""
 
     def __init__(self, persist: PersistClient, export: ViewExport, readers: list[Reader]) -> None:
         self._persist = persist
@@ -87,7 +86,7 @@ class Follower:
 
     @classmethod
     async def open(cls, persist: PersistClient, export: ViewExport, reader_id: str) -> Follower:
-        """Takes the leases. Raises the stores' errors."""
+        """Acquire the leases. Raise the stores' errors."""
         readers: list[Reader] = []
         try:
             for shard in shards_of(export):
@@ -100,12 +99,16 @@ class Follower:
         return cls(persist, export, readers)
 
     async def read(self, lo: Time, hi: Frontier) -> Appended:
-        """What was appended from `lo` to `hi`, an upper of the shards. Raises `ReadBelowSince`
-        and the stores' errors."""
+        """Return what was appended from `lo` to `hi`, an upper of the shards.
+
+        Raise `ReadBelowSince` and the stores' errors.
+        """
         output, *hidden = zip(self._readers, self._schemas, strict=True)
         found = await self._updates(*output, lo, hi, errors_only=True)
         sums = error_sums([errors for each in found if (errors := split_errors(each)[1])])
         errors = tuple(ErrorChange(text, hi - 1, diff) for text, diff in sums.items() if diff)
+        # The winner's hidden state is read bit by bit, not recomputed: later retractions must match
+        # it exactly, whatever the order of its sums.
         states = []
         for reader, schema in hidden:
             shape = schema.arrow_updates()
@@ -129,11 +132,11 @@ class Follower:
             reader.release([part.key for part in parts])
 
     async def moved(self, lo: Frontier) -> None:
-        """The view is at `lo`: nothing before is read any more."""
+        """Advance the leases: the view is at `lo`, and nothing before that is read again."""
         for reader in self._readers:
             await reader.downgrade(lo - 1)
 
     def close(self) -> None:
-        """Gives the leases back."""
+        """Release the leases."""
         for reader in self._readers:
             reader.give_up()

@@ -1,14 +1,12 @@
-"""The contents that a subscribe begins with, and what is too large for a response.
+"""Reads the snapshot that a subscribe begins with, and stashes rows too large for a response.
 
-Theory of operation. The contents of a shard at one time are read part by part and summed up, on
-disk when memory should not hold them; then they are cut into pieces. Large ones of which no part
-retracts anything need no sum: they are cut as they are read, and equal rows may come in several
-pieces. One piece is the batch's own
-rows; more go into blobs, one at a time, and the batch names them: so it is one message, there
-whole or not at all, and nothing here, on the way or at the client's side holds more than a piece.
+Theory of operation. A shard's contents at one time are read part by part, summed up (on disk if
+they are large), and cut into pieces. A single piece is the batch's own rows. Several pieces go into
+blobs, one at a time, and the batch names them: so it is one message, there whole or not at all, and
+no process holds more than a piece.
 
-What was written for a batch that never came to be is removed here; what a process that died or a
-reader that went away has left is collected after `stash_orphan_ms`, as all of the stash is.
+The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
+went away are collected after `stash_orphan_ms`.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ from actors.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Updates as a batch has them: in `arrow`, or in `parts`; neither: there are none."""
+    """Updates of a batch: in `arrow`, or in `parts`; there are none if neither is set."""
 
     arrow: bytes | None = None
     parts: tuple[StashPart, ...] = ()
 
 
 class Stashing:
-    """Puts rows into blobs, each of at most about `piece_bytes`."""
+    """Writes rows into blobs of at most about `piece_bytes` each."""
 
     def __init__(self, blobs: StashedBlobs, clock: Clock, piece_bytes: int) -> None:
         self._blobs = blobs
@@ -53,11 +51,11 @@ class Stashing:
     async def all_of(
         self, batches: Iterator[pa.RecordBatch], schema: pa.Schema
     ) -> tuple[StashPart, ...]:
-        """All rows, in blobs. Raises `StoreFull`, `StorageError`; then none is left."""
+        """Write all rows into blobs. Raise `StoreFull`, `StorageError`; then no blob is left."""
         return await self._stash(self._cut(batches, schema), None)
 
     async def found(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Found:
-        """All rows, in blobs unless they are one piece. Raises as `all_of` does."""
+        """Return all rows, in blobs unless they fit one piece. Raise as `all_of` does."""
         cut = self._cut(batches, schema)
         first = await self._clock.run_blocking(lambda: next(cut))
         if not SUBSCRIBED_BATCH.crossed(not first.last):
@@ -75,18 +73,20 @@ class Stashing:
                 if piece is None:
                     piece = await self._clock.run_blocking(lambda: next(cut))
                 key = self._blobs.fresh()
+                # Listed before the write: a failed write may have left the blob.
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
                 if piece.last:
                     return tuple(parts)
                 piece = None
         except BaseException:
+            # Shielded: else a cancelled subscribe would leave its blobs until they are orphans.
             with anyio.CancelScope(shield=True):
                 await self.remove(parts)
             raise
 
     async def remove(self, parts: Sequence[StashPart]) -> None:
-        """Blobs that nobody will hear of."""
+        """Delete blobs that no batch names."""
         await self._blobs.delete([part.key for part in parts])
 
 
@@ -99,8 +99,11 @@ async def snapshot(
     place: Path,
     stashing: Stashing,
 ) -> Found:
-    """The contents at `as_of`, which is sealed, as updates at that time; `place`: a folder that
-    may be made. Errors are not looked at. Raises `ReadBelowSince`, `StoreFull`, `StorageError`."""
+    """Return the contents at `as_of`, which must be sealed, as updates at that time; errors are
+    ignored.
+
+    `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull`, `StorageError`.
+    """
     reader = await persist.open_reader(source.shard, reader_id)
     try:
         parts, _ = await reader.snapshot(as_of)
@@ -111,6 +114,7 @@ async def snapshot(
                 reader.release([part.key])
 
         large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
+        # Without retractions no sum is needed. Equal rows may then come in several pieces.
         if large and not any(part.retracts for part in parts):
             return await _as_read(read(), clock, source.schema, as_of, stashing)
         return await _summed(read(), clock, source.schema, as_of, place, stashing)
@@ -126,7 +130,7 @@ async def _as_read(
     as_of: Time,
     stashing: Stashing,
 ) -> Found:
-    """Rows as they are, a part and a piece at a time."""
+    """Write rows as they are read, a part and a piece at a time."""
     shape = schema.arrow_updates()
     written: list[StashPart] = []
     held: list[pa.RecordBatch] = []
@@ -150,7 +154,7 @@ async def _as_read(
 
 
 def _counting(updates: pa.Table, schema: Schema, as_of: Time) -> list[pa.RecordBatch]:
-    """What counts of some updates, as updates at that time."""
+    """Return the plain updates up to `as_of`, at that time."""
     shape = schema.arrow_updates()
     plain, _ = split_errors(between(updates, 0, as_of + 1))
     batches: list[pa.RecordBatch] = (
@@ -167,7 +171,7 @@ async def _summed(
     place: Path,
     stashing: Stashing,
 ) -> Found:
-    """Every row once, with its sum."""
+    """Return every row once, with its sum."""
     gathered = Gathered(schema, place)
     try:
         async with aclosing(parts) as found:
@@ -189,7 +193,7 @@ def _gather(gathered: Gathered, updates: pa.Table, as_of: Time) -> None:
 def _timed(
     batches: Iterator[pa.RecordBatch], schema: Schema, as_of: Time
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as updates at that time."""
+    """Yield the rows as updates at `as_of`."""
     shape = schema.arrow_updates()
     for batch in batches:
         times = pa.repeat(pa.scalar(as_of, pa.int64()), batch.num_rows)

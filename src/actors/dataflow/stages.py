@@ -1,4 +1,4 @@
-"""Stages of a view in a race with other replicas: what each runs, and the event that it ends in."""
+"""Stages of a view that races with other replicas, and the event that ends each."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from actors.progress import Frontier
 
 
 class StageDone(msgspec.Struct, frozen=True, gc=False):
-    """To itself: a stage ended with this event, and this result."""
+    """Message of the actor to itself: a stage ended with this event and result."""
 
     event: m.Event
     result: Any = None
 
 
 Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], StageDone]]
-"""The step's number, what is run, and what its result means."""
+"""The step's number, the function to run, and the one that maps its result to an event."""
 
 
 def committing(view: View, step: Step, outcome: Outcome) -> Stage:
-    """Appends the step, unless another replica has been first."""
+    """Return the stage that appends the step, unless another replica was first."""
     number = step.number
 
     def committed(upper: Frontier | None) -> StageDone:
@@ -35,7 +35,7 @@ def committing(view: View, step: Step, outcome: Outcome) -> Stage:
 
 
 def standing_by(view: View, step: Step) -> Stage:
-    """Waits until another replica has made the step."""
+    """Return the stage that waits until another replica has committed the step."""
     number = step.number
 
     def overtaken(upper: Frontier) -> StageDone:
@@ -45,7 +45,7 @@ def standing_by(view: View, step: Step) -> Stage:
 
 
 def following(view: View, step: Step) -> Stage:
-    """Reads what another replica has appended."""
+    """Return the stage that reads another replica's append."""
     number = step.number
 
     def followed(made: tuple[Outcome, str | None]) -> StageDone:

@@ -1,13 +1,12 @@
-"""A step of an incremental view: which strata run together, with which inputs, cut how.
+"""Computes a step of an incremental view: which strata run together, and with which inputs.
 
-A stratum whose lookups need another stratum's output must wait for it, one Spark run each;
-unless all it needs of that output are groups of a hidden state small enough to be passed
-whole: then both run in one. From scratch (`whole_step`) every state is empty and all strata
-run in one.
+A stratum whose lookups need another stratum's output must wait for it, with a Spark run for each,
+unless it needs only groups of a hidden state that is small enough to be passed whole: then both
+share a run. From scratch (`whole_step`) every state is empty and all strata share one run.
 
-The last stratum's output is cut into deltas. Without hidden state it is the view's. With it,
-a row says by the bits of ``__to`` which deltas it belongs to: the view's (columns ``o_…``) and
-those of the hidden states (``h{k}_…``).
+The last stratum's output is cut into deltas. Without hidden state it is the view's. With it, the
+bits of ``__to`` say which deltas a row belongs to: the view's (columns ``o_…``) and those of the
+hidden states (``h{k}_…``).
 """
 
 from __future__ import annotations
@@ -43,33 +42,33 @@ from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHE
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
 Weigh: TypeAlias = Callable[[int], bool]
-"""Says of a step's work (`Deltas.work`) whether to leave it and compute the view whole."""
+"""Returns, given a step's work (`Deltas.work`), whether to compute the view whole instead."""
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 CHANGED_TOGETHER_MAX: Final = 4
-"""A join of n imports that all change has n terms."""
+"""Most imports whose changes are planned together: a join of n changing imports has n terms."""
 
 
 class Deltas(msgspec.Struct, frozen=True):
-    """What a step makes: the view's delta, its hidden state's, and what it cost."""
+    """Result of a step: the view's delta, the hidden states' deltas, and the cost."""
 
     output: pa.Table
     hidden: tuple[pa.Table, ...] = ()
     spark_ms: float = 0.0
     prepared: bool = False
-    """Whether all of its runs executed a plan that was there already."""
+    """True if all of its runs executed a plan that was built before."""
     wait_ms: float = 0.0
-    """For the engine, and in it for others' jobs; `spark_ms` is without."""
+    """Time waiting for the engine and, in it, for other jobs; `spark_ms` excludes it."""
     work: int = 0
-    """Changes, and about how many pairs they made with rows that they looked up."""
+    """Changes, plus about how many pairs they made with rows that they looked up."""
 
 
 class StepDeclined(Exception):
-    """The step is not made: the view is to be computed whole instead."""
+    """Raised when the view is to be computed whole instead of stepped."""
 
 
 def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-    """The last stratum's output as (output delta, hidden deltas), consolidated."""
+    """Return the last stratum's output as (output delta, hidden deltas), consolidated."""
     shape = plan.output.arrow_updates()
     if not plan.hidden:
         return consolidate(concat([wide], shape)), ()
@@ -79,7 +78,7 @@ def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]
 
 
 def _part(wide: pa.Table, bit: int, prefix: str, schema: Schema) -> pa.Table:
-    """The delta whose rows have that bit set, consolidated."""
+    """Return the delta of the rows that have the bit set, consolidated."""
     belongs = pc.not_equal(pc.bit_wise_and(wide[TO], pa.scalar(1 << bit, wide[TO].type)), 0)
     shape = schema.arrow_updates()
     names = [f"{prefix}{name}" for name in schema.names]
@@ -88,13 +87,14 @@ def _part(wide: pa.Table, bit: int, prefix: str, schema: Schema) -> pa.Table:
 
 
 def empty_deltas(plan: DeltaPlan) -> Deltas:
-    """Nothing changed."""
+    """Return deltas without changes."""
     hidden = tuple(state.schema.arrow_updates().empty_table() for state in plan.hidden)
     return Deltas(plan.output.arrow_updates().empty_table(), hidden)
 
 
 def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
-    """Whether a stratum may run together with those before it, whose outputs are `made_here`."""
+    """Return whether a stratum may share the run of the strata before it, which make
+    `made_here`."""
     for lookup in stratum.lookups:
         if lookup.target[0] == "h" and hidden_whole:
             continue
@@ -104,10 +104,9 @@ def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -
 
 
 def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool) -> int:
-    """The last stratum of the run that begins with stratum `first`.
+    """Return the last stratum of the run that begins with stratum `first`.
 
-    A run's inner outputs are gone with it, so it ends before one that later strata want, too.
-    `optimistic`: what seldom makes a row counts as if it made none.
+    If `optimistic`, a stratum that seldom makes a row counts as making none.
     """
     last = first
     made_here: list[str] = []
@@ -117,14 +116,17 @@ def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool) 
         if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
+    # A run's inner outputs are lost, so it must end before one that later strata need too.
     while missed_later(plan.strata, first, last, optimistic=optimistic):
         last -= 1
     return last
 
 
 def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = False) -> list[str]:
-    """Inputs that strata `first` to `last` read and do not make themselves; `optimistic`: where
-    none makes a row that seldom does."""
+    """Return the inputs that strata `first` to `last` read and do not make themselves.
+
+    If `optimistic`, strata that seldom make a row count as making none.
+    """
     made_here = {f"r{index}" for index in range(first, last + 1)}
     strata = plan.strata[first : last + 1]
     if optimistic:
@@ -135,9 +137,11 @@ def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = Fa
 
 
 def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
-    """The runs of steps with changes of all imports and of the clock at several times, whose plans
-    serve steps with fewer; of more imports than `CHANGED_TOGETHER_MAX`, those with changes of one,
-    for a plan of all would have too many terms."""
+    """Return the runs of steps in which all imports and the clock changed at several times.
+
+    Their plans also serve steps with fewer changes. With more than `CHANGED_TOGETHER_MAX` imports,
+    return the runs with changes of one import each.
+    """
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
     covered = {f"k{n}": f"d{each.source}" for n, each in enumerate(plan.covered)}
@@ -158,25 +162,25 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
 
 
 def interval_rows(lo: Time, hi: Frontier) -> Rows:
-    """Return the input that tells a step's interval."""
+    """Return the input that holds a step's interval."""
     shape = INTERVAL_SCHEMA.arrow_updates()
     row = pa.Table.from_pylist([{"lo": lo, "hi": hi, TIME: 0, DIFF: 1}], shape)
     return Rows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
-    """The schema of a named input, as far as its columns are in the rows; a stratum's output is
-    read off its Arrow columns."""
+    """Return the schema of a named input, for the columns that the rows have."""
     known = plan.input_schema(name)
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
     if known is not None:
         given = {field.name for field in fields}
         return Schema(tuple(column for column in known.columns if column.name in given))
+    # A stratum's output is not in the plan: its types are read off the Arrow columns.
     return Schema(tuple(Column(field.name, spark_type(field.type)) for field in fields))
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """Spark's name of an Arrow type that an engine's answer has."""
+    """Return Spark's name of an Arrow type of the engine's answers."""
     for test, text in _SIMPLE:
         if test(kind):
             return text
@@ -212,8 +216,7 @@ _SIMPLE: Final = (
 
 
 def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
-    """Return whether the strata after the first, up to `last`, read no changes but what that one
-    makes."""
+    """Return whether the strata after the first, up to `last`, read changes only from the first."""
     names = [name for name in input_names(plan, 1, last) if name[0] in CHANGED and name != "r0"]
     changes = [lookups.rows(name) for name in names]
     return not any(rows is not None and rows.num_rows for rows in changes)
@@ -222,7 +225,7 @@ def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
 async def _found(
     engine: Engine, plan: DeltaPlan, lookups: Lookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
-    """Return what is known of an input, and the import that it is the state of, if it is one's."""
+    """Return the import that an input is the state of, if any, and the input's known rows."""
     number = int(name[1:])
     if name[0] != "n":
         return number if name[0] == "s" else None, lookups.rows(name)
@@ -244,8 +247,10 @@ async def _made(
     *,
     optimistic: bool,
 ) -> Made | None:
-    """Run the strata ``run[0]`` to ``run[1]``, whose lookups were followed, and return what they
-    made; None if nothing has changed that they read, and so neither has their output."""
+    """Run the strata ``run[0]`` to ``run[1]``, whose lookups are done, and return their output.
+
+    Return None if none of their inputs has changed, so that their output has not either.
+    """
     (first, last), (lo, hi) = run, interval
     strata = plan.strata[first : last + 1]
     async with AsyncExitStack() as stack:
@@ -269,6 +274,7 @@ async def _made(
             if narrower and input_name[0] in CHANGED:
                 rows = await engine.work(rows.num_rows, partial(condensed, rows))
             packed = await engine.pack(schema, rows)
+            # The run reads the file, so it is removed afterwards.
             stack.push_async_callback(engine.discard, packed)
             inputs[input_name] = packed
         if not any(given_name[0] in CHANGED for given_name in inputs):
@@ -291,15 +297,19 @@ async def delta_step(
     divisible: bool = False,
     weigh: Weigh | None = None,
 ) -> Deltas:
-    """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
+    """Run the strata over the deltas ``lo <= time < hi`` and the state that they touch.
 
-    `deltas` are what the plan looks at of its imports' changes (`views.source_uses`). `name` is
-    (incarnation, number). An import of which more than `lookup_rows_max` rows are touched is given
-    whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes like these changed
-    nothing of late, so the first stratum runs by itself first: where it makes nothing, the others
-    that read no other changes need no run. `divisible`: the step may be made with fewer times.
-    `weigh` says, once it is known what the step's first run has to do, whether it is to be made.
-    Raises what the engine, the arrangements and the stores raise, `DefiniteError` for more times
+    Args:
+        deltas: The used columns and rows of the imports' changes (`views.source_uses`).
+        name: (incarnation, number).
+        whole_state: Returns an import's whole state as files for Spark to scan; used if more
+            than `lookup_rows_max` rows are touched.
+        quiet: True if recent changes like these made no output. Then the first stratum runs
+            alone first, and if it makes no row, strata without other changes are skipped.
+        divisible: True if the step may be cut to fewer times.
+        weigh: Called once the work of the first run is known; True declines the step.
+
+    Raise the errors of the engine, the arrangements and the stores, `DefiniteError` for more times
     than fit, and `StepDeclined`.
     """
     lo, hi = interval
@@ -307,6 +317,7 @@ async def delta_step(
     due_bytes = sum(rows.nbytes for rows in due.values())
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
+        # The machine halves the interval of a step that fails definitely.
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
     changes = StepChanges(deltas, due, interval, name, quiet, divisible, weigh)
     optimistic = plan.optimistic
@@ -314,11 +325,12 @@ async def delta_step(
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
         void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made.rows))
     except DefiniteError:
-        # Rows that it did without may be what an expression raised for.
+        # The error may come from rows that the optimistic run left out.
         if not optimistic:
             raise
         void = True
     if void:
+        # The step was accepted before: the second run must not ask again.
         changes = changes._replace(weigh=None)
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=False)
     wide = made.rows
@@ -330,7 +342,7 @@ async def delta_step(
 
 
 class StepChanges(NamedTuple):
-    """Hold what a step covers: changes of the imports and of the clock, the interval, its name."""
+    """Changes of the imports and of the clock that a step covers, its interval, and its name."""
 
     deltas: Sequence[pa.Table]
     due: Mapping[str, pa.Table]
@@ -342,7 +354,7 @@ class StepChanges(NamedTuple):
 
 
 class _Wide(msgspec.Struct):
-    """Hold what the last stratum made, and what all runs cost."""
+    """Output of the last stratum, and the cost of all runs."""
 
     rows: pa.Table | None = None
     spark_ms: float = 0.0
@@ -351,12 +363,12 @@ class _Wide(msgspec.Struct):
     work: int = 0
 
     def of(self, output: pa.Table, hidden: tuple[pa.Table, ...]) -> Deltas:
-        """Return deltas that cost this."""
+        """Return deltas with this cost."""
         return Deltas(output, hidden, self.spark_ms, self.prepared, self.wait_ms, self.work)
 
 
 def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
-    """Return whether a stratum that counted as if it made no row has made one."""
+    """Return whether a stratum made a row although the run assumed that it makes none."""
     if wide is None:
         return False
     bit = pa.scalar(2 << len(plan.hidden), wide[TO].type)
@@ -372,7 +384,7 @@ async def _step_once(
     *,
     optimistic: bool,
 ) -> _Wide:
-    """Run all strata. `optimistic`: those that seldom make a row count as if they made none."""
+    """Run all strata; if `optimistic`, assume that those that seldom make a row make none."""
     deltas, due, (lo, hi), name, quiet, divisible, weigh = changes
     pairs_max = engine.settings.step_pairs_max
     lookups = Lookups(touched, deltas, lo, due)
@@ -390,7 +402,7 @@ async def _step_once(
         if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
             raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
         if weigh is not None:
-            # Once: the first stratum may be run by itself before it runs with the others.
+            # Asked once only: the first stratum may run alone before it runs with the others.
             asked, weigh = weigh, None
             if asked(whole.work):
                 raise StepDeclined
@@ -433,11 +445,14 @@ def whole_job(
     *,
     into_files: bool = False,
 ) -> StepJob:
-    """Return the job that computes the view from scratch at `as_of`: contents as deltas, every
-    state empty, one run. With `into_files` a large answer comes as files."""
+    """Return the job that computes the view from scratch at `as_of`, in one run.
+
+    Contents are passed as deltas, and every state is empty. With `into_files` a large answer comes
+    as files.
+    """
     last = len(plan.strata) - 1
-    # There is nothing before, so all changes are up to the edges, and no stratum that seldom makes
-    # a row makes one.
+    # Without earlier rows all changes are up to the edges, and strata that seldom make a row make
+    # none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
     inputs = {each: sources[int(each[1:])] for each in names if each[0] == "d"}
     for number, covered in enumerate(plan.covered):

@@ -1,4 +1,4 @@
-"""A view whose contents cannot be computed, and is left alone for a while."""
+"""Suspends the computation of a view that is too large for the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from actors.settings import Settings
 
 
 class Suspension:
-    """When a view that was too large for the engine, computed whole, is computed again.
+    """Pause before a view that was too large for the engine is computed whole again.
 
     Meanwhile its steps keep the error that it holds. Each failure doubles the pause.
     """
@@ -20,11 +20,11 @@ class Suspension:
 
     @property
     def begun(self) -> bool:
-        """True if the view could not be computed when that was last tried."""
+        """Return whether the last attempt to compute the view failed."""
         return self._failures > 0
 
     def begin(self, text: str, now_ms: float) -> None:
-        """Begin a pause, or the next, longer one."""
+        """Begin a pause, longer than the last one."""
         self._failures += 1
         self._until_ms = now_ms + self._settings.engine_killer_retry_ms(self._failures)
         self._text = text
@@ -35,13 +35,13 @@ class Suspension:
             raise JobTooLarge(self._text)
 
     def end(self) -> None:
-        """The view could be computed."""
+        """End the suspension: the view could be computed."""
         self._failures = 0
 
 
 def held_text(error: Exception) -> str:
-    """Return the text under which an output holds an error: that of the data's as it is, another
-    one's with its name."""
+    """Return the text under which an output holds an error: its message, or `JobTooLarge` with its
+    name."""
     return f"{type(error).__name__}: {error}" if isinstance(error, JobTooLarge) else str(error)
 
 

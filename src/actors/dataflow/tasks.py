@@ -1,8 +1,6 @@
-"""The listen and fetch tasks of one incarnation's sources, and how a dataflow talks to them.
+"""Sends a dataflow's commands to the listen and fetch tasks of its current incarnation.
 
-Commands go down and may wait for room; answers come up in reserved room: so the wait ends. A
-task that has stopped is no error here: a new incarnation has its own, and a stop of the whole
-takes the dataflow with it.
+Commands go down and may wait for room; answers come up in reserved room, so the wait ends.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from actors.protocol.internal import Fetch, FetchMessage, ListenMessage, SourceS
 
 
 class Tasks:
-    """Addresses, as workers report them."""
+    """Addresses of the tasks, as workers report them."""
 
     def __init__(self, sources: int, workers: int) -> None:
         self._sources = sources
@@ -22,15 +20,15 @@ class Tasks:
         self._listens: dict[int, Address[ListenMessage]] = {}
         self._fetches: dict[int, dict[int, Address[FetchMessage]]] = {}
         self._turns = [0] * sources
-        """Of each source: sources that are asked for alternately must not share one."""
+        """Counters for each source, since sources that are asked alternately must not share one."""
 
     def clear(self) -> None:
-        """A new incarnation: other tasks."""
+        """Forget the tasks of the earlier incarnation."""
         self._listens.clear()
         self._fetches.clear()
 
     def started(self, message: SourceStarted) -> bool:
-        """Notes a worker's task; whether all run now."""
+        """Note a worker's task; return whether all tasks run."""
         self._fetches.setdefault(message.source, {})[message.worker] = message.fetch
         if message.listen is not None:
             self._listens[message.source] = message.listen
@@ -40,17 +38,17 @@ class Tasks:
         )
 
     async def tell(self, source: int, message: ListenMessage) -> None:
-        """To the source's listen task."""
+        """Send a message to the source's listen task."""
         listen = self._listens.get(source)
         if listen is None:
             return
         try:
             await listen.send(message)
         except (Closed, Broken):
-            return
+            return  # no error: a new incarnation has its own tasks, and a shutdown needs none
 
     async def ask(self, source: int, piece: Piece) -> None:
-        """To the source's fetch tasks in turn. Raises `Closed` or `Broken`."""
+        """Ask the source's fetch tasks in turn. Raise `Closed` or `Broken`."""
         self._turns[source] += 1
         fetches = self._fetches[source]
         await fetches[self._turns[source] % len(fetches)].send(Fetch(piece.time, piece.part))

@@ -1,18 +1,15 @@
-"""Touched state: what a step needs to know of the imports' and the hidden state's past.
+"""State lookups: rows of the imports' and the hidden states' past that a step needs.
 
-Theory of operation. For every (import, key) that a lookup of the plan names the view is a user
-of an arrangement that all dataflows share (`arrangement.shared`): it stands at the view's `lo`
-and reads what lies before it. Hidden states have one writer, and private arrangements: there
-times carry no meaning, so insert number n is at time n, and everything but the last insert is
-compacted. A step's lookups are followed in the plan's order: the key values come from deltas,
-from rows that earlier lookups returned, or from an earlier stratum's output; what matches is
-the step's state input (a superset, Spark decides). Rows given to a step are consolidated and
-stand at ``lo - 1``.
+Theory of operation. For every (import, key) that a lookup of the plan names, the view uses an
+arrangement that all dataflows share (`arrangement.shared`), and reads the updates below its `lo`.
+Hidden states have one writer, and private arrangements. A step's lookups are done in the plan's
+order: the key values come from deltas, from rows that earlier lookups returned, or from an earlier
+stratum's output. The matching rows are the step's state input, a superset that Spark filters. Rows
+given to a step are consolidated, at time ``lo - 1``.
 
-Invariants: what is read are the import's (or the hidden shard's) updates below the dataflow's
-`lo`, all of them, once; two lookups of one import may return the same row by different keys: it
-is given once. It is a cache of durable state, made by one incarnation and gone with it. All
-methods that read, insert or close block (files): call them off the event loop.
+Invariants: lookups read the updates of the import (or the hidden shard) below the dataflow's `lo`,
+all of them, once. The state is a cache of durable state, made and dropped by one incarnation. All
+methods that read, insert or close block on files: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from actors.views.source_uses import source_uses
 
 
 class Imports:
-    """A view's places among the users of its imports' arrangements."""
+    """A view's handles on its imports' shared arrangements."""
 
     def __init__(
         self,
@@ -47,12 +44,14 @@ class Imports:
         arrangements: SharedArrangements,
         lo: Frontier,
     ) -> None:
-        """Takes them at `lo`, at once; that they are filled is another's business (`filling`).
-        `shards`: of the plan's sources, in order."""
+        """Open the handles at `lo`, unfilled (`filling` fills them).
+
+        `shards` are those of the plan's sources, in order.
+        """
         self.lo = lo
         self.uses = source_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], Handle] = {}
-        """By (``s{n}``, key); the empty key where any arrangement will do."""
+        """Handles by (``s{n}``, key); the key is empty if any arrangement can serve."""
         for target, key in _wanted(plan, "s"):
             source = int(target[1:])
             shard, use = shards[source], self.uses[source]
@@ -65,17 +64,17 @@ class Imports:
 
     @property
     def ready(self) -> bool:
-        """Whether a step from `lo` on may read all of them."""
+        """Return whether a step from `lo` on can read all of them."""
         return all(handle.ready for handle in self.handles.values())
 
     def close(self) -> None:
-        """Gives the places up."""
+        """Release the handles."""
         for handle in self.handles.values():
             handle.close()
 
 
 class Touched:
-    """What one incarnation of a view reads: shared arrangements of imports, its own of hidden
+    """Arrangements that one incarnation of a view reads: shared ones of imports, its own of hidden
     state."""
 
     def __init__(
@@ -87,7 +86,7 @@ class Touched:
         directory: Path,
         hidden: Sequence[ShardId] = (),
     ) -> None:
-        """`hidden`: the shards of the hidden states, in order."""
+        """Open the arrangements; `hidden` are the shards of the hidden states, in order."""
         self.imports = Imports(plan, shards, arrangements, lo)
         self._arrangements = arrangements
         self._schemas = {f"s{i}": use.schema for i, use in enumerate(self.imports.uses)}
@@ -97,9 +96,9 @@ class Touched:
         self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         self._inserts: dict[str, int] = {}
         self.rows_read = 0
-        """Rows that lookups returned so far."""
+        """Number of rows that lookups returned so far."""
         self.hidden_groups = 0
-        """Rows of all hidden states: groups."""
+        """Number of rows (groups) of all hidden states."""
         for number, (target, key) in enumerate(_wanted(plan, "h")):
             place = directory / f"{target}-{number}"
             by_key = self._hidden.setdefault(target, {})
@@ -112,16 +111,18 @@ class Touched:
 
     @property
     def empty(self) -> bool:
-        """Whether the view needs nothing of the past."""
+        """Return whether the view reads no earlier state."""
         return not self.imports.handles and not self._hidden
 
     def insert(self, target: str, updates: pa.Table) -> None:
-        """Adds plain updates of a hidden state (``h0``)."""
+        """Add plain updates of a hidden state (``h0``)."""
         arranged = self._hidden.get(target)
         if not arranged or not updates.num_rows:
             return
         number = self._inserts.get(target, 0)
         shape = self._schemas[target].arrow_updates()
+        # Times carry no meaning here: insert number n has time n, and all but the last are
+        # compacted.
         stamped = _at(updates.select(shape.names).cast(shape), number)
         for arrangement in arranged.values():
             arrangement.insert(stamped, number + 1)
@@ -130,8 +131,13 @@ class Touched:
         self.hidden_groups += pc.sum(updates[DIFF]).as_py() or 0
 
     def step(self, imports: Sequence[pa.Table], hidden: Sequence[pa.Table], hi: Frontier) -> None:
-        """The view has committed ``[lo, hi)``: with these plain updates of its imports, all columns
-        (none given: there were none) and these of its hidden states."""
+        """Apply a committed step ``[lo, hi)``.
+
+        Args:
+            imports: Plain updates of the imports, all columns; empty if there were none.
+            hidden: Plain updates of the hidden states.
+            hi: The step's upper.
+        """
         for (target, _), handle in self.imports.handles.items():
             nothing = handle.schema.arrow_updates().empty_table()
             handle.step(imports[int(target[1:])] if imports else nothing, hi)
@@ -140,11 +146,11 @@ class Touched:
         self.imports.lo = hi
 
     def merge(self) -> None:
-        """Merges runs where there are many. May run beside everything else."""
+        """Merge runs where there are many. May run concurrently with all other methods."""
         self._arrangements.merge(self._mergeable())
 
     def merge_due(self) -> bool:
-        """Whether `merge` would find something to do."""
+        """Return whether `merge` has something to do."""
         return any(arrangement.merge_due() for arrangement in self._mergeable())
 
     def _mergeable(self) -> list[Arrangement]:
@@ -154,22 +160,22 @@ class Touched:
         return found
 
     def close(self) -> None:
-        """Removes what is its own, and leaves what it shares."""
+        """Remove the private arrangements, and release the shared ones."""
         self.imports.close()
         for arranged in self._hidden.values():
             for arrangement in arranged.values():
                 arrangement.close(remove=True)
 
     def hidden_whole(self, groups_max: int) -> bool:
-        """Whether hidden state is small enough to go into a step whole."""
+        """Return whether the hidden state is small enough to be given to a step whole."""
         return not HIDDEN_ROWS.crossed(self.hidden_groups > groups_max)
 
     def schema(self, target: str) -> Schema:
-        """The columns of an import or of the hidden state."""
+        """Return the columns of an import or of a hidden state."""
         return self._schemas[target]
 
     def scan(self, target: str) -> pa.Table:
-        """All updates."""
+        """Return all updates."""
         return self._counted(self._scanned(target))
 
     def _scanned(self, target: str) -> pa.Table:
@@ -180,11 +186,13 @@ class Touched:
         return next(handle for (name, _), handle in handles if name == target).scan()
 
     def find(self, target: str, key: tuple[str, ...], keys: Sequence[pa.Table]) -> pa.Table:
-        """At least the updates of `target` that match a row of any of `keys` (by position)."""
+        """Return at least the updates of `target` that match a row of any of `keys` (by
+        position)."""
         if not key:
             return self.scan(target)
         if target[0] == "h":
             arrangement = self._hidden[target][key]
+            # A key that cannot be compared by hash: scan.
             if not arrangement.key:
                 return self.scan(target)
             return self._counted(arrangement.lookup_all(keys, arrangement.upper))
@@ -194,13 +202,14 @@ class Touched:
     def find_between(
         self, target: str, changes: pa.Table | None, within: ComparedRange
     ) -> pa.Table:
-        """Return at least the updates of `target` that changed bounds decide anew."""
+        """Return at least the updates of `target` whose comparison changes with the changed
+        bounds."""
         rows = self._scanned(target)
         return self._counted(rows if changes is None else rows_in_range(rows, changes, within))
 
     def due(self, lo: Time, hi: Frontier) -> dict[str, pa.Table]:
-        """Return what the clock changes in ``[lo, hi)``: rows that come due, each at that time, by
-        the input (``c{k}``) that they are."""
+        """Return the rows that come due in ``[lo, hi)``, each at that time, by input name
+        (``c{k}``)."""
         first, last = lo // DUE_BUCKET_MS, (hi - 1) // DUE_BUCKET_MS
         found = {}
         for target, state in self._due.items():
@@ -221,18 +230,19 @@ class Touched:
 
 
 def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The (target, key)s that lookups name; any arrangement of a target can be scanned, so the
-    empty key counts only where there is no other."""
+    """Return the (target, key)s that lookups name."""
     lookups = [lookup for stratum in plan.strata for lookup in stratum.lookups]
     found = dict.fromkeys((each.target, each.key) for each in lookups if each.target[0] == kind)
     if kind == "h":
         found |= {(f"h{k}", (s.bucket,)): None for k, s in enumerate(plan.hidden) if s.due}
+    # Any arrangement of a target can be scanned, so an empty key needs one only if there is no
+    # other.
     keyed = {target for target, key in found if key}
     return [(target, key) for target, key in found if key or target not in keyed]
 
 
 class Lookups:
-    """The lookups of one step, followed stratum by stratum."""
+    """Runs the lookups of one step, stratum by stratum."""
 
     def __init__(
         self,
@@ -241,40 +251,40 @@ class Lookups:
         lo: Time,
         due: Mapping[str, pa.Table],
     ) -> None:
-        """`due`: what the clock changes, by its input's name."""
+        """Create the lookups; `due` are the changes by the clock, by the input's name."""
         self._touched = touched
         self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
         self._rows |= due
         self._state_time = max(lo - 1, 0)
         self._whole: set[str] = set()
-        """Hidden states of which all is given."""
+        """Hidden states that are given whole."""
         self._found: dict[int, list[pa.Table]] = {}
-        """What each lookup returned, by its number."""
+        """Rows that each lookup returned, by its number."""
         self.pairs = 0
-        """About how many pairs rows make with what they looked up."""
+        """About how many pairs rows make with the rows that they looked up."""
 
     def rows(self, name: str) -> pa.Table | None:
-        """An input by its name, as far as it is known. Of changes up to edges that are not looked
-        up yet all count."""
+        """Return an input's rows by its name, as far as they are known."""
         if name[0] == "k" and name not in self._rows:
             covered = self._touched.covered[int(name[1:])]
             changes, edges = self._rows[f"d{covered.source}"], self._rows.get(f"h{covered.edges}")
             if edges is None:
+                # The edges are not looked up yet: until then all changes count.
                 return changes
-            # Nobody else asks for edges.
+            # Replacing the edges is safe: only the covered changes read them.
             self._rows[name], self._rows[f"h{covered.edges}"] = covered_changes(
                 changes, edges, covered
             )
         return self._rows.get(name)
 
     def made(self, index: int, rows: pa.Table) -> None:
-        """The output of a stratum that has run."""
+        """Add the output of a stratum that has run."""
         self._rows[f"r{index}"] = rows
 
     def follow(self, strata: Sequence[Stratum], *, whole_hidden: bool) -> None:
-        """Looks up what the strata need; afterwards `rows` knows their state inputs.
+        """Run the lookups of the strata; afterwards `rows` has their state inputs.
 
-        With `whole_hidden` all of the hidden states is given, whatever is touched.
+        With `whole_hidden` all rows of the hidden states are given, whatever is touched.
         """
         touched = self._touched
         ranges = {each.lookup: each for stratum in strata for each in stratum.ranges}
@@ -284,7 +294,7 @@ class Lookups:
             if target in self._whole:
                 continue
             if target[0] == "h" and whole_hidden:
-                # An earlier run may have looked some of it up: all of it is more.
+                # This replaces the part that an earlier run may have looked up.
                 found, earlier = self._settled(target, touched.scan(target)), None
                 self._whole.add(target)
             else:
@@ -304,7 +314,8 @@ class Lookups:
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
 
     def _count_pairs(self, keys: Sequence[pa.Table], rows: pa.Table) -> None:
-        """Notes how many pairs keys make with the rows that they found; of few, that these are."""
+        """Count the pairs of keys and rows found; if there are few, take the number of rows
+        instead."""
         for each in keys:
             pairs = rows.num_rows
             if MET_PAIRS.exceeded_by(each.num_rows * rows.num_rows):
@@ -313,21 +324,22 @@ class Lookups:
             self.pairs += pairs
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
-        """The rows that there are, at the time of the state."""
+        """Return the rows consolidated, at the time of the state."""
         schema = self._touched.schema(target)
         shape = schema.arrow_updates()
         settled = _at(rows.select(shape.names).cast(shape), self._state_time)
         return consolidate_keyed(settled, schema.key)
 
     def _is_wanted(self, lookup: Lookup) -> bool:
-        """Return whether a lookup without a key reads anything: always, or its condition holds."""
+        """Return whether a lookup without a key must read: it is unconditional, or its condition
+        holds."""
         if not lookup.origins:
             return True
         found = (self._origin_rows(lookup, place) for place in range(len(lookup.origins)))
         return any(rows is not None and rows.num_rows for rows in found)
 
     def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
-        """The rows of an origin: those that the lookups which fill it returned."""
+        """Return the rows of an origin: those returned by the lookups that fill it."""
         name = lookup.origins[place][0]
         rows = self.rows(name)
         if name not in self._whole and lookup.fills and lookup.fills[place]:
@@ -357,22 +369,23 @@ class Lookups:
 
 
 def _without_nulls(keys: pa.Table) -> pa.Table:
-    """Key rows that ``=`` can match: those without a NULL. A key that is often NULL, as foreign
-    keys are, would fetch all such rows for nothing."""
+    """Return the key rows without a NULL, the only ones that ``=`` can match."""
+    # A key that is often NULL, as foreign keys are, would fetch all such rows in vain.
     return keys.drop_null() if any(column.null_count for column in keys.columns) else keys
 
 
 def _at(updates: pa.Table, time: Time) -> pa.Table:
-    """The updates, all at one time."""
+    """Return the updates, all at one time."""
     times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
     return set_column(updates, TIME, times)
 
 
 def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
-    """The rows of both, each once: either has each of its rows whole, so that a row in both has
-    the same weight in both."""
+    """Return the rows of both tables, each once."""
     if not earlier.num_rows or not later.num_rows:
         return earlier if earlier.num_rows else later
+    # Two lookups of one import may return the same row by different keys. Each returns a row with
+    # its full weight, so the duplicates have equal weights.
     whole = pa.concat_tables([earlier, later])
     weight = "__weight"
     ones = pa.repeat(pa.scalar(1, pa.int64()), whole.num_rows)

@@ -1,17 +1,14 @@
-"""The traces that a dataflow's steps belong to.
+"""Finds the traces that a dataflow's steps belong to.
 
-Theory of operation. What a listen task describes comes in the context of its span, if changes of
-a sampled trace are in it; the context is noted by source and interval. A step takes those of its
-own interval: the first is its parent, the others, and the appends that they came from, are its
-links. The step's span is open from its cut until it is installed, over several stages; whatever
-else ends the step ends it too, so that no child is left without its parent. Parts are fetched,
-and stages run, in the context that they belong to.
+Theory of operation. A listen task's description carries the context of its span if changes of a
+sampled trace are in it; the context is noted by source and interval. A step takes the contexts of
+its own interval: the first is its parent; the others, and the appends that they came from, are its
+links. The step's span is open from its cut until it is installed, over several stages. Parts are
+fetched, and stages run, in the context that they belong to.
 
-The start of a dataflow (`restoring`) belongs to the trace of who let it run, until it has its
-first contents; what a restart or a reconnection starts again was asked for by nobody.
+The first start of a dataflow (`restoring`) belongs to the trace of the command that scheduled it.
 
-Bounded: a source's last `NOTES_MAX` descriptions, and `LINKS_MAX` links. Nothing is noted, and
-nothing costs, while no trace is sampled.
+Memory is bounded: the last `NOTES_MAX` descriptions are noted, and none while no trace is sampled.
 """
 
 from __future__ import annotations
@@ -35,31 +32,31 @@ T = TypeVar("T")
 
 
 class StepTraces:
-    """Of one dataflow."""
+    """Traces of one dataflow's steps."""
 
     def __init__(self, persist: PersistClient, description: DataflowDescription) -> None:
         self._persist = persist
         self._description = description
         self._notes: deque[tuple[int, Time, Frontier, str]] = deque(maxlen=NOTES_MAX)
-        """(source, lower, upper, context) of what was described."""
+        """(source, lower, upper, context) of each description."""
         self._step: tuple[int, int] | None = None
         self._opened: Opened | None = None
         self._scheduled: str | None = None
-        """The context in which the dataflow was let run, until it has its first contents."""
+        """Context of the schedule command, until the dataflow has its first contents."""
 
     @property
     def here(self) -> str | None:
-        """The context of the step at hand."""
+        """Return the context of the current step."""
         return None if self._opened is None else self._opened.traceparent
 
     def scheduled(self) -> None:
-        """Notes the context in which the suspension ends."""
+        """Note the context of the schedule command."""
         self._scheduled = TRACEPARENT.get()
 
     def restoring(
         self, incarnation: int, run: Callable[[], Awaitable[T]]
     ) -> Callable[[], Awaitable[T]]:
-        """The start of an incarnation: a hydration, in the context that asked for it."""
+        """Return `run` as a hydration span, in the context of the schedule command."""
         parent = self._scheduled
         if parent is None:
             return run
@@ -68,31 +65,33 @@ class StepTraces:
         async def traced() -> T:
             with span_below(parent, HYDRATION, *named):
                 result = await run()
+            # Later restarts have no requester, so they belong to no trace.
             self._scheduled = None
             return result
 
         return traced
 
     def described(self, message: Described) -> None:
-        """Notes the context in which it came."""
+        """Note the context of a description."""
         traceparent = TRACEPARENT.get()
         if traceparent is not None and message.parts:
             self._notes.append((message.source, message.lower, message.upper, traceparent))
 
     def of(self, source: int, piece: Piece) -> str | None:
-        """The context in which a part is to be fetched."""
+        """Return the context in which a part is to be fetched."""
         for noted, lower, upper, traceparent in self._notes:
             if noted == source and piece.lower < upper and lower < piece.upper:
                 return traceparent
         return None
 
     def begin(self, step: Step) -> None:
-        """The step is cut. One that is tried again goes on with its span."""
+        """Open the span of a step that was cut; a retried step keeps its span."""
         name = (step.incarnation, step.number)
         if name == self._step:
             return
         self.end()
         self._step = name
+        # No trace is sampled.
         if not self._notes:
             return
         mine = [context for _, lower, _, context in self._notes if lower < step.hi]
@@ -118,7 +117,7 @@ class StepTraces:
         )
 
     def inside(self, run: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """A stage, run in the context of the step at hand."""
+        """Return a stage that runs in the context of the current step."""
         here = self.here
         if here is None:
             return run
@@ -130,14 +129,14 @@ class StepTraces:
         return traced
 
     def sign(self, batch: SubscribeBatch) -> SubscribeBatch:
-        """A batch that says from which step it is."""
+        """Return the batch with the context of its step."""
         here = self.here
         if here is None:
             return batch
         return SubscribeBatch(batch.lower, batch.upper, batch.arrow, batch.error, here)
 
     def installed(self, step: Step | None, measures: Measures) -> None:
-        """The step is done, and with it what was noted of changes below its `hi`."""
+        """End the step's span, and forget notes of changes below its `hi`."""
         if step is None or not (self._notes or self._opened):
             return
         if self._opened is not None:
@@ -145,11 +144,12 @@ class StepTraces:
             self._opened.note(SPARK_MS, round(measures.spark_ms, 3))
             self._opened.note(PREPARED, measures.prepared)
         self.end()
+        # A description may reach beyond this step.
         left = [note for note in self._notes if note[2] > step.hi]
         self._notes = deque(left, maxlen=NOTES_MAX)
 
     def end(self) -> None:
-        """The step is over, or there is none any more."""
+        """End the step's span, if one is open."""
         opened, self._opened, self._step = self._opened, None, None
         if opened is not None:
             opened.end()

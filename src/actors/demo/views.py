@@ -8,13 +8,13 @@ import msgspec
 
 
 class View(msgspec.Struct, frozen=True):
-    """A view: its name, what it shows, its SQL, and how a person wants it sorted."""
+    """A view: its name, its title, its SQL, and the order of its rows for people."""
 
     name: str
     title: str
     sql: str
     order: str
-    """The column by which the picture sorts, largest first."""
+    """Column by which the picture sorts, largest first."""
 
 
 DELAY_BY_CARRIER: Final = View(

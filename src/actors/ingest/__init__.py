@@ -1,1 +1,1 @@
-"""Taking in what a source gives: the pure core of the ingest task, and what it writes."""
+"""The core of the ingest task: staging, upserts, and appends to the source's shards."""

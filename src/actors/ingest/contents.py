@@ -1,9 +1,9 @@
-"""What an export holds, by key: for changes that the outside tells without old rows.
+"""The contents of an export by key, for looking up the old rows of upserts.
 
-Theory of operation. An arrangement of its own, in scratch, that follows *what was given*, not what
-is durable: it is loaded once, with the durable rows and all that is staged, and fed with every
-later piece. So a change finds its old row wherever that stands, and a batch in flight is no reason
-to wait. It is a cache for the life of one task: whatever fails, the next task loads it again.
+Theory of operation. An arrangement in scratch follows the rows *given*, not the durable ones: it is
+loaded once, with the durable and the staged rows, and fed with every later piece. So an upsert
+finds its old row although the batch that holds it is not durable yet. It is a cache for the life of
+one task: after a failure the next task loads it again.
 
 Its times count the pieces. Blocking work runs through the clock's threads; one call at a time.
 """
@@ -30,7 +30,7 @@ _PLACE = "__place"
 
 
 class KeyedContents:
-    """See the module's text. `load` comes first."""
+    """Old rows of one export. `load` comes first."""
 
     def __init__(self, export: str, schema: Schema, directory: Path, clock: Clock) -> None:
         self._export = export
@@ -42,11 +42,11 @@ class KeyedContents:
 
     @property
     def loaded(self) -> bool:
-        """Whether it holds all that was given."""
+        """Return whether it holds all rows given."""
         return self._held is not None
 
     async def load(self, pieces: AsyncIterator[pa.Table]) -> None:
-        """Begins with these updates (their times do not count)."""
+        """Load these updates (their times do not count)."""
         run = self._clock.run_blocking
         made = await run(lambda: Arrangement(self._directory, self._schema, self._schema.key))
         async for piece in pieces:
@@ -60,7 +60,7 @@ class KeyedContents:
         self._held = made
 
     async def feed(self, updates: pa.Table) -> None:
-        """One more piece of changes."""
+        """Add a piece of changes."""
         await self._clock.run_blocking(lambda: self._feed(updates))
 
     def _feed(self, updates: pa.Table) -> None:
@@ -68,6 +68,7 @@ class KeyedContents:
         assert held is not None, "it was loaded"
         held.insert(self._timed(updates, self._pieces), self._pieces + 1)
         self._pieces += 1
+        # Only the newest contents are ever looked up.
         held.allow_compaction(self._pieces - 1)
         if self._pieces % MAINTAIN_EVERY == 0:
             held.maintain()
@@ -77,14 +78,15 @@ class KeyedContents:
         return at_time(plain, time).select([*self._schema.names, TIME, DIFF])
 
     async def changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
-        """What upserts come to: updates (the columns and `DIFF`), which are fed. Raises `Corrupt`
-        when a key stands there more than once."""
+        """Convert upserts to updates (the columns and `DIFF`), and add these. Raises `Corrupt` when
+        a key has more than one row."""
         return await self._clock.run_blocking(lambda: self._changes(pieces))
 
     def _changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
         changes = joined(self._schema, pieces)
         updates = resolve(self._schema, changes, self._find(keys_to_find(self._schema, changes)))
         updates = consolidate(updates)
+        # Added before they are durable: the next upserts must find these rows.
         self._feed(updates)
         return updates
 
@@ -95,7 +97,7 @@ class KeyedContents:
             return self._schema.arrow().empty_table()
         rows = consolidate(held.lookup(keys.combine_chunks(), held.upper).drop_columns([TIME]))
         names = list(self._schema.key)
-        # Only keys and places take part: Arrow joins no lists, not even as columns carried along.
+        # Join keys and row numbers only: Arrow's joins refuse lists, even as columns of the output.
         placed = rows.select(names).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
         there = rows.take(placed.join(keys, keys=names, join_type="left semi")[_PLACE])
         if there.num_rows and (
@@ -111,16 +113,16 @@ class KeyedContents:
         return there.drop_columns([DIFF])
 
     def statistics(self) -> ArrangementStatistics | None:
-        """Return how much is held; None before it was loaded."""
+        """Return the size; None before it was loaded."""
         return None if self._held is None else self._held.statistics()
 
     async def clear(self) -> None:
-        """Nothing is there any more."""
+        """Replace the contents by none."""
         await self.close()
         await self.load(_nothing())
 
     async def close(self) -> None:
-        """Removes its files; twice is fine."""
+        """Remove its files; may be called twice."""
         held, self._held = self._held, None
         if held is not None:
             await self._clock.run_blocking(lambda: held.close(remove=True))

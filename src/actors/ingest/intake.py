@@ -1,14 +1,11 @@
-"""From what a source gives to rows that can be staged: upserts find their old rows, truncates take
-back what stands there.
+"""Turns a source's answers into rows that can be staged: resolves upserts and truncates.
 
-Theory of operation. What is given waits in a queue and is taken in order. Rows, marks and failures
-go straight on. Upserts of an export gather until a mark, or until something else of that export
-comes, and are then resolved against its contents (`ingest.contents`). A truncate forgets what is
-staged of the export behind the last mark, and takes back what is durable, part by part.
+Theory of operation. Answers wait in a queue and are taken in order. Rows, marks and failures are
+staged at once. Upserts of an export gather until a mark, or until something else of that export
+comes, and are then resolved against its contents (`ingest.contents`). A truncate drops the export's
+staged rows since the last mark, and retracts the durable ones, part by part.
 
-Rules. Work that waits (`Work`) is done by whoever drives this, one at a time; nothing else is taken
-meanwhile. Contents are loaded, and a truncate is done, only when no batch is complete or being
-committed (`settled`): so durable rows and open ones are all there is.
+Rules. Effects (`Work`) are run by the caller, one at a time; nothing else is taken meanwhile.
 """
 
 from __future__ import annotations
@@ -42,27 +39,27 @@ from actors.sources.source import (
 
 
 class Resolve(msgspec.Struct, frozen=True, gc=False):
-    """Upserts of an export are to become rows."""
+    """Effect: convert an export's upserts to rows."""
 
     export: str
     pieces: tuple[pa.Table, ...]
 
 
 class Feed(msgspec.Struct, frozen=True, gc=False):
-    """Rows of an export whose contents are kept."""
+    """Effect: add rows to an export's contents."""
 
     rows: Rows
 
 
 class Empty(msgspec.Struct, frozen=True, gc=False):
-    """An export's durable rows are to be taken back, at `time`."""
+    """Effect: retract an export's durable rows, at `time`."""
 
     export: str
     time: Time
 
 
 class Throw(msgspec.Struct, frozen=True, gc=False):
-    """Parts that were written for nothing."""
+    """Effect: delete parts that will not be appended."""
 
     parts: tuple[Part, ...]
 
@@ -71,14 +68,14 @@ Work: TypeAlias = Resolve | Feed | Empty | Throw
 
 
 class _Turn(enum.Enum):
-    """What follows from the first in the queue, where it is no work."""
+    """The next step where the first answer of the queue needs no effect."""
 
     GO_ON = "go on"
     WAIT = "wait"
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """What work came to: rows to be staged, or parts that are written already."""
+    """Result of an effect: rows to stage, or parts that are written already."""
 
     rows: Rows | None = None
     emptied: str = ""
@@ -86,7 +83,7 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 
 
 class Intake:
-    """See the module's text."""
+    """Queue of a source's answers, and the contents of exports with upserts."""
 
     def __init__(
         self,
@@ -106,21 +103,21 @@ class Intake:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether the queue is empty."""
         return not self._queue
 
     @property
     def bytes(self) -> int:
-        """Of upserts that gather."""
+        """Return the bytes of upserts that gather."""
         return self._bytes
 
     def give(self, given: Given) -> None:
-        """One thing more."""
+        """Add an answer to the queue."""
         self._queue.append(given)
 
     def take(self, *, settled: bool, time: Callable[[], Time]) -> Work | None:
-        """Takes all that can be taken; work to be done before the rest can be, if there is any.
-        `settled`: nothing is complete or being committed. `time` fixes one for parts."""
+        """Stage all answers that need no effect; return the effect that comes first, if there is
+        one. `settled`: no batch is complete or being committed. `time` fixes a time for parts."""
         while self._queue:
             given = self._queue[0]
             match given:
@@ -145,8 +142,8 @@ class Intake:
         return None
 
     def take_rows(self) -> None:
-        """Takes rows that go straight on, while others are being spilled: as far as nothing but
-        such rows comes first."""
+        """Stage rows at the head of the queue, as far as they need no effect; safe while others are
+        spilled."""
         while self._queue:
             given = self._queue[0]
             if not isinstance(given, Rows):
@@ -157,7 +154,7 @@ class Intake:
             self._queue.popleft()
 
     def _next(self, work: Work | None = None) -> Work | _Turn:
-        """The first in the queue is taken."""
+        """Remove the first answer of the queue."""
         self._queue.popleft()
         return _Turn.GO_ON if work is None else work
 
@@ -173,6 +170,7 @@ class Intake:
         if given.export in self._staging.failed:
             return self._next()
         if self._bytes + given.changes.nbytes > self._bytes_max and self._upserts:
+            # Bounds memory: the next mark may be far away.
             return self._resolve(next(iter(self._upserts)), settled)
         self._upserts.setdefault(given.export, []).append(given.changes)
         self._bytes += given.changes.nbytes
@@ -182,15 +180,19 @@ class Intake:
         export = given.export
         if export in self._staging.failed:
             return self._next()
+        # Only when no batch is complete or being committed are durable and open rows all there is.
         if not settled:
             return _Turn.WAIT
+        # Upserts before the truncate no longer matter.
         self._drop(export)
         parts = self._staging.forget(export)
         if parts:
+            # The truncate stays in the queue, and is taken again when these are deleted.
             return Throw(tuple(parts))
         return self._next(Empty(export, time()))
 
     def _mark(self, given: Mark, settled: bool) -> Work | _Turn:
+        # A mark belongs after the rows of all upserts before it.
         if self._upserts:
             return self._resolve(next(iter(self._upserts)), settled)
         self._staging.mark(given)
@@ -205,16 +207,17 @@ class Intake:
         self._bytes -= sum(piece.nbytes for piece in self._upserts.pop(export, ()))
 
     def _resolve(self, export: str, settled: bool) -> Work | _Turn:
+        # As in `_truncate`: the contents are loaded from durable and open rows.
         if export not in self._contents and not settled:
             return _Turn.WAIT
         pieces = tuple(self._upserts[export])
         self._drop(export)
         return Resolve(export, pieces)
 
-    # -- work ------------------------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------------
 
     async def do(self, work: Work) -> Done:
-        """Does it. Raises `PenstockError`."""
+        """Run an effect. Raises `PenstockError`."""
         match work:
             case Resolve(export, pieces):
                 contents = self._contents.get(export)
@@ -259,7 +262,7 @@ class Intake:
         return Done(emptied=export, parts=tuple(written))
 
     def done(self, done: Done) -> None:
-        """Work is done: its rows are staged."""
+        """Stage the result of an effect."""
         if done.rows is not None:
             self._staging.rows(done.rows)
         if done.parts:
@@ -267,12 +270,12 @@ class Intake:
         self._staging.settle()
 
     def held(self) -> dict[str, ArrangementStatistics]:
-        """Return what is kept of the contents of exports, by their names outside."""
+        """Return the sizes of the contents of exports, by their external names."""
         found = {name: contents.statistics() for name, contents in self._contents.items()}
         return {name: each for name, each in found.items() if each is not None}
 
     async def close(self) -> None:
-        """Removes what was kept in scratch."""
+        """Remove the contents from scratch."""
         for contents in self._contents.values():
             await contents.close()
 

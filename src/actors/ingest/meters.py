@@ -1,7 +1,7 @@
 """Meters of the operators of a task (`ingest_task`, `sink_task`): rows, time, memory.
 
-An operator is a stage that rows pass. Its time is what was spent in it since the task began, with
-what it waits for there: the outside, stores, threads. Several may be at work at a time.
+An operator is a stage that rows pass. Its time includes waits: for the external system, stores,
+threads. Several operators may be at work at a time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OF_SINK: Final = {
     "Gather": "Gather the changes of a batch, summed up",
     "Read": "Read parts of the object",
 }
-"""Operators of a task, the one that ends the way of rows first, with what they do."""
+"""Operators of a task, last stage first, with descriptions."""
 
 
 class Meter(msgspec.Struct):
-    """One operator's, as it goes on."""
+    """Counters of one operator."""
 
     text: str
     rows: int = 0
@@ -43,7 +43,7 @@ class Meter(msgspec.Struct):
 
 
 class Meters:
-    """Those of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
+    """Meters of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
 
     def __init__(
         self, monotonic_ms: Callable[[], float], operators: Mapping[str, str], id: ObjectId
@@ -58,7 +58,7 @@ class Meters:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[Meter]:
-        """Count the time of the block as the operator's."""
+        """Add the time of the block to the operator's."""
         meter, began = self._meters[name], self._monotonic_ms()
         try:
             yield meter
@@ -66,7 +66,7 @@ class Meters:
             meter.ms += self._monotonic_ms() - began
 
     def memory(self) -> list[MemoryUse]:
-        """Tell what operators hold of a batch, for a `MemoryLedger`."""
+        """Return the memory that operators hold for a batch, for a `MemoryLedger`."""
         return [
             MemoryUse("gathered", self._id, 0, meter.bytes_memory, meter.bytes_mapped)
             for meter in self._meters.values()
@@ -74,12 +74,12 @@ class Meters:
         ]
 
     def statistics(self) -> tuple[OperatorStatistics, ...]:
-        """Return what all have done; the same as the last time when no rows have passed and none
-        are held otherwise, so that a task at rest tells no news."""
+        """Return the operators' statistics."""
         made = tuple(
             OperatorStatistics(name, *msgspec.structs.astuple(meter))
             for name, meter in self._meters.items()
         )
+        # A task at rest must report no changes, though its clocks go on.
         if [_without_time(each) for each in made] != [_without_time(each) for each in self._told]:
             self._told = made
         return self._told

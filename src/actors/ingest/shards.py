@@ -1,13 +1,12 @@
-"""The shards of one source: its exports' and the one that binds its positions to times.
+"""The shards of one source: its exports', and the remap shard, which binds positions to times.
 
 Theory of operation. The *remap* shard holds one row at each time: the position up to which the
-source was taken in, and the exports that failed. A batch is ONE append over that shard and those
-of all exports: so contents and position agree at every time, a crash leaves both or neither, and
-the same positions are bound to the same times for whoever reads them, for ever.
+source was ingested, and the exports that failed. A batch is ONE append over that shard and those of
+all exports: so contents and position agree at every time, a crash leaves both or neither, and each
+position keeps its time for all readers.
 
-Rules: nothing is sealed before the first mark, and an export that was added later not before the
-mark that fills it: its shard stays at 0 meanwhile. An upper that is not where it was left means
-that another task writes (`Fenced`): this one must end and open again.
+Rules: no shard is sealed before the first mark, and that of an export that was added later not
+before the mark that fills it: its upper stays at 0 meanwhile.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from actors.plan.updates import between, concat, consolidate, error_update
 from actors.progress import Frontier, ShardId, Time
 
 REMAP: Final = Schema((Column("position", "string", False), Column("failed", "string", False)))
-"""Of a remap shard. `failed`: a JSON object, export → error."""
+"""Schema of a remap shard. `failed`: a JSON object, export → error."""
 
 
 class ExportShard(msgspec.Struct, frozen=True):
-    """Where an export's rows go."""
+    """Shard and schema of an export."""
 
     shard: ShardId
     schema: Schema
 
 
 class IngestShards:
-    """See the module's text. `open` comes first; one call at a time, but for `write`."""
+    """Reads and appends to the shards of one source. `open` comes first; one call at a time, but
+    for `write`."""
 
     def __init__(
         self, persist: PersistClient, remap: ShardId, exports: Mapping[str, ExportShard]
@@ -49,39 +49,41 @@ class IngestShards:
         self.exports = dict(exports)
         self._uppers: dict[ShardId, Frontier] = {}
         self.position: str | None = None
-        """Durable; None: nothing was ever taken in."""
+        """Durable position; None: nothing was ingested yet."""
         self.failed: dict[str, str] = {}
-        """Exports that ended, and why. One that was dropped and added again begins anew."""
+        """Exports that failed → errors. An export that was dropped and added again starts without
+        one."""
         self._bound: tuple[str, dict[str, str]] | None = None
-        """Position and failures as the remap shard holds them; None: nothing yet."""
+        """Position and failures in the remap shard; None: none yet."""
 
     @property
     def ledger(self) -> MemoryLedger:
-        """The meters of those who stage rows for these shards."""
+        """Return the ledger for the memory of staged rows."""
         return self._persist.ledger
 
     @property
     def upper(self) -> Frontier:
-        """Of the remap shard: all exports are sealed up to it once it has moved."""
+        """Return the upper of the remap shard; exports that were filled are sealed up to it."""
         return self._uppers[self._remap]
 
     @property
     def begun(self) -> bool:
-        """Whether anything was ever sealed."""
+        """Return whether anything was ever sealed."""
         return self.upper > 0
 
     @property
     def sealed(self) -> tuple[tuple[str, Frontier], ...]:
-        """(export, upper) of all that have been filled."""
+        """Return (export, upper) of all that were filled."""
         uppers = ((name, self._uppers[each.shard]) for name, each in self.exports.items())
         return tuple((name, upper) for name, upper in uppers if upper)
 
     def is_empty(self, export: str) -> bool:
-        """Whether it was never filled."""
+        """Say whether an export was never filled."""
         return not self._uppers[self.exports[export].shard]
 
     async def open(self) -> None:
-        """Reads where the source stands. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
+        """Read the durable position and uppers. Raises `UnknownObject`, `Corrupt`,
+        `StorageError`."""
         shards = [self._remap, *(export.shard for export in self.exports.values())]
         self._uppers = {shard: await self._persist.upper(shard) for shard in shards}
         self.position, self.failed, self._bound = None, {}, None
@@ -114,7 +116,7 @@ class IngestShards:
         return concat(tables, REMAP.arrow_updates())
 
     async def rows(self, export: str) -> AsyncIterator[pa.Table]:
-        """The durable updates of an export, part by part. Raises `StorageError`."""
+        """Yield the durable updates of an export, part by part. Raises `StorageError`."""
         own = self.exports[export]
         upper = self._uppers[own.shard]
         if upper == 0:
@@ -129,15 +131,15 @@ class IngestShards:
                 await reader.close()
 
     async def fetch(self, export: str, part: Part) -> pa.Table:
-        """The updates of a part that was written here. Raises `StorageError`."""
+        """Return the updates of a part that this task wrote. Raises `StorageError`."""
         return await self._persist.fetch(part, self.exports[export].schema)
 
     async def write(self, export: str, updates: pa.Table) -> tuple[Part, ...]:
-        """Durable parts of an export's updates, named by nothing yet."""
+        """Write an export's updates as durable parts, which no append names yet."""
         return await self._persist.write_parts(self.exports[export].shard, updates)
 
     async def write_all(self, tables: Mapping[str, pa.Table]) -> dict[str, tuple[Part, ...]]:
-        """Durable parts of several exports; of all or none."""
+        """Write durable parts of several exports: all or none."""
         written: dict[str, tuple[Part, ...]] = {}
         try:
             for export, updates in tables.items():
@@ -149,15 +151,18 @@ class IngestShards:
         return written
 
     async def discard(self, parts: list[Part]) -> None:
-        """Deletes parts that will not be appended."""
+        """Delete parts that will not be appended."""
         await self._persist.discard_parts(parts)
 
     async def commit(self, batch: Batch) -> Frontier:
-        """Makes a batch durable; the upper then. Raises `Fenced`, `StorageError` (it may have
-        happened, unless the error says otherwise: open again), `TypeMismatch`."""
+        """Append a batch; return the new upper. Raises `Fenced`, `StorageError` (indeterminate
+        unless it says otherwise: open again), `TypeMismatch`."""
         parts: dict[str, list[Part]] = {name: list(held) for name, held in batch.parts.items()}
         failed = self.failed | {each.export: each.error for each in batch.failed}
+        # Without progress of the source the remap shard needs no row; its upper advances all the
+        # same.
         moved = self._bound != (batch.position, failed)
+        # The first mark fills all exports, also those that it does not name.
         filled = batch.filled if self.begun else frozenset(self.exports)
         self._check_filled(batch, filled)
         written: list[Part] = []
@@ -171,7 +176,7 @@ class IngestShards:
             if moved:
                 binding = self._binding(batch.position, failed, batch.time)
                 written = list(await self._persist.write_parts(self._remap, binding))
-        except BaseException:  # a task that is stopped, too
+        except BaseException:  # cancellation, too: the parts would be orphans
             with anyio.CancelScope(shield=True):
                 await self.discard([*written, *(part for held in parts.values() for part in held)])
             raise
@@ -180,7 +185,7 @@ class IngestShards:
         return upper
 
     async def tick(self, upper: Frontier) -> Frontier:
-        """Nothing came up to `upper`: seals all shards below it, once something was ever taken."""
+        """Seal all shards below `upper`, without updates; only after the first mark."""
         assert self.begun, "a source without contents is not sealed"
         return await self._append(upper, (), {})
 
@@ -215,13 +220,14 @@ class IngestShards:
                 appends.append(Append(export.shard, self._uppers[export.shard], upper, held))
         try:
             result = await self._persist.append(appends)
+            # Another task has appended: a retry here would give its rows a second time.
             if isinstance(result, UpperMismatch):
                 raise Fenced(
                     f"shard {result.shard} of this source is at {result.current}, not at "
                     f"{result.expected}: another task writes to it; nothing was written",
                     determinate=True,
                 )
-        except BaseException:  # those of an append whose outcome is open stay
+        except BaseException:  # `discard` keeps parts of an indeterminate append
             with anyio.CancelScope(shield=True):
                 await self.discard([*remap, *(part for held in parts.values() for part in held)])
             raise

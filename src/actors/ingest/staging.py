@@ -1,26 +1,23 @@
-"""What a source has given and is not durable yet: pure.
+"""Stages rows that a source has given and that are not durable yet. Pure.
 
-Theory of operation. Rows come in pieces; a mark makes all pieces before it *complete*: they stand
-at one position outside, and become durable with it. One batch is committed at a time; what comes
-meanwhile gathers, so batches are as large as commits are slow. What is late already waits a little
-more (`gathers_ms`): an eighth of how late it is, so that who catches up does it in few commits, and
-who is up to date never waits.
+Theory of operation. Rows come in pieces; a mark makes all pieces before it *complete*: they belong
+to one position, and become durable with it. One batch is committed at a time; later pieces gather,
+so batches are as large as commits are slow.
 
-Times. A batch lies at one time: the clock's, but never below the upper. It is chosen when the
-batch is taken, or when the first rows of a long transaction are *spilled*: written as parts that
-nobody names yet, so that a transaction of any size needs little memory. While something is
-spilled the upper stands still, since what was spilled lies above it.
+A batch has one time: the clock's, but never below the upper. It is chosen when the batch is taken,
+or when the first rows of a long transaction are *spilled*: written as parts that no append names
+yet, so that a transaction of any size needs little memory.
 
 Rules:
-- rows behind the last mark (*open* ones) are never in a batch;
-- rows are spilled only when none is complete and no batch is being committed: so one time, beyond
-  all that is durable, is right for all of them. They are half of what may be staged, so that more
-  rows come meanwhile; nothing but rows may, until the parts are there (`spill_ended`);
-- an export that failed takes no rows any more, from then on and after every restart;
-- a source gives another piece only while there is room for it (`hungry`).
+- rows after the last mark (*open* ones) are never in a batch;
+- rows are spilled only when none is complete and no batch is being committed. They are half of the
+  rows that may be staged, so that more come meanwhile; nothing but rows may, until the parts are
+  there (`spill_ended`);
+- an export that failed takes no more rows, nor after any restart;
+- a source gives another piece only while there is room for it (`hungry`): backpressure.
 
-Invariants (`validate`): ``bytes == sum of open and complete``; a time is chosen exactly while
-parts are spilled; after a failure nothing of that export is staged behind its last mark.
+Invariants (`validate`): ``bytes == sum of open and complete``; a time is chosen exactly while parts
+are spilled; after a failure no rows of that export are staged after its last mark.
 """
 
 from __future__ import annotations
@@ -45,17 +42,17 @@ _GATHER_SHARE: Final = 8
 
 
 class SourceFault(PenstockError):
-    """A source broke a rule of `sources.source`: a fault of this program."""
+    """A source broke a rule of `sources.source`: a bug."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one append makes durable, at one time."""
+    """The rows of one append, at one time."""
 
     time: Time
     tables: dict[str, tuple[pa.Table, ...]]
-    """By export; with `TIME`."""
+    """Export → rows with `TIME`."""
     parts: dict[str, tuple[Part, ...]]
-    """Spilled ones, by export."""
+    """Export → spilled parts."""
     position: str
     outside_ms: int | None
     messages: int
@@ -67,13 +64,13 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class _Stage:
-    """Rows and parts of one side, by export."""
+    """Rows and parts, open or complete, by export."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[pa.Table]] = {}
         self.parts: dict[str, list[Part]] = {}
         self.inserted: dict[str, int] = {}
-        """Of the rows, those that come."""
+        """Export → number of insertions among the rows."""
         self.rows = 0
         self.bytes = 0
 
@@ -98,7 +95,7 @@ class _Stage:
         self.bytes += other.bytes
 
     def without(self, export: str) -> list[Part]:
-        """Takes an export out; its parts."""
+        """Remove an export's rows; return its parts."""
         for table in self.tables.pop(export, ()):
             self.rows -= table.num_rows
             self.bytes -= table.nbytes
@@ -109,7 +106,8 @@ class _Stage:
 
 
 class Staging:
-    """See the module's text. `bytes_max`: of what is staged; one piece more may come."""
+    """Open and complete rows of one source. `bytes_max`: bound of staged bytes, which one piece may
+    exceed."""
 
     def __init__(self, exports: Iterable[str], failed: Iterable[str], bytes_max: int) -> None:
         self._exports = frozenset(exports)
@@ -125,19 +123,19 @@ class Staging:
         self._failing_complete: list[ExportFailed] = []
         self._time: Time | None = None
         self._bytes_spilling = 0
-        """Taken out by `spill`, and not durable yet."""
+        """Bytes taken out by `spill`, and not durable yet."""
         self._gathering_since: Time | None = None
 
-    # -- what the source gives -----------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------
 
     def rows(self, given: Rows) -> None:
-        """A piece. Raises `SourceFault` for an export that is not its own."""
+        """Stage a piece. Raises `SourceFault` for an export that is not its own."""
         self._check(given.export)
         if given.export not in self.failed and given.updates.num_rows:
             self._open.add(given.export, given.updates)
 
     def fail(self, given: ExportFailed) -> list[Part]:
-        """An export goes on no further; parts of its open rows, to be discarded."""
+        """End an export; return the parts of its open rows, to be discarded."""
         self._check(given.export)
         if given.export in self.failed:
             return []
@@ -146,14 +144,13 @@ class Staging:
         return self.forget(given.export)
 
     def forget(self, export: str) -> list[Part]:
-        """Takes an export's open rows back: nothing of them has happened. Parts of them, to be
-        discarded."""
+        """Drop an export's open rows; return their parts, to be discarded."""
         parts = self._open.without(export)
         self.settle()
         return parts
 
     def mark(self, given: Mark) -> None:
-        """Everything given so far stands at one position."""
+        """Make all open rows complete, at one position."""
         self._complete.join(self._open)
         self._open = _Stage()
         self._failing_complete += self._failing
@@ -169,57 +166,60 @@ class Staging:
             raise SourceFault(f"the source gave rows of {export!r}, which is none of its exports")
 
     def open_rows(self, export: str) -> tuple[tuple[pa.Table, ...], tuple[Part, ...]]:
-        """Rows and parts of an export behind the last mark."""
+        """Return rows and parts of an export after the last mark."""
         stage = self._open
         return tuple(stage.tables.get(export, ())), tuple(stage.parts.get(export, ()))
 
-    # -- what is to be done --------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
     @property
     def bytes(self) -> int:
-        """Of rows in memory, those of a batch taken left out."""
+        """Return the bytes of rows in memory, without those of batches taken."""
         return self._open.bytes + self._complete.bytes + self._bytes_spilling
 
     @property
     def rows_staged(self) -> int:
-        """Those of a batch taken left out."""
+        """Return the number of staged rows, without those of batches taken."""
         return self._open.rows + self._complete.rows
 
     @property
     def hungry(self) -> bool:
-        """Whether there is room for another piece."""
+        """Return whether there is room for another piece."""
         return self.bytes < self.bytes_max
 
     @property
     def complete(self) -> bool:
-        """Whether a batch can be taken."""
+        """Return whether a batch can be taken."""
         return self._mark is not None
 
     @property
     def spilled(self) -> bool:
-        """Whether parts lie at a chosen time: the upper must stand still."""
+        """Return whether parts lie at a chosen time: the upper must not pass it."""
         return self._time is not None
 
     @property
     def must_spill(self) -> bool:
-        """Whether it is time to make room; right while no batch is being committed."""
+        """Return whether room must be made; valid while no batch is being committed."""
         full = 2 * self._open.bytes >= self.bytes_max
         return TRANSACTION_BYTES.crossed(full) and not self.complete
 
     def gathers_ms(self, now: Time) -> int:
-        """How long what is complete waits for more before it is taken; 0: take it."""
+        """Return the time that complete rows wait for more before they are taken; 0: take them."""
         if self._gathering_since is None:
             self._gathering_since = now
         if self._outside_ms is None or not self.hungry or self._failing_complete or self._filled:
             return 0
+        # An eighth of the rows' age: a source that catches up makes few commits, one that is up to
+        # date never waits.
         wait = min(GATHER_MS_MAX, max(0, now - self._outside_ms) // _GATHER_SHARE)
         return min(wait, max(0, self._gathering_since + wait - now))
 
     def spill(self, now: Time, upper: Frontier) -> dict[str, pa.Table]:
-        """Takes all open rows out, to be written as parts (`wrote`), with their time; then
-        `spill_ended` is called."""
+        """Take all open rows out, with their time, to be written as parts (`wrote`); then call
+        `spill_ended`."""
         assert self.must_spill, "there is room, or a batch to be committed first"
         assert not self._bytes_spilling, "one spill at a time"
+        # One time, beyond all that is durable, is right for all of these rows: none is complete.
         stage, time = self._open, self.fix_time(now, upper)
         tables = {
             export: at_time(pa.concat_tables(tables), time)
@@ -231,23 +231,24 @@ class Staging:
         return tables
 
     def spill_ended(self) -> None:
-        """All that was taken out is durable (`wrote`)."""
+        """Note that all rows taken out are durable (`wrote`)."""
         self._bytes_spilling = 0
 
     def fix_time(self, now: Time, upper: Frontier) -> Time:
-        """The time of parts that are about to be written (`wrote`); at rest it stays open."""
+        """Return the time of parts that are about to be written (`wrote`); choose it if none is
+        chosen."""
         assert not self.complete, "complete rows may lie at an earlier time"
         if self._time is None:
             self._time = max(now, upper)
         return self._time
 
     def wrote(self, export: str, parts: Sequence[Part]) -> None:
-        """Spilled rows are durable parts, which nothing names yet."""
+        """Replace spilled rows by their durable parts, which no append names yet."""
         self._open.parts.setdefault(export, []).extend(parts)
         self._open.rows += sum(part.rows for part in parts)
 
     def take(self, now: Time, upper: Frontier) -> Batch:
-        """The batch of all that is complete; it is the taker's now."""
+        """Take the batch of all complete rows."""
         mark, stage = self._mark, self._complete
         assert mark is not None, "nothing is complete"
         assert not self._bytes_spilling, "parts of it are not durable yet"
@@ -276,18 +277,18 @@ class Staging:
         return batch
 
     def settle(self) -> None:
-        """Nothing more is being written: a time is chosen only while parts lie at it. Open rows
-        are never spilled beside complete ones, so once a batch is taken no part is left."""
+        """Release the chosen time when no part lies at it."""
+        # Open rows are never spilled beside complete ones: once a batch is taken no part is left.
         if not self._open.parts and not self._complete.parts:
             self._time = None
 
     def parts(self) -> list[Part]:
-        """All that was spilled and is in no batch: to be discarded when the task ends."""
+        """Return all spilled parts in no batch, to be discarded when the task ends."""
         stages = (self._open, self._complete)
         return [p for stage in stages for parts in stage.parts.values() for p in parts]
 
     def validate(self) -> None:
-        """Raises AssertionError when an invariant does not hold."""
+        """Raise AssertionError when an invariant does not hold."""
         for stage in (self._open, self._complete):
             tables = [table for tables in stage.tables.values() for table in tables]
             parts = [part for parts in stage.parts.values() for part in parts]

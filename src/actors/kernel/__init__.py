@@ -1,6 +1,6 @@
 """Actors: bounded mailboxes, envelopes, contexts and their supervision.
 
-Knows nothing of the rest of the project. What the rest uses is re-exported here, once.
+Imports only errors and telemetry of the project. Re-exports the public names.
 """
 
 from actors.kernel.actor import Actor as Actor

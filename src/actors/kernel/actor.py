@@ -1,8 +1,8 @@
-"""What an actor is, its address, and the context through which alone it touches the world.
+"""Actors, their addresses, and the context: an actor's only access to clocks, randomness and I/O.
 
 An actor handles one message at a time. It reads clocks, draws randomness, sets timers, spawns
-children and runs effects only through `Context`, so that a simulation can replace all of them.
-The result of an effect comes back as a message of the actor itself, into reserved room.
+children and runs effects only through `Context`, so that a simulation can replace all of them. The
+result of an effect returns as a message of the actor itself, into reserved room.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ T = TypeVar("T")
 
 
 HANDLING: ContextVar[Mailbox[Any] | None] = ContextVar("handling", default=None)
-"""Whose message is being handled; None beside actors, and in their effects, which keep nobody."""
+"""Mailbox whose message is being handled; None beside actors, and in effects, which block no
+actor."""
 
 
 def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
-    """The way from `asked` back to `asker`, as text; None when there is none.
-
-    It goes along asks that wait for an actor to come to them or to have handled them: what that
-    actor has put off (to an effect, to another) may be answered while it waits itself.
-    """
+    """Return the path of asks from `asked` back to `asker`, as text; None when there is none."""
     ways: list[tuple[Mailbox[Any], ...]] = [(asker, asked)]
     seen: set[Mailbox[Any]] = set()
     while ways:
@@ -46,12 +43,14 @@ def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
             return " → ".join(box.path for box in way)
         if way[-1] not in seen:
             seen.add(way[-1])
+            # Only asks whose target still has to handle them block: a deferred answer (an effect's,
+            # another actor's) may be given while the target itself waits.
             ways += [(*way, box) for box, reply in way[-1].asking if box.owes(reply)]
     return None
 
 
 class Address(Generic[M]):
-    """Where to send an actor its messages. Cheap to copy, safe to keep after its death."""
+    """Sends messages to an actor. Cheap to copy, safe to keep after its death."""
 
     __slots__ = ("_mailbox",)
 
@@ -60,43 +59,45 @@ class Address(Generic[M]):
 
     @property
     def path(self) -> str:
-        """Name of the actor in the tree, for people."""
+        """Return the actor's path in the tree, for display."""
         return self._mailbox.path
 
     def __repr__(self) -> str:
         return f"<{self.path}>"
 
     def send(self, message: M) -> Coroutine[Any, Any, None]:
-        """Sends, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
+        """Send, waiting for room (backpressure): to be awaited. Raises `Closed` or `Broken`."""
         return self._mailbox.send(message)
 
     def send_nowait(self, message: M) -> None:
-        """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
         self._mailbox.send_nowait(message)
 
     def reply(self, message: M) -> bool:
-        """Answers an earlier request, in the room that request reserved: never waits.
+        """Deliver the answer to an earlier request, in the room that it reserved: never waits.
 
-        False when the actor has stopped (counted there as unhandled).
+        Returns False when the actor has stopped (counted there as unhandled).
         """
         return self._mailbox.deliver(message)
 
     async def ask(self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None) -> R:
-        """Sends ``make(reply)`` and waits for the answer.
+        """Send ``make(reply)`` and wait for the answer.
 
         Raises what the actor failed the reply with, `ActorDead` when it stops first,
-        `DeadlineExceeded`, and `AskCycle` when the actor itself waits, through others or not,
-        for an answer of the asker's.
+        `DeadlineExceeded`, and `AskCycle` when the actor itself waits, through others or not, for
+        an answer of the asker's.
         """
         mailbox = self._mailbox
         asker = HANDLING.get()
         if (
+            # Only while an ask can close a cycle: the target itself waits, or is the asker.
             asker is not None
             and (mailbox.asking or mailbox is asker)
             and (cycle := _cycle(asker, mailbox)) is not None
         ):
             raise AskCycle(f"an ask that can never be answered: {cycle}")
         reply: Reply[R] = Reply(mailbox.asks)
+        # Recorded before the send, which may wait for room, too.
         waits = (mailbox, reply)
         if asker is not None:
             asker.asking = (*asker.asking, waits)
@@ -111,16 +112,17 @@ class Address(Generic[M]):
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
         finally:
             reply.forget()
+            # By identity: a handler may run several asks at once, which end in any order.
             if asker is not None:
                 asker.asking = tuple(each for each in asker.asking if each is not waits)
 
     def statistics(self) -> MailboxStatistics:
-        """The mailbox at this moment."""
+        """Return the mailbox's statistics at this moment."""
         return self._mailbox.statistics()
 
 
 class Effect:
-    """A running effect or timer; cancel it when its result no longer matters."""
+    """A running effect or timer, which can be cancelled."""
 
     __slots__ = ("_running",)
 
@@ -128,12 +130,12 @@ class Effect:
         self._running = running
 
     def cancel(self) -> None:
-        """Stops it; its result message is not sent."""
+        """Stop it; its result message is not sent."""
         self._running.cancel()
 
 
 class Context(Generic[M]):
-    """An actor's only way to the world."""
+    """An actor's only access to its surroundings."""
 
     __slots__ = ("_cell",)
 
@@ -142,36 +144,36 @@ class Context(Generic[M]):
 
     @property
     def self(self) -> Address[M]:
-        """This actor's own address."""
+        """Return this actor's own address."""
         return self._cell.address
 
     @property
     def path(self) -> str:
-        """This actor's path."""
+        """Return this actor's path."""
         return self._cell.path
 
     @property
     def clock(self) -> Clock:
-        """The clock (also for code below that needs one)."""
+        """Return the clock (also for code below that needs one)."""
         return self._cell.system.clock
 
     @property
     def random(self) -> random.Random:
-        """The system's seeded source of randomness."""
+        """Return the system's seeded source of randomness."""
         return self._cell.system.random
 
     def now_ms(self) -> int:
-        """Wall clock in milliseconds since the epoch."""
+        """Return the wall clock in milliseconds since the epoch."""
         return self._cell.system.clock.now_ms()
 
     def monotonic_ms(self) -> float:
-        """Milliseconds that never go back."""
+        """Return monotonic milliseconds."""
         return self._cell.system.clock.monotonic_ms()
 
     @property
     def more_waits(self) -> bool:
-        """Whether another message follows the one being handled: who does work for many at once
-        goes on gathering while there is."""
+        """Return whether another message follows the one being handled, so that an actor that
+        batches its work may go on gathering."""
         return self._cell.mailbox.more_waits
 
     def spawn(
@@ -182,27 +184,27 @@ class Context(Generic[M]):
         mailbox: int | None = None,
         policy: Policy | None = None,
     ) -> Address[N]:
-        """Starts a child; it is stopped with (before) this actor."""
+        """Start a child; it is stopped with (before) this actor."""
         return self._cell.system.spawn_below(self._cell, factory, name, mailbox, policy)
 
     async def stop_child(self, child: Address[Any]) -> None:
-        """Stops a child and waits until it has stopped."""
+        """Stop a child and wait until it has stopped."""
         await self._cell.stop_child(child)
 
     def watch(self, other: Address[Any], message: M) -> None:
-        """Delivers `message` here when `other` stops (at once if it has)."""
+        """Deliver `message` here when `other` stops (at once if it has)."""
         self._cell.system.watch(other, self._cell.address, message)
 
     def actors(self) -> list[ActorStatistics]:
-        """Every live actor of the system."""
+        """Return the statistics of every live actor of the system."""
         return self._cell.system.statistics()
 
     def stop(self) -> None:
-        """Asks this actor to stop after the current message."""
+        """Stop this actor after the current message."""
         self._cell.request_stop()
 
     def after(self, delay_ms: float, message: M) -> Effect:
-        """A timer: delivers `message` here after `delay_ms`."""
+        """Set a timer: deliver `message` here after `delay_ms`."""
         return Effect(self._cell.after(delay_ms, message))
 
     def effect(
@@ -212,7 +214,7 @@ class Context(Generic[M]):
         done: Callable[[T], M | None],
         failed: Callable[[Exception], M | None] | None = None,
     ) -> Effect:
-        """Runs a coroutine beside the actor; its result comes back as a message.
+        """Run a coroutine beside the actor; its result comes back as a message.
 
         ``done(result)`` (or ``failed(error)``) makes the message; None sends nothing. Without
         `failed` an error crashes the actor. Effects are cancelled when the actor stops.
@@ -226,15 +228,15 @@ class Actor(Generic[M]):
     ctx: Context[M]
 
     async def on_start(self) -> None:
-        """Runs before the first message."""
+        """Run before the first message."""
 
     def receive(self, message: M) -> Awaitable[None] | None:
-        """Handles one message: a plain method, or an ``async def``."""
+        """Handle one message: a plain method, or an ``async def``."""
         raise NotImplementedError
 
     async def on_stop(self) -> None:
-        """Runs after the last message, children already stopped."""
+        """Run after the last message, children already stopped."""
 
     def describe(self) -> str:
-        """What it is doing or waiting for, for people."""
+        """Return a description of its present work, for operators."""
         return ""

@@ -1,17 +1,17 @@
 """The running form of an actor: its task, its effects, its children, its end.
 
-Theory of operation. An actor has one task, which takes all that waits in the mailbox and hands
-the messages on one by one. Effects have tasks of their own; an effect that fails and has nobody
-to tell crashes its actor where it stands. An actor ends in this order: its effects are
-cancelled, its children stop (the last first), `on_stop` runs, what is left in the mailbox is
-counted, owed replies fail, watchers hear of it.
+An actor has one task, which takes all waiting messages of the mailbox in one batch and handles them
+one by one. Effects have tasks of their own; an effect that fails without a `failed` handler crashes
+its actor at once. An actor ends in this order: its effects are cancelled, its children stop (the
+last first), `on_stop` runs, messages left in the mailbox are counted, owed replies fail, watchers
+are notified.
 
 Invariants: a message is handled once, put back (the crash came before its turn) or counted; no
-effect outlives its actor's `on_stop`; the task is cancelled by us only while it serves, so that
-a cancel can be told from one that comes from outside and never strikes what comes after.
+effect outlives its actor's `on_stop`; we cancel the task only while it serves, so that our cancel
+differs from one of another task, and never strikes later code.
 
-Cost. Nothing is made for a message, nor for an actor that waits: what effects, children and
-traces need is made when there are any. The story of the last messages is written once a batch.
+Cost. Nothing is allocated for a message, nor for an idle actor: fields of effects, children and
+traces are made on demand.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     state: str
     """``starting``, ``idle``, ``handles X``, ``asks /path``, ``restarts``, ``stops``."""
     doing: str
-    """In its own words."""
+    """The actor's own description."""
     depth: int
-    """Messages that wait."""
+    """Number of waiting messages."""
     depth_max: int
     limit: int
     senders_waiting: int
     received: int
     busy_ms: float
-    """In handlers, what they waited for included."""
+    """Time in handlers, their waits included."""
     effects: int
     crashes: int
 
 
 class _Stop:
-    """The one control message."""
+    """The only control message."""
 
 
 class Timer(Generic[M]):
-    """A message that comes later. It has no task: a handle of the loop's is all."""
+    """A message that is delivered later. It has no task, only a handle of the event loop."""
 
     __slots__ = ("_cell", "_message", "handle")
 
@@ -77,15 +77,15 @@ class Timer(Generic[M]):
         self._cell = cell
         self._message = message
         self.handle: asyncio.TimerHandle | None = None
-        """None when it is over, and in an actor that stops."""
+        """None after it fired or was cancelled, and in an actor that stops."""
 
     def fire(self) -> None:
-        """Its time has come."""
+        """Deliver the message: the delay is over."""
         self.handle = None
         self._cell.fired(self, self._message)
 
     def cancel(self) -> None:
-        """It will not fire; harmless when it has."""
+        """Cancel it; harmless after it has fired."""
         handle, self.handle = self.handle, None
         if handle is not None:
             handle.cancel()
@@ -142,35 +142,35 @@ class Cell(Generic[M]):
         self.actor: Actor[M] | None = None
         self.task: asyncio.Task[None] | None = None
         self.context = contextvars.copy_context()
-        """That the task and its timers run in."""
+        """Context of the task and its timers."""
         self.busy_ms = 0.0
-        """In `receive`, what it waited for included."""
+        """Time in `receive`, its waits included."""
         self.crashes = 0
         self._serving = False
         self._stopping = False
         self._crash: Exception | None = None
-        """Of an effect."""
+        """Failure of an effect or a child."""
         self._effects: dict[anyio.CancelScope | Timer[M], asyncio.Task[None] | None] | None = None
         self._idle: Flag | None = None
-        """Up when the last effect has ended."""
+        """Set when the last effect has ended."""
         self._crashes: tuple[float, ...] = ()
         self._story: deque[type[Any]] | None = None
-        """Types of the messages handled last, up to the batch at hand."""
+        """Types of the messages handled last, up to the current batch."""
 
     def request_stop(self) -> None:
-        """Stops after the current message."""
+        """Stop after the current message."""
         self._stopping = True
         self.mailbox.control(_Stop)
 
     async def stop_child(self, child: Address[Any]) -> None:
-        """Stops one child and waits."""
+        """Stop one child and wait."""
         for cell in list(self.children.values()):
             if cell.address is child or cell.path == child.path:
                 cell.request_stop()
                 await cell.stopped.wait()
 
     def statistics(self) -> ActorStatistics:
-        """For people who look on."""
+        """Return the statistics, for operators."""
         box = self.mailbox.statistics()
         return ActorStatistics(
             path=self.path,
@@ -206,7 +206,7 @@ class Cell(Generic[M]):
         done: Callable[[T], M | None],
         failed: Callable[[Exception], M | None] | None,
     ) -> anyio.CancelScope:
-        """Runs an effect beside the actor; the scope cancels it, and so does the actor's end."""
+        """Run an effect beside the actor; the scope cancels it, and so does the actor's end."""
         scope = anyio.CancelScope()
         if self._serving and not self._stopping:
             if self._effects is None:
@@ -216,7 +216,8 @@ class Cell(Generic[M]):
         return scope
 
     def after(self, delay_ms: float, message: M) -> Timer[M]:
-        """Delivers `message` to the actor itself then, unless it is cancelled or has ended."""
+        """Deliver `message` to the actor itself after the delay, unless it is cancelled or has
+        ended."""
         timer = Timer(self, message)
         if self._serving and not self._stopping:
             if self._effects is None:
@@ -228,14 +229,15 @@ class Cell(Generic[M]):
         return timer
 
     def fired(self, timer: Timer[M], message: M) -> None:
-        """A timer's time has come: what is being handled meanwhile is not its cause."""
+        """Deliver a timer's message."""
         self.forget(timer)
+        # The message being handled meanwhile is not the timer's cause.
         token = TRACEPARENT.set(None)
         self.mailbox.deliver_own(message)
         TRACEPARENT.reset(token)
 
     def forget(self, effect: anyio.CancelScope | Timer[M]) -> None:
-        """It is over."""
+        """Remove an effect or timer that is over."""
         assert self._effects is not None, "it was started"
         self._effects.pop(effect, None)
         if self._idle is not None and not self._effects:
@@ -249,7 +251,7 @@ class Cell(Generic[M]):
         failed: Callable[[Exception], M | None] | None,
     ) -> None:
         HANDLING.set(None)
-        TRACEPARENT.set(None)  # most effects outlive their cause; others name theirs
+        TRACEPARENT.set(None)  # most effects outlive their cause; others set their own
         message: M | None = None
         try:
             with scope:
@@ -259,26 +261,27 @@ class Cell(Generic[M]):
                     if failed is None:
                         raise
                     message = failed(error)
-                # What it waited for may have come just before it was cancelled.
+                # It may have been cancelled right after its await completed.
                 if message is not None and not scope.cancel_called:
                     self.mailbox.deliver_own(message)
         except Exception as error:  # noqa: BLE001 (the actor crashes by it)
             self.crash(error)
         finally:
-            # An error holds this frame by its traceback, and the message may hold the error where
-            # the garbage collector does not look (a struct without gc): nobody would free them.
+            # An error holds this frame by its traceback, and the message may hold the error in a
+            # struct without gc: a cycle that the garbage collector cannot see.
             message = None
             self.forget(scope)
 
     def crash(self, error: Exception) -> None:
-        """It fails where it stands, by what happened beside or below it; unless it ends anyhow."""
+        """Crash the actor at once, by a failure of an effect or a child; unless it ends anyhow."""
+        # Only while it serves: `_live` then knows this cancel for ours, and takes it back.
         if self._crash is None and self._serving:
             self._crash = error
             assert self.task is not None, "it serves"
             self.task.cancel()
 
     def cancel_effects(self) -> None:
-        """All of them."""
+        """Cancel all effects and timers."""
         for effect in list(self._effects or ()):
             effect.cancel()
 
@@ -292,9 +295,9 @@ class Cell(Generic[M]):
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole life, restarts included."""
+        """Run the whole life, restarts included."""
         HANDLING.set(self.mailbox)
-        TRACEPARENT.set(None)  # that of whoever spawned it
+        TRACEPARENT.set(None)  # the context was copied from the spawning task
         broken: str | None = None
         try:
             while True:
@@ -329,8 +332,10 @@ class Cell(Generic[M]):
         finally:
             if self._crash is not None:
                 assert self.task is not None, "it has served"
+                # Our own cancel: taken back, so that the task counts only those of other tasks.
                 self.task.uncancel()
                 self._crash = None
+            # First of the end: no effect may run beside `on_stop`.
             await self._end_effects()
         await self._stop_children()
         await actor.on_stop()
@@ -343,6 +348,7 @@ class Cell(Generic[M]):
             if self._story is None:
                 self._story = deque(maxlen=STORY_MESSAGES_MAX)
             if mailbox.urgent is not None:
+                # A stop overtakes the batch: its messages are counted as unhandled.
                 mailbox.close(unhandled=len(batch))
                 return
             began = perf_counter()
@@ -357,16 +363,18 @@ class Cell(Generic[M]):
                     elif (waits := receive(message)) is not None:
                         await waits
                     if self._crash is not None:
-                        raise self._crash  # the handler has kept the cancel to itself
+                        raise self._crash  # the handler swallowed the cancel
                     if mailbox.urgent is not None:
                         mailbox.close(unhandled=len(batch) - taken)
                         return
-                del message  # an actor that waits holds nothing of what it has handled
+                del message  # an idle actor must not keep handled messages alive
             except BaseException:
+                # Without the failed one: a message is handled once.
                 mailbox.put_back(batch[taken:])
                 raise
             finally:
                 self.busy_ms += (perf_counter() - began) * 1000
+                # Once a batch: a record for each message would cost more.
                 self._story.extend(map(type, batch[max(0, taken - STORY_MESSAGES_MAX) : taken]))
                 mailbox.batch, mailbox.current = [], None
 
@@ -382,12 +390,13 @@ class Cell(Generic[M]):
             release(token)
 
     async def _survives(self, error: BaseException) -> bool:
-        """Whether the actor is started afresh; escalates or stops it otherwise."""
+        """Apply the policy to a crash; return whether the actor is restarted."""
         self.crashes += 1
         await self._stop_children()
         told = [kind.__name__ for kind in self._story or ()]
         story = f"{self.path} failed after {told}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)
+        # Also before a restart: the new actor knows nothing of the answers that the old one owed.
         self.mailbox.fail_asks(f"{type(error).__name__}: {error}")
         if self.policy.kind == "restart":
             now = self.system.clock.monotonic_ms()
@@ -406,7 +415,7 @@ class Cell(Generic[M]):
         return False
 
     def _guardian(self) -> Cell[Any] | None:
-        """The nearest actor above that is started afresh when it crashes."""
+        """Return the nearest ancestor whose policy restarts it."""
         above = self.parent
         while above is not None and above.policy.kind != "restart":
             above = above.parent
@@ -422,9 +431,12 @@ class Cell(Generic[M]):
             await self._stop_children()
         finally:
             self.mailbox.close(broken=broken)
+            # In a `finally`: also when a child's stop was interrupted, no watcher may wait for
+            # ever.
             if self.parent is not None:
                 self.parent.children.pop(self.path, None)
             self.system.ended(self)
+            # After the close: a task that awaited the stop finds the mailbox closed.
             self.stopped.set()
             for watcher, message in self.watchers:
                 watcher.reply(message)

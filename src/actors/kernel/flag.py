@@ -1,4 +1,4 @@
-"""Something that happens once, and may be waited for. Smaller than an event: most nobody awaits."""
+"""A one-time event. Smaller than `asyncio.Event`, as most flags are never awaited."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Flag:
-    """Down, then up for good."""
+    """An event that is set once, and stays set."""
 
     __slots__ = ("_up", "_waiters")
 
@@ -15,11 +15,11 @@ class Flag:
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def is_set(self) -> bool:
-        """Whether it is up."""
+        """Return whether it is set."""
         return self._up
 
     def set(self) -> None:
-        """Raises it."""
+        """Set it, and wake the waiters."""
         self._up = True
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
@@ -27,7 +27,7 @@ class Flag:
                 waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Waits until it is up."""
+        """Wait until it is set."""
         if self._up:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

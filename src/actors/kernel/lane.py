@@ -1,13 +1,12 @@
-"""A lane: a way to an actor with a bound of its own, until the actor is done with what came by it.
+"""A lane: an address with its own bound on messages under way.
 
-Theory of operation. A mailbox bounds what waits in it, whoever sent it: one sender can fill it, and
-all others then wait behind that. Whoever sends by a lane has at most `limit` messages under way,
-and a message is under way until its receiver says `done`: not when it was received, but when all
-that it leads to has happened, wherever that is. So a flood on one lane delays a message on another
-by at most what so many messages lead to.
+A mailbox bounds its waiting messages over all senders: one sender can fill it, and all others then
+wait behind that. A lane has at most `limit` messages under way, and a message is under way until
+its receiver says `done`: not when it was received, but when all work that it causes is over. So a
+flood on one lane delays a message on another by at most the work of `limit` messages.
 
-Rules: first in, first out, like the mailbox itself; when the mailbox closes, waiting senders learn
-of it as those of the mailbox do. Asks and replies do not go by lanes.
+Rules: first in, first out, like the mailbox itself; when the mailbox closes, waiting senders fail
+as those of the mailbox do. Asks and replies bypass lanes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ M = TypeVar("M")
 
 
 class Lane(Address[M]):
-    """See the module's text."""
+    """An address whose messages are bounded until they are done."""
 
     __slots__ = ("_limit", "_under_way", "_waiting")
 
@@ -37,11 +36,11 @@ class Lane(Address[M]):
 
     @property
     def under_way(self) -> int:
-        """Messages that were sent and are not done with."""
+        """Return the number of messages that were sent and are not done."""
         return self._under_way
 
     async def send(self, message: M) -> None:
-        """Sends, waiting for room on the lane and in the mailbox. Raises `Closed` or `Broken`."""
+        """Send, waiting for room on the lane and in the mailbox. Raises `Closed` or `Broken`."""
         if self._under_way >= self._limit:
             await self._room()
         else:
@@ -49,12 +48,12 @@ class Lane(Address[M]):
         try:
             await self._mailbox.send(message)
         except BaseException:
-            # It was not sent (canceled, or nobody is there): the next in line has its room.
+            # Not sent (cancelled, or the mailbox closed): its room goes to the next in line.
             self.done()
             raise
 
     def send_nowait(self, message: M) -> None:
-        """Sends if there is room on the lane and in the mailbox. Raises `WouldBlock`, `Closed` or
+        """Send if there is room on the lane and in the mailbox. Raises `WouldBlock`, `Closed` or
         `Broken`."""
         if self._under_way >= self._limit:
             raise WouldBlock(f"{self.path}: {self._under_way} messages of a lane are under way")
@@ -62,27 +61,29 @@ class Lane(Address[M]):
         self._under_way += 1
 
     async def _room(self) -> None:
-        """Waits for room, which is the caller's when it returns."""
+        """Wait for room, which the caller then owns."""
         waiter: Future[None] = get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             await waiter
         except CancelledError:
+            # Cancelled right after room was granted: pass it on.
             if waiter.done() and not waiter.cancelled():
                 self.done()
             raise
 
     def done(self) -> None:
-        """The receiver is done with one message: there is room for another."""
+        """Free the room of one message whose work is over."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_result(None)  # it has the room of the one that is done
+                waiter.set_result(None)  # inherits the room: `_under_way` stays as it is
                 return
         self._under_way -= 1
 
     def closed(self) -> None:
-        """The mailbox has closed: nobody need wait, now or later."""
+        """Release all waiting senders: the mailbox has closed."""
+        # Later senders must reach the mailbox, which raises `Closed`.
         self._limit = sys.maxsize
         while self._waiting:
             self.done()

@@ -1,20 +1,19 @@
-"""A bounded mailbox with one receiver, what it holds, and reply slots.
+"""A bounded mailbox with one receiver, and reply slots.
 
-Theory of operation. One shared record, two thin ends: senders append, the one receiver takes
-all that waits in one wake-up. Two lanes: the control lane (stop, inspect; supervision only)
-overtakes, everything else is first in, first out. Three ways in:
+Senders append, the one receiver takes all waiting messages in one wake-up. The control lane (stop;
+supervision only) overtakes, everything else is first in, first out. Three ways in:
 
-- `send` waits for room; `send_nowait` raises `WouldBlock`;
-- `deliver` uses room reserved by an earlier request (a reply, a timer, the result of an
-  effect): it never waits and is not counted against the bound, because requests are.
+- `send` waits for room (backpressure); `send_nowait` raises `WouldBlock`;
+- `deliver` uses room reserved by an earlier request (a reply, a timer, the result of an effect): it
+  never waits and is not counted against the bound, because requests are.
 
-Cost. A message is appended to a list and taken out with all others: the list itself changes
-hands. What an idle mailbox does not need (lanes, waiting senders, owed replies) it does not have.
+Cost. A message is appended to a list and taken out with all others: the list itself changes hands.
+An idle mailbox allocates no lanes, waiting senders or owed replies.
 
-Invariants: ``len(queue) - delivered + granted <= limit`` at every send (*granted* room belongs
-to senders that waited for it and have not run yet, so nobody overtakes them); a message is
+Invariants: ``len(queue) - delivered + granted <= limit`` at every send (*granted* room belongs to
+senders that waited for it and have not run yet, so that no sender overtakes them); a message is
 received once or counted as unhandled at the close; after `close` every unanswered `Reply` opened
-through this mailbox fails with `ActorDead`. What it does not do: it knows no actors and no time.
+through this mailbox fails with `ActorDead`. It knows no actors and no time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ R = TypeVar("R")
 
 
 class Traced(msgspec.Struct, Generic[M], gc=False):
-    """A message of a sampled trace, with the context of its sender: others go bare."""
+    """A message of a sampled trace, with the context of its sender; all others go without."""
 
     message: M
     traceparent: str
@@ -53,10 +52,10 @@ class MailboxStatistics(msgspec.Struct, frozen=True):
 
 
 class Reply(Generic[R]):
-    """The slot for one answer, carried by the message that asks for it.
+    """The slot for one answer, carried by the request message.
 
-    Answered once, by `set` or `fail`; later answers are ignored, because the asker may have
-    gone (a deadline, a cancel).
+    Answered once, by `set` or `fail`; later answers are ignored, because the asker may have left (a
+    deadline, a cancel).
     """
 
     __slots__ = ("_owner", "future")
@@ -69,31 +68,33 @@ class Reply(Generic[R]):
 
     @property
     def answered(self) -> bool:
-        """Whether an answer was given or the asker has gone."""
+        """Return whether an answer was given or the asker has left."""
         return self.future.done()
 
     def set(self, value: R) -> None:
-        """Answers."""
+        """Answer with a value."""
+        # The asker may have left, or an earlier answer won.
         if not self.future.done():
             self.future.set_result(value)
         self.forget()
 
     def fail(self, error: PenstockError) -> None:
-        """Answers with an error."""
+        """Answer with an error."""
         if not self.future.done():
             self.future.set_exception(error)
+            # Marks it as retrieved: no warning if the asker never awaits it.
             self.future.exception()
         self.forget()
 
     async def wait(self) -> R:
-        """The answer; raises the error it failed with."""
+        """Wait for the answer; raise the error that it failed with."""
         try:
             return await self.future
         finally:
             self.forget()
 
     def forget(self) -> None:
-        """Nobody waits any longer."""
+        """Remove it from the owed replies."""
         if self._owner is not None:
             self._owner.pop(self, None)
 
@@ -127,21 +128,21 @@ class Mailbox(Generic[M]):
         self.path = path
         self.limit = limit
         self.asking: tuple[tuple[Mailbox[Any], Reply[Any]], ...] = ()
-        """Whose answers the receiver waits for, handling nothing else."""
+        """Asks that the receiver waits for, while it handles no other message."""
         self.current: Any = None
         """The message being handled."""
         self.batch: list[M | Traced[M]] = []
-        """What was received with it."""
+        """The batch that was received with it."""
         self.urgent: list[Any] | None = None
         """The control lane."""
         self.lanes: tuple[Any, ...] = ()
-        """Ways here with bounds of their own (`kernel.lane`)."""
+        """Lanes to this mailbox (`kernel.lane`)."""
         self._asks: dict[Reply[Any], None] | None = None
         self._queue: list[M | Traced[M]] = []
         self._senders: deque[asyncio.Future[None]] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._bound = limit
-        """A queue of this length is full; -1 when closed."""
+        """Length at which the queue is full; -1 when closed."""
         self._reserved = 0
         self._granted = 0
         self._received = 0
@@ -152,7 +153,7 @@ class Mailbox(Generic[M]):
 
     @property
     def asks(self) -> dict[Reply[Any], None]:
-        """Replies that the receiver owes."""
+        """Return the replies that the receiver owes."""
         if self._asks is None:
             self._asks = {}
         return self._asks
@@ -172,9 +173,10 @@ class Mailbox(Generic[M]):
             wake.set_result(None)
 
     async def send(self, message: M) -> None:
-        """Sends, waiting for room. Raises `Closed` or `Broken`."""
+        """Send, waiting for room. Raises `Closed` or `Broken`."""
         if len(self._queue) >= self._bound:
             await self._room()
+        # Checked first: without sampled traces the context lookup is saved.
         if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
             self._queue.append(Traced(message, traceparent))
         else:
@@ -183,7 +185,7 @@ class Mailbox(Generic[M]):
             self._notify()
 
     def send_nowait(self, message: M) -> None:
-        """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
         if len(self._queue) >= self._bound:
             self._check_open()
             raise WouldBlock(f"{self.path} holds {len(self._queue)} messages (limit {self.limit})")
@@ -195,7 +197,7 @@ class Mailbox(Generic[M]):
             self._notify()
 
     async def _room(self) -> None:
-        """Waits for room, which is the caller's when it returns: nobody overtakes who waits."""
+        """Wait for room, which the caller then owns: no other sender overtakes it."""
         self._check_open()
         waiter: asyncio.Future[None] = get_running_loop().create_future()
         if self._senders is None:
@@ -204,6 +206,7 @@ class Mailbox(Generic[M]):
         try:
             await waiter
         except asyncio.CancelledError:
+            # Cancelled right after room was granted: pass it on.
             if waiter.done() and not waiter.cancelled() and not self._closed:
                 self._granted -= 1
                 self._rebound()
@@ -214,16 +217,18 @@ class Mailbox(Generic[M]):
         self._rebound()
 
     def _grant(self) -> None:
-        """Gives room to who waits for it, in order."""
+        """Grant room to waiting senders, in order."""
         while self._senders and len(self._queue) < self._bound:
             waiter = self._senders.popleft()
+            # A cancelled sender is skipped.
             if not waiter.done():
                 self._granted += 1
                 self._rebound()
                 waiter.set_result(None)
 
     def deliver(self, message: M) -> bool:
-        """Puts a message into reserved room; False (and counted) when nobody will read it."""
+        """Put a message into reserved room; return False (and count it) when the mailbox is
+        closed."""
         if self._closed:
             self._unhandled += 1
             return False
@@ -238,28 +243,29 @@ class Mailbox(Generic[M]):
         return True
 
     deliver_own = deliver
-    """The same for the result of an effect, which comes from the receiver itself and from no
-    other actor: a mailbox that copies what is sent leaves it alone."""
+    """Delivers the result of an effect, which comes from the receiver itself: a mailbox for tests
+    that copies messages of other actors leaves it alone."""
 
     def control(self, message: Any) -> None:
-        """Supervision only: overtakes everything."""
+        """Send a control message, which overtakes all others; supervision only."""
         if not self._closed:
             self.urgent = [*(self.urgent or ()), message]
             self._notify()
 
     async def receive(self) -> list[M | Traced[M]]:
-        """All that waits; waits itself while there is nothing and nothing is `urgent`."""
+        """Return all waiting messages; wait while there are none and none is `urgent`."""
         while not self._queue and self.urgent is None:
             await self.arrival()
         return self.take()
 
     def arrival(self) -> asyncio.Future[None]:
-        """To be awaited while there is nothing to `take`."""
+        """Return a future to await while there is nothing to `take`."""
         self._wake = wake = get_running_loop().create_future()
         return wake
 
     def take(self) -> list[M | Traced[M]]:
-        """All that waits, which may be nothing."""
+        """Return all waiting messages, possibly none."""
+        # With an empty queue, too, waiting senders may need a grant.
         if not self._queue and not self._senders:
             return []
         batch, self._queue = self._queue, []
@@ -274,7 +280,7 @@ class Mailbox(Generic[M]):
         return batch
 
     def close(self, unhandled: int = 0, broken: str | None = None) -> None:
-        """Ends the mailbox; waiting senders and unanswered asks learn of it."""
+        """Close the mailbox; waiting senders and unanswered asks fail."""
         self._closed = True
         self._broken = broken
         self._unhandled += unhandled + len(self._queue)
@@ -283,6 +289,7 @@ class Mailbox(Generic[M]):
         self._rebound()
         while self._senders:
             waiter = self._senders.popleft()
+            # Woken without room: `_room` raises `Closed` or `Broken`.
             if not waiter.done():
                 waiter.set_result(None)
         for lane in self.lanes:
@@ -290,14 +297,15 @@ class Mailbox(Generic[M]):
         self.fail_asks(broken)
 
     def fail_asks(self, broken: str | None) -> None:
-        """Answers open asks with `ActorDead`; what was asked may have happened.
+        """Fail open asks with `ActorDead`, indeterminate: the request may have been carried out.
 
-        An ask whose message (by its field ``reply``) still waits here is left alone: a
-        restarted receiver will answer it.
+        An ask whose message (by its field ``reply``) still waits here is left alone: a restarted
+        receiver will answer it.
         """
         why = f"crashed: {broken}" if broken else "stopped"
         if not self._asks:
             return
+        # By identity: a field ``reply`` may hold anything.
         bare = (m.message if isinstance(m, Traced) else m for m in self._queue)
         waiting = {id(getattr(message, "reply", None)) for message in bare}
         for reply in list(self._asks):
@@ -308,27 +316,28 @@ class Mailbox(Generic[M]):
             reply.fail(error)
 
     def owes(self, reply: Reply[Any]) -> bool:
-        """Whether the receiver is still to handle the message that carries `reply` (in its field
-        of this name), or handles it now."""
+        """Return whether the receiver is still to handle the message that carries `reply` (in its
+        field of this name), or handles it now."""
         if reply.answered:
             return False
         bare = [m.message if isinstance(m, Traced) else m for m in (*self.batch, *self._queue)]
+        # Messages before the current one were handled: their answers were deferred.
         places = [i for i, m in enumerate(bare) if getattr(m, "reply", None) is reply]
         now = [i for i, m in enumerate(bare) if m is self.current]
         return bool(places) and (not now or places[0] >= now[0])
 
     @property
     def more_waits(self) -> bool:
-        """Whether something follows the message that is being handled: it waits here, or its
-        sender has been given room and is about to put it there."""
+        """Return whether a message follows the one that is being handled."""
+        # A sender with granted room is about to put its message here.
         if self._queue or self._granted:
             return True
         return bool(self.batch) and self.batch[-1] is not self.current
 
     def put_back(self, messages: Sequence[M | Traced[M]]) -> None:
-        """Returns messages received but not handled to the front (the receiver crashed).
+        """Put messages received but not handled back to the front (the receiver crashed).
 
-        Their room may have been given away meanwhile: they have it over the bound.
+        Their room may have been granted meanwhile: they are not counted against the bound.
         """
         self._queue[:0] = messages
         self._reserved += len(messages)
@@ -336,7 +345,7 @@ class Mailbox(Generic[M]):
         self._rebound()
 
     def statistics(self) -> MailboxStatistics:
-        """Depth, high-water mark and counts."""
+        """Return depth, high-water mark and counts."""
         return MailboxStatistics(
             depth=len(self._queue),
             depth_max=max(self._depth_max, len(self._queue)),

@@ -1,4 +1,4 @@
-"""What a crash of an actor means."""
+"""Supervision policies: the consequence of an actor's crash."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from actors.errors import PenstockError
 
 
 class ActorCrashed(PenstockError):
-    """An actor failed by its own fault; carries the story of its last messages."""
+    """An actor failed by its own fault; the text has the types of its last messages."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What a crash of the actor means."""
+    """The consequence of a crash: ``escalate``, ``stop`` or ``restart``."""
 
     kind: str
     restarts_max: int = 0

@@ -1,11 +1,10 @@
 """Supervision: every actor is a task of one system, and every crash has a named consequence.
 
 A `System` owns the actors' tasks, the clock and the randomness. Stopping goes children first, in
-reverse order of their start; messages left over are counted. A crash does what the actor's
-`Policy` says: escalate, stop (watchers are told), or restart with backoff and an intensity limit,
-beyond which it escalates. What escalates makes the nearest actor above that is restarted crash
-too; without one the system halts with `ActorCrashed`. `actors.kernel.cell` is
-one actor's life.
+reverse order of their start; messages left over are counted. A crash does what the actor's `Policy`
+says: escalate, stop (watchers are notified), or restart with backoff and an intensity limit, beyond
+which it escalates. An escalation crashes the nearest ancestor that is restarted; without one the
+system halts with `ActorCrashed`. `actors.kernel.cell` is one actor's life.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ N = TypeVar("N")
 
 
 class System:
-    """What all actors of a service run in; an async context manager."""
+    """The root of a service's actors; an async context manager."""
 
     mailbox_type: type[Mailbox[Any]] = Mailbox
-    """Tests put in one that copies what is sent, or that notes who waits for whom."""
+    """Tests set one that copies messages, or that records which actor waits for which."""
 
     def __init__(
         self, *, clock: Clock | None = None, seed: int | None = None, mailbox: int = 1024
@@ -44,7 +43,7 @@ class System:
         self.failure: ActorCrashed | None = None
         self._failure_cause: BaseException | None = None
         self.unhandled = 0
-        """Messages that actors which have ended left behind."""
+        """Messages left in the mailboxes of ended actors."""
         self._entered = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed = anyio.Event()
@@ -60,6 +59,7 @@ class System:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Shielded: a cancelled service still stops its actors in order.
         with anyio.CancelScope(shield=True):
             await self.stop()
             if self._tasks:
@@ -75,7 +75,7 @@ class System:
         mailbox: int | None = None,
         policy: Policy | None = None,
     ) -> Address[M]:
-        """Starts a root actor."""
+        """Start a root actor."""
         return self.spawn_below(None, factory, name, mailbox, policy)
 
     def spawn_below(
@@ -86,7 +86,7 @@ class System:
         mailbox: int | None,
         policy: Policy | None,
     ) -> Address[M]:
-        """Starts an actor below `parent` (None: a root)."""
+        """Start an actor below `parent` (None: a root)."""
         assert self._entered, "the system has not been entered"
         path = f"{parent.path if parent else ''}/{name}"
         if path in self.cells:
@@ -98,6 +98,7 @@ class System:
             self._roots.append(cell)
         else:
             parent.children[path] = cell
+        # In a copy of the spawner's context, which `Cell.run` cleans.
         cell.task = asyncio.get_running_loop().create_task(
             cell.run(), name=path, context=cell.context
         )
@@ -106,34 +107,35 @@ class System:
         return cell.address
 
     def ended(self, cell: Cell[Any]) -> None:
-        """An actor is gone."""
+        """Remove an actor that has ended."""
         self.cells.pop(cell.path, None)
         self.unhandled += cell.mailbox.statistics().unhandled
 
     def watch(self, other: Address[Any], watcher: Address[N], message: N) -> None:
-        """Delivers `message` to `watcher` when `other` stops."""
+        """Deliver `message` to `watcher` when `other` stops."""
         cell = self.cells.get(other.path)
+        # It has stopped already; a new actor may have its path.
         if cell is None or cell.address is not other:
             watcher.reply(message)
         else:
             cell.watchers = (*cell.watchers, (watcher, message))
 
     def fail(self, error: ActorCrashed, cause: BaseException) -> None:
-        """Records the first escalated crash; the owner of the system sees `failed`."""
+        """Record the first escalated crash, and set `failed` for the owner of the system."""
         if self.failure is None:
             self.failure = error
             self._failure_cause = cause
         self.failed.set()
 
     async def stop(self) -> None:
-        """Stops all roots, last started first, and waits."""
+        """Stop all roots, last started first, and wait."""
         for cell in reversed(self._roots):
             cell.request_stop()
             await cell.stopped.wait()
         self._roots.clear()
 
     async def stop_root(self, address: Address[Any]) -> None:
-        """Stops one root, and waits."""
+        """Stop one root, and wait."""
         for cell in list(self._roots):
             if cell.address is address:
                 cell.request_stop()
@@ -141,16 +143,17 @@ class System:
                 self._roots.remove(cell)
 
     def abort(self) -> None:
-        """Cancels every actor where it stands: for a stop that would take too long."""
+        """Cancel every actor at once: for a stop that would take too long."""
         for cell in self.cells.values():
+            # First: a cancelled task waits for its effects.
             cell.cancel_effects()
         for task in self._tasks:
             task.cancel()
 
     def statistics(self) -> list[ActorStatistics]:
-        """Every live actor, by path."""
+        """Return the statistics of every live actor, by path."""
         return [cell.statistics() for _, cell in sorted(self.cells.items())]
 
     def describe(self) -> list[tuple[str, str]]:
-        """(path, what it says it does) of every live actor."""
+        """Return (path, own description) of every live actor."""
         return [(found.path, found.doing) for found in self.statistics()]

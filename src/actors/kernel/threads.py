@@ -1,12 +1,12 @@
-"""Threads for short blocking calls: there and back in a third of an executor's time.
+"""Threads for short blocking calls, with a third of an executor's latency.
 
-A call to the disk that takes 0.2 ms should not wait 0.1 ms for its thread. An executor's call has a
-future with locks of its own, chained to the loop's; here a call is put into the queue of an idle
-thread, and its result straight into the loop's future.
+A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor's call has a future with
+locks of its own, chained to the loop's; here a call goes into the queue of an idle thread, and its
+result straight into the loop's future.
 
-Rules: at most `threads_max` threads; a call that finds none idle waits its turn, first come, first
-served. A thread is made when it is first needed and kept until `close`, which lets calls under way
-end; no call is taken afterwards. Who waits may be cancelled; the call goes on.
+Rules: at most `threads_max` threads; further calls wait, first come, first served. A thread is made
+on demand and kept until `close`, which waits for all calls and accepts no more. A waiter may be
+cancelled; its call goes on.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class _Call:
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
     def run(self) -> None:
-        """In a thread."""
+        """Run the call, in a thread."""
         error: BaseException | None = None
         result = None
         try:
             result = self.context.run(self.function)
         except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
             error = raised
+        # A cancelled caller may have ended the loop before its call.
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._end, result, error)
 
@@ -52,13 +53,13 @@ class _Call:
             self.future.set_exception(error)
 
     def give_up(self) -> None:
-        """It has not ended in time."""
+        """Fail the waiter: the call has not ended in time."""
         if not self.future.done():
             self.future.set_exception(CallOverdue())
 
 
 class ThreadedClock(SystemClock):
-    """The machine's clock, and threads of its own; `close` ends them."""
+    """The machine's clock, with threads of its own; `close` ends them."""
 
     def __init__(self, threads_max: int) -> None:
         self._threads_max = threads_max
@@ -69,14 +70,15 @@ class ThreadedClock(SystemClock):
         self._closed = False
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
-        """Runs `function` in one of the threads. Raises `Closed` after `close`."""
+        """Run `function` in one of the threads. Raises `Closed` after `close`."""
         result: R = await self._begun(function).future
         return result
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """The same, for as long at most. Raises `CallOverdue`, `Closed`."""
+        """Run `function` in one of the threads for at most `within_ms`. Raises `CallOverdue`,
+        `Closed`."""
         call = self._begun(function)
-        # Not a cancel scope, which costs five times as much.
+        # A timer, as a cancel scope costs five times as much.
         timer = call.loop.call_later(within_ms / 1000, call.give_up)
         try:
             result: R = await call.future
@@ -85,7 +87,7 @@ class ThreadedClock(SystemClock):
         return result
 
     def _begun(self, function: Callable[[], Any]) -> _Call:
-        """A call that a thread has, or is to have."""
+        """Hand a call to an idle thread, a new one, or the queue."""
         call = _Call(function)
         with self._lock:
             if self._closed:
@@ -93,6 +95,7 @@ class ThreadedClock(SystemClock):
             if self._idle:
                 self._idle.pop().put(call)
             elif len(self._threads) < self._threads_max:
+                # A daemon: a call that hangs must not keep the process alive.
                 thread = threading.Thread(target=self._work, args=(call,), daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -105,8 +108,9 @@ class ThreadedClock(SystemClock):
         call: _Call | None = first
         while call is not None:
             call.run()
-            del call  # nothing of it is kept while there is nothing to do
+            del call  # an idle thread must not keep the call's objects alive
             with self._lock:
+                # Waiting calls before the end: `close` lets them run.
                 if self._waiting:
                     calls.put(self._waiting.popleft())
                 elif self._closed:
@@ -116,7 +120,7 @@ class ThreadedClock(SystemClock):
             call = calls.get()
 
     def close(self) -> None:
-        """Blocks until the calls under way, and those that wait for a thread, have ended."""
+        """Block until the calls under way, and those that wait for a thread, have ended."""
         with self._lock:
             self._closed = True
             for calls in self._idle:

@@ -1,4 +1,4 @@
-"""Durable, versioned shards: what the rest uses is re-exported here, once."""
+"""Durable, versioned shards. This file re-exports what the rest of the project uses."""
 
 from actors.persist.client import PersistClient as PersistClient
 from actors.persist.critical import CriticalReader as CriticalReader

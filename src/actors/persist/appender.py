@@ -1,10 +1,7 @@
-"""Appends made durable: parts begun, their lists written, one change of all documents, and the end
-of it told to whoever keeps the parts.
+"""Durable appends: write the lists of parts, change all documents in one set, settle the parts.
 
-The rules of an append are pure (`appending.py`, `shard.appended`). What is added here is the fate
-of blobs: while it goes on nobody discards them; when it surely did not happen they are free again,
-and lists, which no caller knows of, are deleted; when nobody can tell they are left to the
-collection.
+The rules of an append are pure (`appending.py`, `shard.appended`). This module decides the fate of
+the blobs: appended, refused, or left to the collection of orphans.
 """
 
 from __future__ import annotations
@@ -57,10 +54,13 @@ class Appender:
         tables_upper: tuple[Frontier, Frontier] | None,
         extra: Sequence[Cas],
     ) -> Appended | UpperMismatch:
-        """Raises as `PersistClient.append` does."""
+        """Append to all shards in one set; see `PersistClient.append`, which raises the same
+        errors."""
         check_append(appends, tables_upper)
+        # Backpressure: an append to a shard whose document is too large waits for a compaction.
         await self._upkeep.relieve([append.shard for append in appends])
         parts = [part for append in appends for part in append.parts]
+        # From here until the outcome is known nobody may discard these parts.
         begun = self._parts.begin(parts)
         lists: list[PartList] = []
         started = self._clock.monotonic_ms()
@@ -71,7 +71,8 @@ class Appender:
                 appends = [await self._listed(append, lists) for append in appends]
             except BaseException as error:
                 await self._refused(begun, lists)
-                if isinstance(error, StorageError):  # whether a list is there: nothing names it
+                if isinstance(error, StorageError):
+                    # Determinate: no document names a list yet, whether or not it was written.
                     raise type(error)(str(error), determinate=True) from error
                 raise
             outcome = await self._change(appends, tables_upper, extra, begun, lists)
@@ -110,6 +111,7 @@ class Appender:
             uncertain = documents.uncertain
             outcome = append_all(documents, appends, tables_upper, self._parts.writer, call)
             if outcome.writes:
+                # Checked within the change: right before a state names the parts, in every attempt.
                 self._parts.check_kept(parts)
                 self._parts.check_young(parts, uncertain=uncertain)
             return outcome
@@ -130,12 +132,15 @@ class Appender:
             if isinstance(error, PenstockError) and error.determinate and not uncertain:
                 await self._refused(begun, lists)
             else:
+                # Indeterminate: a state may name the parts, so only the collection of orphans,
+                # which reads the state first, may delete them.
                 self._parts.leave((*begun, *lists), self._settings.stash_orphan_ms)
             raise
 
     async def _refused(self, begun: Sequence[Part], lists: Sequence[PartList]) -> None:
-        """Nothing was appended: parts are their caller's again, lists are nobody's."""
+        """Give the parts back to their caller and delete the lists: nothing was appended."""
         self._parts.end(begun, self._settings.stash_orphan_ms)
         if lists:
+            # No caller knows of the lists: a cancelled one must not leave them behind.
             with anyio.CancelScope(shield=True):
                 await self._parts.discard(lists)

@@ -27,7 +27,7 @@ from actors.tracing.trail import Trail
 
 
 def check_append(appends: Sequence[Append], tables_upper: tuple[Frontier, Frontier] | None) -> None:
-    """Raises `InvalidUsage` for a call that can never be right."""
+    """Raise `InvalidUsage` for a call that can never be right."""
     shards = [append.shard for append in appends]
     if not shards and tables_upper is None:
         raise InvalidUsage("an append needs at least one shard, or the tables' upper")
@@ -46,16 +46,19 @@ def append_all(
     writer: str,
     call: int,
 ) -> Outcome[Appended | UpperMismatch]:
-    """All appends, the holds that move with them and the tables' upper, or the first mismatch.
+    """Apply all appends, their holds and the move of the tables' upper; or report the first
+    mismatch.
 
-    A call that is marked as done answers `Appended` and changes nothing. Raises `StorageError`
-    (indeterminate) when an earlier attempt of it may have been done and its mark is gone.
+    Raises `StorageError` (indeterminate) when an earlier attempt may have been done and its
+    idempotency token (`shard.Mark`) is gone.
     """
     tables = documents.tables
     done = Appended(tuple((append.shard, append.upper) for append in appends))
     witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
+    # A retry whose first answer was lost finds its own token: done once, not twice.
     if is_done(witness, writer, call):
         return Outcome(done)
+    # Without room for the token its absence proves nothing: only the caller can decide.
     if documents.uncertain and is_forgotten(witness, writer):
         raise StorageError(
             f"whether an append to {', '.join(append.shard for append in appends)} was done cannot"
@@ -77,12 +80,14 @@ def append_all(
             return Outcome(then)
         become[append.shard] = then
     holds = [hold for append in appends for hold in append.holds]
+    # Times must not lie below the tables' upper, so it is compared in the same set (`machine.py`).
     floored = any(append.parts and documents.shard(append.shard).tables for append in appends)
     return Outcome(done, with_holds(documents, become, holds), moved, floored=floored)
 
 
 def trace(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
-    """Tells a span what is appended, and the trail by which span."""
+    """Describe the appends to the span, and record its traceparent for each of them in the
+    trail."""
     parts = [part for append in appends for part in append.parts]
     opened.describe(
         ",".join(append.shard for append in appends),
@@ -99,14 +104,15 @@ def trace(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
 def trace_refusal(
     opened: Opened, trail: Trail, appends: Sequence[Append], mismatch: UpperMismatch
 ) -> None:
-    """Tells both that nothing was."""
+    """Mark the span as failed, and remove its traceparent from the trail: nothing was appended."""
     opened.fail(f"the upper of {mismatch.shard} was {mismatch.current}")
     for append in appends:
         trail.forget(append.shard, append.upper, opened.traceparent)
 
 
 def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:
-    """Whether a mark of this writer may have fallen out: it has none, and there is no room."""
+    """Return whether a mark of this writer may have been evicted: it has none, and all places are
+    taken."""
     return writer not in document.writers and len(document.writers) >= WRITERS_MAX
 
 
@@ -115,7 +121,7 @@ def with_holds(
     become: dict[ShardId, ShardState | None],
     holds: Sequence[tuple[ShardId, str, Time]],
 ) -> dict[ShardId, ShardState | None]:
-    """Shards changed by holds, on top of what they become anyway; unchanged ones are left out."""
+    """Return `become` with the shards that these holds change; unchanged shards are left out."""
     for shard, holder, since in holds:
         state = become.get(shard) or documents.shard(shard)
         then = with_hold(state, holder, since)

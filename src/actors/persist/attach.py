@@ -1,11 +1,10 @@
-"""Opening shards from outside: beside the service that owns the stores, or where none runs.
+"""Opens shards from another process: beside the service that owns the stores, or without one.
 
 `attach` gives a `PersistClient` that is a guest (`guests.py`): it reads under leases that the owner
-keeps, and may compact; it deletes nothing and moves no since. `own` gives one that owns a state
-directory, for what only an owner may do, and is refused while a service runs there.
+keeps, and may compact; it deletes nothing and moves no since. `own` gives the owner of a state
+directory, and is refused while a service runs there.
 
-Stores are named by a state directory (its files and its SQLite) or by two URLs (`places.py`). Both
-must be there already: a name that was mistyped makes no new store.
+The stores are named by a state directory or by two URLs (`places.py`).
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from actors.progress import ShardId
 from actors.settings import Settings, without_user
 
 _NAMED_MAX: Final = 8
-"""Names in a message."""
+"""Limit of names in a message."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where shards lie: blobs and documents each at a URL, or in a state directory."""
+    """Location of shards: blobs and documents each at a URL, or in a state directory."""
 
     state_dir: str | None = None
     blob_url: str | None = None
     consensus_url: str | None = None
 
     def shown(self) -> str:
-        """For messages, without a user's password."""
+        """Return the location for messages, without a user's password."""
         given = (self.state_dir, self.blob_url, self.consensus_url)
         return " with ".join(without_user(one) for one in given if one)
 
 
 def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> Place:
-    """The place that was named; a state directory is not needed where both URLs are given. Raises
-    `InvalidUsage` when half of it is missing."""
+    """Return the place; a state directory is needed only where a URL is missing. Raises
+    `InvalidUsage` when neither is given."""
     if state_dir is None and (blob_url is None or consensus_url is None):
         raise InvalidUsage(
             "name the stores: a state directory, or a URL of blobs and a URL of documents, or a"
@@ -75,21 +74,22 @@ class Attached(msgspec.Struct, frozen=True):
     consensus: Consensus
     place: Place
     name: str
-    """What this guest is called in leases; "" for an owner."""
+    """Name of this guest in leases; "" for an owner."""
 
 
 async def blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
-    """Only the blobs of a place, to read parts that somebody else has under a lease. Raises
-    `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
+    """Open only the blobs of a place, to read parts that another process holds under a lease.
+    Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
     if place.blob_url is None:
         assert place.state_dir is not None
         return FileBlob(_looked_at(place.state_dir).blobs, clock, settings.disk_timeout_ms)
     _check_there(place.blob_url)
+    # Not exclusive: the owner may be writing temporary files.
     return await open_blob(place.blob_url, settings, clock, exclusive=False)
 
 
 async def documents(place: Place, settings: Settings, clock: Clock, random: Random) -> Consensus:
-    """Only the documents of a place. Raises as `blobs` does, and `Corrupt`."""
+    """Open only the documents of a place. Raises as `blobs` does, and `Corrupt`."""
     if place.consensus_url is None:
         assert place.state_dir is not None
         path = _looked_at(place.state_dir).consensus
@@ -105,9 +105,11 @@ async def documents(place: Place, settings: Settings, clock: Clock, random: Rand
 async def attach(
     place: Place, settings: Settings, clock: Clock, random: Random | None = None
 ) -> AsyncGenerator[Attached]:
-    """A guest of the stores, whoever uses them: it renews its leases only when told to
-    (`Upkeep.heartbeat`, `maintain`), and drops them in the end. Raises `InvalidUsage`,
-    `StateDirectoryError`, `StorageError`, `Corrupt`."""
+    """Open the stores as a guest; its leases are dropped at the end.
+
+    The caller renews them (`Upkeep.heartbeat`, `maintain`). Raises `InvalidUsage`,
+    `StateDirectoryError`, `StorageError`, `Corrupt`.
+    """
     random = random or SystemRandom()
     name = f"{random.getrandbits(64):016x}"
     scratch = Path(tempfile.gettempdir()) / f"penstock-{name}"
@@ -124,6 +126,7 @@ async def attach(
             guest=True,
             scratch=scratch,
         )
+        # Pushed first, hence run last: the client may spill to it until it is closed.
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         stack.push_async_callback(client.close)
         yield Attached(client, blob, consensus, place, name)
@@ -131,15 +134,17 @@ async def attach(
 
 @asynccontextmanager
 async def own(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[Attached]:
-    """The owner of a state directory's documents, as a service would be; or of documents by URL one
-    of several processes. Raises as `attach` does: `StateDirectoryError` while a service runs in
-    that directory."""
+    """Open the stores as their owner, as a service would; by URL, as one of several processes.
+
+    Raises as `attach` does, and `StateDirectoryError` while a service runs in that directory.
+    """
     random = SystemRandom()
     async with AsyncExitStack() as stack:
         blob = await blobs(place, settings, clock)
         if place.consensus_url is None:
             assert place.state_dir is not None
             folder = _looked_at(place.state_dir).path
+            # The lock makes this process the single owner, as a service would be.
             directory = await clock.run_blocking(lambda: StateDirectory.open(folder))
             stack.callback(directory.close)
         else:
@@ -152,7 +157,7 @@ async def own(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[
 
 
 async def find_shard(client: PersistClient, shard: str) -> ShardId:
-    """The shard itself. Raises `UnknownObject` naming those with nearly that name."""
+    """Return the shard of that name. Raises `UnknownObject`, which lists names close to it."""
     shards = await client.list_shards()
     if shard in shards:
         return shard
@@ -160,9 +165,10 @@ async def find_shard(client: PersistClient, shard: str) -> ShardId:
 
 
 def near(name: str, names: Sequence[str], what: str) -> str:
-    """What somebody may have meant, as the end of a message."""
+    """Return the end of an error message: names close to `name`, or the first ones there are."""
     if not names:
         return f"there are no {what}"
+    # Close names if there are any: a typing error is likelier than a wrong store.
     close = difflib.get_close_matches(name, names, _NAMED_MAX)
     shown = close or sorted(names)[:_NAMED_MAX]
     more = "" if close or len(names) <= len(shown) else f" and {len(names) - len(shown)} more"
@@ -170,7 +176,9 @@ def near(name: str, names: Sequence[str], what: str) -> str:
 
 
 def _looked_at(state_dir: str) -> StateDirectory:
-    """The places in a state directory that is there, without its lock."""
+    """Return the paths of an existing state directory, without taking its lock. Raises
+    `StateDirectoryError`."""
+    # No descriptor, hence no lock: a service may hold it.
     directory = StateDirectory(Path(state_dir), -1)
     mark = directory.path / "FORMAT"
     if not mark.exists():
@@ -179,6 +187,7 @@ def _looked_at(state_dir: str) -> StateDirectory:
             " `penstock serve --state-dir` was given"
         )
     text = mark.read_text(errors="replace").strip()
+    # A guest must not touch a directory of a newer format either.
     if not text.isdecimal() or int(text) > FORMAT:
         raise StateDirectoryError(
             f"the state directory {directory.path} has format {text[:40]!r}, this version reads up"
@@ -200,7 +209,7 @@ def _check_documents(path: Path) -> None:
 
 
 def _local(url: str) -> Path | None:
-    """Where on this machine it lies; None: elsewhere."""
+    """Return the path on this machine that the URL names; None for a remote store."""
     scheme, _, rest = url.partition(":")
     if scheme.lower() not in ("file", "sqlite"):
         return None
@@ -208,7 +217,8 @@ def _local(url: str) -> Path | None:
 
 
 def _check_there(url: str) -> None:
-    """What lies on this machine and would be made new by opening it must be there."""
+    """Raise `StorageError` when a local store does not exist."""
+    # Opening would create an empty store for a mistyped name.
     path = _local(url)
     if path is not None and not path.exists():
         raise StorageError(
@@ -219,7 +229,8 @@ def _check_there(url: str) -> None:
 
 
 def _check_shared(place: Place) -> None:
-    """The service of a state directory owns what lies there alone, however it is called."""
+    """Raise `InvalidUsage` for a URL that points into a state directory."""
+    # Only that directory's lock tells whether a service, its single owner, runs there.
     for url in (place.blob_url or "", place.consensus_url or ""):
         path = _local(url)
         if path is not None and (path.parent / "FORMAT").exists():

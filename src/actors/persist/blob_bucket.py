@@ -1,19 +1,11 @@
 """Blobs as objects of a bucket (S3, Google, Azure), or of any store that obstore knows.
 
-An object is there whole or not at all: by one request up to `PIECE_BYTES`, larger ones by a
-multipart upload, which only its last request makes an object. Larger ones are read in pieces, too,
-so that a request's time limit means the same for all sizes. Objects are never changed, so that
-pieces of several requests fit together.
+An object is there whole or not at all: one request writes up to `PIECE_BYTES`, a multipart upload
+the larger ones. Objects never change, so pieces of several requests fit together.
 
-Bounded: so many requests and so many bytes at a time (`store_requests_in_flight_max`,
-`store_bytes_in_flight_max`); who comes later waits, in order. Every request has a deadline, and is
-made again after a random pause that grows (the library's). A write that fails is looked for: as a
-key is written once, an object of the right size under that key is this one, and the write has
-succeeded. Otherwise it may still come to be: the error is indeterminate, except where the store
-refused.
-
-Deleting asks first whether the object is there, as stores do not tell: of two that delete it at the
-same time both may hear that it was. Below the prefix only what can be a blob's key is listed.
+Requests and bytes in flight are bounded (`store_requests_in_flight_max`,
+`store_bytes_in_flight_max`); callers beyond that wait in order. Every request has a deadline, and
+the library retries it after a growing random pause.
 """
 
 from __future__ import annotations
@@ -35,9 +27,9 @@ from actors.settings import Settings
 from actors.threshold_probes import BUCKET_PIECE, BUCKET_READ
 
 _PIECES_READ_AT_ONCE: Final = 4
-"""Of one object."""
+"""Bound of concurrent range requests for one object."""
 _LOOKS_MAX: Final = 3
-"""At an object that is replaced while it is read, which no client of ours does."""
+"""Bound of attempts at an object that is replaced while it is read; no client of ours does that."""
 
 
 class BucketBlob:
@@ -51,7 +43,7 @@ class BucketBlob:
         self._bytes = Room(settings.store_bytes_in_flight_max)
 
     async def get(self, key: str) -> bytes | None:
-        """The object, or None. Raises `StorageError`."""
+        """Return the object, or None. Raises `StorageError`."""
         place = self._place(key)
         for _ in range(_LOOKS_MAX):
             async with self._bytes.take(PIECE_BYTES), self._requests:
@@ -61,6 +53,7 @@ class BucketBlob:
             found, data = begun
             if BUCKET_READ.crossed(data is None):
                 async with self._bytes.take(found.size):
+                    # In pieces, so that the time limit of a request means the same for all sizes.
                     data = await self._in_pieces(found)
             if data is not None:
                 return data
@@ -69,7 +62,7 @@ class BucketBlob:
         )
 
     async def _in_pieces(self, found: Listed) -> bytes | None:
-        """None: it is another object by now, or gone."""
+        """Read an object by range requests; None when it was replaced or deleted meanwhile."""
         starts = deque(range(0, found.size, PIECE_BYTES))
         data = bytearray(found.size)
         gone = False
@@ -90,7 +83,7 @@ class BucketBlob:
         return None if gone else bytes(data)
 
     async def set(self, key: str, data: bytes) -> None:
-        """Writes a new object. Raises `StorageError`."""
+        """Write a new object. Raises `StorageError`."""
         place = self._place(key)
 
         async def write() -> None:
@@ -103,8 +96,8 @@ class BucketBlob:
             await self._written(place, len(data), write)
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Writes an object out of a file, and removes the file. Raises `StorageError`; then the
-        file is still there."""
+        """Upload a file as an object, and remove the file. Raises `StorageError`; then the file is
+        kept."""
         place = self._place(key)
         try:
             size = (await self._clock.run_blocking(path.stat)).st_size
@@ -126,18 +119,20 @@ class BucketBlob:
 
         async with self._bytes.take(min(size, PIECE_BYTES * (PIECES_AT_ONCE + 1))), self._requests:
             await self._written(place, size, write)
-        with suppress(OSError):  # it is scratch; the blob is there
+        with suppress(OSError):  # a scratch file; the blob is durable
             await self._clock.run_blocking(path.unlink)
         return size, checksum
 
     async def _written(self, place: str, size: int, write: Callable[[], Awaitable[None]]) -> None:
-        """Writes; after a failure, looks whether it has happened all the same."""
+        """Run the write; after a failure, check whether the object exists all the same."""
         try:
             await write()
         except StorageError as error:
             refused = error.determinate and size <= PIECE_BYTES
             if refused:
                 raise
+            # A key is written once: an object of the right size under it is this one. Without it
+            # the write may still land, hence indeterminate.
             with suppress(StorageError):
                 found = await self._store.head(place)
                 if found is not None and found.size == size:
@@ -147,16 +142,18 @@ class BucketBlob:
             raise storage_error(f"write {place}", error) from error
 
     async def delete(self, key: str) -> bool:
-        """Removes an object. Raises `StorageError`."""
+        """Remove an object; return whether it existed. Raises `StorageError`."""
         place = self._place(key)
         async with self._requests:
+            # Stores do not tell whether a delete removed anything. Two concurrent deletes may both
+            # say yes.
             if await self._store.head(place) is None:
                 return False
             await self._store.delete([place])
             return True
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Objects whose key starts with `prefix`. Raises `StorageError`."""
+        """Return objects whose key starts with `prefix`. Raises `StorageError`."""
         folder, slash, _ = prefix.partition("/")
         below = self._prefix + (folder if slash else "")
         found = []
@@ -166,7 +163,8 @@ class BucketBlob:
         return sorted(found, key=lambda info: info.key)
 
     def _info(self, each: Listed, prefix: str) -> BlobInfo | None:
-        """None for what is not asked for, or is no blob of ours."""
+        """Return the listed blob; None for an object outside `prefix`, or whose name is no blob
+        key."""
         key = each.key.removeprefix(self._prefix)
         try:
             check_blob_key(key)
@@ -177,7 +175,7 @@ class BucketBlob:
         return BlobInfo(key, each.size, each.modified_ns // 1_000_000)
 
     def path(self, key: str) -> None:
-        """Spark reads no bucket by itself."""
+        """Return None: Spark reads no bucket by itself."""
         check_blob_key(key)
 
     def _place(self, key: str) -> str:
@@ -186,7 +184,8 @@ class BucketBlob:
 
 
 class Room:
-    """So many bytes at a time, first come, first served; who wants more than all gets all."""
+    """A semaphore of bytes, first come, first served; a request beyond the bound takes all of
+    it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._whole = bytes_max
@@ -195,12 +194,12 @@ class Room:
 
     @property
     def free(self) -> int:
-        """Bytes nobody has."""
+        """Return the bytes that are not taken."""
         return self._free
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:
-        """Has them while the block lasts."""
+        """Hold `size` bytes while the block runs."""
         size = min(size, self._whole)
         await self._wait(size)
         try:
@@ -218,6 +217,7 @@ class Room:
         try:
             await mine[1].wait()
         except BaseException:
+            # Cancelled right after it was admitted: give the bytes back.
             if mine[1].is_set():
                 self._free += size
             else:
@@ -233,7 +233,7 @@ class Room:
 
 
 async def _side_by_side(tasks: list[Callable[[], Awaitable[None]]]) -> None:
-    """Runs them; the first error ends all, and is raised as it is."""
+    """Run the tasks concurrently; the first `StorageError` cancels the rest, and is raised bare."""
     failures: list[StorageError] = []
     async with anyio.create_task_group() as group:
 
@@ -241,6 +241,7 @@ async def _side_by_side(tasks: list[Callable[[], Awaitable[None]]]) -> None:
             try:
                 await task()
             except StorageError as error:
+                # Collected by hand: a task group would wrap it in an exception group.
                 failures.append(error)
                 group.cancel_scope.cancel()
 

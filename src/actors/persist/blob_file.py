@@ -2,9 +2,7 @@
 
 Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
 (and of its parent, unless the folder's name is known to be durable). Temporary files live below
-``.tmp`` beside the folders; what a killed process left there is removed at the next start, which is
-safe because the owner of the state directory is alone in it. Where several processes share a folder
-of blobs only what is older than a day goes, and temporary files of one process are in nobody's way.
+``.tmp`` beside the folders, and are removed at the next start.
 """
 
 from __future__ import annotations
@@ -27,28 +25,29 @@ R = TypeVar("R")
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
 _INSTALLS_MAX: Final = 4
-"""Of one blob, while collectors remove the folder that it is to go to."""
+"""Bound of renames of one blob, while collectors remove the folder that it goes to."""
 _LEFT_MS: Final = 24 * 60 * 60 * 1000
-"""Nobody writes one file for so long."""
+"""Age beyond which a temporary file is a dead process's: no write of one file takes so long."""
 
 
 class FileBlob:
     """A `Blob` on a local file system."""
 
     def __init__(self, root: Path, clock: Clock, timeout_ms: int = DISK_TIMEOUT_MS) -> None:
-        """`timeout_ms`: of one operation; then its caller is told, and it goes on alone."""
+        """Take the folder; `timeout_ms` bounds an operation, which then goes on without its
+        caller."""
         self._timeout_ms = timeout_ms
         self._root = root
         self._temporary = root / TEMPORARY
         self._clock = clock
         self._synced: set[str] = set()
-        """Folders, one a shard, whose names are durable; by any thread."""
+        """Folders, one a shard, whose names are durable; set by any thread."""
+        # Two processes may write one key at the same time, and a killed one leaves its file.
         self._mark = os.urandom(8)
-        """Two processes may write one key at the same time, and a killed one leaves its file."""
+        """Key of this process's temporary names."""
 
     async def prepare(self, *, exclusive: bool = True) -> None:
-        """Makes the folders and removes temporary files; where other processes may be writing
-        (not `exclusive`), only those older than a day. Raises `StorageError`."""
+        """Make the folders and remove temporary files. Raises `StorageError`."""
         await self._in_time("prepare", "", lambda: self._prepare(exclusive), reads=True)
 
     async def _in_time(
@@ -61,6 +60,8 @@ class FileBlob:
         try:
             self._temporary.mkdir(parents=True, exist_ok=True)
             for entry in list(self._temporary.iterdir()):
+                # A single owner may remove all of them. Where others write, only files older than a
+                # day go.
                 if exclusive or self._is_left(entry):
                     entry.unlink(missing_ok=True)
             sync_folder(self._root)
@@ -74,12 +75,12 @@ class FileBlob:
         return False
 
     async def get(self, key: str) -> bytes | None:
-        """The file's bytes, or None. Raises `StorageError`."""
+        """Return the file's bytes, or None. Raises `StorageError`."""
         path = self._place(key)
         return await self._in_time("read", key, lambda: _read(path), reads=True)
 
     async def set(self, key: str, data: bytes) -> None:
-        """Writes a new file. Raises `StoreFull`, `StorageError`."""
+        """Write a new file. Raises `StoreFull`, `StorageError`."""
         await self._in_time("write", key, lambda: self._set(key, data))
 
     def _set(self, key: str, data: bytes) -> None:
@@ -97,7 +98,7 @@ class FileBlob:
             raise storage_error(f"write blob {self._place(key)}", error) from error
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Moves a file in; across file systems it is copied. Raises `StorageError`."""
+        """Move a file in, or copy it from another file system. Raises `StorageError`."""
         return await self._in_time("take over", key, lambda: self._adopt(key, path))
 
     def _adopt(self, key: str, path: Path) -> tuple[int, int]:
@@ -107,6 +108,7 @@ class FileBlob:
                 try:
                     os.rename(path, temporary)
                 except OSError as error:
+                    # A rename cannot cross file systems.
                     if error.errno != errno.EXDEV:
                         raise
                     shutil.copyfile(path, temporary)
@@ -118,13 +120,13 @@ class FileBlob:
         return size, checksum
 
     def _written_at(self, key: str) -> Path:
-        """Where a file grows. A key is longer than a file's name may be."""
+        """Return the temporary path of a blob that is being written."""
+        # Hashed, because a key may be longer than the file system allows for a name.
         named = hashlib.blake2b(key.encode(), digest_size=16, key=self._mark)
         return self._temporary / named.hexdigest()
 
     def _install(self, temporary: Path, key: str) -> None:
-        """Renames into place and makes the name durable, and that of its folder: another may have
-        made that, and not yet synced it."""
+        """Rename into place, and make the name durable, and that of its folder."""
         place = self._place(key)
         folder = place.parent
         for attempt in range(_INSTALLS_MAX):
@@ -138,16 +140,19 @@ class FileBlob:
                 folder.mkdir(exist_ok=True)
         try:
             sync_folder(folder)
-            if folder.name not in self._synced:  # looked up behind the rename: it is there now
+            # Looked up after the rename, when the folder surely exists. Another process may have
+            # made it and not synced it yet.
+            if folder.name not in self._synced:
                 sync_folder(self._root)
                 self._synced.add(folder.name)
         except OSError as error:
+            # Indeterminate: the rename is visible, and durable or not.
             raise storage_error(
                 f"sync the folder of blob {place}", error, determinate=False
             ) from error
 
     async def delete(self, key: str) -> bool:
-        """Removes a file, and its folder when it was the last. Raises `StorageError`."""
+        """Remove a file, and its folder when it was the last one. Raises `StorageError`."""
         place = self._place(key)
         return await self._in_time("delete", key, lambda: self._delete(place))
 
@@ -158,13 +163,14 @@ class FileBlob:
             return False
         except OSError as error:
             raise storage_error(f"delete blob {place}", error) from error
-        self._synced.discard(place.parent.name)  # before: who makes it again makes it durable again
+        # Before the rmdir: a write that makes the folder again must sync its name again.
+        self._synced.discard(place.parent.name)
         with suppress(OSError):  # not the last of its folder
             place.parent.rmdir()
         return True
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Files whose key starts with `prefix`. Raises `StorageError`."""
+        """Return files whose key starts with `prefix`. Raises `StorageError`."""
         return await self._in_time("list", prefix, lambda: self._list(prefix), reads=True)
 
     def _list(self, prefix: str) -> list[BlobInfo]:
@@ -180,7 +186,7 @@ class FileBlob:
         return sorted(found, key=lambda info: info.key)
 
     def path(self, key: str) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return str(self._place(key))
 
     def _place(self, key: str) -> Path:
@@ -202,7 +208,7 @@ class _no_leftover:  # noqa: N801 - reads as a statement
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable. Raises OSError."""
+    """Make the names in a folder durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -211,7 +217,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _files(folder: Path, prefix: str) -> list[BlobInfo]:
-    """A folder's files; what is removed while we look, the folder itself included, is not there."""
+    """Return a folder's files; files, or the folder itself, that are removed meanwhile are left
+    out."""
     found = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(folder):

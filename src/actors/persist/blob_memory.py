@@ -17,25 +17,25 @@ class MemoryBlob:
         self._objects: dict[str, tuple[bytes, int]] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """The object, or None."""
+        """Return the object, or None."""
         found = self._objects.get(_checked(key))
         return None if found is None else found[0]
 
     def peek(self, key: str) -> bytes | None:
-        """The object, or None, without waiting: for who looks on."""
+        """Return the object, or None, without waiting, for observers."""
         found = self._objects.get(key)
         return None if found is None else found[0]
 
     def keys(self) -> list[str]:
-        """Every key, in order."""
+        """Return every key, in order."""
         return sorted(self._objects)
 
     async def set(self, key: str, data: bytes) -> None:
-        """Keeps a new object."""
+        """Store a new object."""
         self._objects[_checked(key)] = (bytes(data), self._clock.now_ms())
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Reads a file and removes it. Raises `StorageError`."""
+        """Read a file and remove it. Raises `StorageError`."""
 
         def take() -> bytes:
             try:
@@ -50,11 +50,11 @@ class MemoryBlob:
         return len(data), zlib.crc32(data)
 
     async def delete(self, key: str) -> bool:
-        """Removes an object."""
+        """Remove an object."""
         return self._objects.pop(_checked(key), None) is not None
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Objects whose key starts with `prefix`."""
+        """Return objects whose key starts with `prefix`."""
         return [
             BlobInfo(key, len(data), modified)
             for key, (data, modified) in sorted(self._objects.items())
@@ -62,7 +62,7 @@ class MemoryBlob:
         ]
 
     def path(self, key: str) -> None:
-        """Memory has no paths."""
+        """Return None: memory has no paths."""
         check_blob_key(key)
 
 

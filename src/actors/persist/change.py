@@ -1,4 +1,4 @@
-"""What a change of documents sees, what it wants, and how it has fared."""
+"""Types of a change of documents: its inputs, its outcome, and its record of attempts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from actors.progress import ShardId
 R = TypeVar("R")
 
 ATTEMPTS_MAX = 8
-"""Of one change whose outcome is open, and of reading it back."""
+"""Bound of attempts of one change with an indeterminate failure, and of reading back after it."""
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """What a change sees; an absent shard is None."""
+    """Holds the documents that a change reads; an absent shard is None."""
 
     shards: Mapping[ShardId, ShardState | None]
     tables: TablesUpper
     uncertain: bool = False
-    """Whether an earlier attempt of this change failed in a way that leaves its outcome open: it
-    may be in these documents."""
+    """True if an earlier attempt of this change failed indeterminately: these documents may contain
+    it."""
 
     def shard(self, shard: ShardId) -> ShardState:
-        """Raises `UnknownObject`."""
+        """Return the state of a shard. Raises `UnknownObject`."""
         state = self.shards[shard]
         if state is None:
             raise UnknownObject(f"no shard {shard}")
@@ -35,8 +35,8 @@ class Documents(msgspec.Struct, frozen=True):
 
 
 class Outcome(Generic[R]):
-    """What a change wants: documents that become something else (None: deleted), and the
-    answer to its caller. Without documents nothing is written."""
+    """Holds the new documents (None: deleted) and the answer to the caller. Without documents
+    nothing is written."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Outcome(Generic[R]):
         *,
         floored: bool = False,
     ) -> None:
-        """`floored`: it is right only while the tables' upper is what it saw."""
+        """Take the result; `floored`: it is right only while the tables' upper is as it was
+        read."""
         self.result = result
         self.shards = dict(shards or {})
         self.tables = tables
@@ -54,7 +55,7 @@ class Outcome(Generic[R]):
 
     @property
     def writes(self) -> bool:
-        """Whether anything changes."""
+        """Return whether any document changes."""
         return bool(self.shards) or self.tables is not None
 
 
@@ -62,25 +63,26 @@ Change = Callable[[Documents], Outcome[R]]
 
 
 class Mismatch(PenstockError):
-    """Inside this room: an extra key was not at its expected seqno."""
+    """Internal to this package: an extra key was not at its expected seqno."""
 
 
 class Tries:
-    """How one change has fared so far."""
+    """Counts the failed attempts of one change."""
 
     def __init__(self, fresh: bool) -> None:
         self.uncertain = False
-        """Whether an attempt failed in a way that leaves its outcome open."""
+        """True if an attempt failed indeterminately."""
         self.fresh = fresh
-        """Whether the documents were read within the call, or nobody else writes them."""
+        """True if the documents were read within the call, or no other process writes them."""
         self.failures = 0
-        """Attempts whose outcome was open."""
+        """Attempts that failed indeterminately."""
         self.late = 0
-        """Attempts that met what another process had changed."""
+        """Attempts that lost the compare-and-set to another process."""
 
     def failed(self, names: Sequence[ShardId], error: StorageError) -> None:
-        """One more. Raises `StorageError` when it was the last."""
+        """Count an indeterminate failure. Raises `StorageError` when it was the last attempt."""
         self.failures += 1
+        # Indeterminate: any of the attempts may have landed.
         if self.failures == ATTEMPTS_MAX:
             raise StorageError(
                 f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}: the store"

@@ -1,8 +1,8 @@
-"""The front of this room: shards, shared by all actors of a process.
+"""The front of this package: shards, shared by all actors of a process.
 
-A `PersistClient` owns a state directory (or two stores in memory) and keeps one cached state a
-shard. Appends are compare-and-sets over all shards they name and, for tables, their shared
-upper. Who waits for an upper is woken by the change itself: within a process nothing polls.
+A `PersistClient` owns a state directory (or two stores in memory) and caches one state a shard. An
+append is one compare-and-set over all shards that it names and, for tables, their shared upper. A
+change wakes those who wait for an upper: within a process nothing polls.
 """
 
 from __future__ import annotations
@@ -77,17 +77,19 @@ class PersistClient:
         guest: bool = False,
         scratch: Path | None = None,
     ) -> None:
-        """`exclusive`: no other process writes to these stores but guests, so leases need no write
-        of their own, and one that is not of this process is of a dead one. `process` names us in
-        documents, as no other process is named. `guest`: we are one (`guests.py`). `scratch`: for
-        what compaction spills, where there is no state directory."""
+        """Take the stores.
+
+        `exclusive`: no other process but guests writes to these stores. `process`: this process's
+        unique name in documents. `guest`: this process is one (`guests.py`). `scratch`: folder for
+        compaction to spill to, where there is no state directory.
+        """
         self.consensus = consensus
         self._settings = settings
         self._clock = clock
         self.exclusive = exclusive = exclusive and not guest
         self._directory = directory
         self.trail = Trail()
-        """Which traces led to which appends."""
+        """Index from appends to their traces."""
         self._waiters = Waiters()
         self._closed, self._calls = False, count(1)
         random = random or Random()
@@ -99,7 +101,7 @@ class PersistClient:
             clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
         )
         self.lists = PartLists(blob, clock)
-        """Descriptions of parts that are in no document."""
+        """Reader of lists of parts."""
         self._machine = Machine(
             consensus,
             self.lists,
@@ -112,7 +114,7 @@ class PersistClient:
             reread=self._book.reread,
         )
         self.schemas = SchemaRegistry(self._machine)
-        """What columns shards have had."""
+        """Schemas of all shards, old ones included."""
         self._parts = PartStore(
             blob,
             clock,
@@ -125,14 +127,14 @@ class PersistClient:
         self.ledger = MemoryLedger(self._parts.memory)
         """Memory that users of this client hold."""
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
-        """Holds with an owner."""
+        """Holds that a token protects."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
         scratch = scratch if directory is None else directory.scratch
         self.upkeep = Upkeep(
             self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
         )
-        """For those who look after single shards from outside."""
+        """Compaction and collection, for callers that maintain single shards."""
         self._appender = Appender(
             self._machine, self._parts, self.upkeep, settings, clock, self.trail, self._calls
         )
@@ -146,10 +148,11 @@ class PersistClient:
         clock: Clock,
         random: Random | None = None,
     ) -> PersistClient:
-        """Opens or makes a state directory, alone, and the stores that the settings name instead
-        of its own. Raises `StateDirectoryError` when another process has it, when it is of a newer
-        format, or when it cannot be used; `BadSettings`, `InvalidUsage`, `Corrupt`,
-        `StorageError`."""
+        """Open or create a state directory, with its lock, and the stores that the settings name.
+
+        Raises `StateDirectoryError` when another process has it, when it is of a newer format, or
+        when it cannot be used; `BadSettings`, `InvalidUsage`, `Corrupt`, `StorageError`.
+        """
         random = random or Random()
         stores = await open_stores(directory, settings, clock, random)
         return cls(
@@ -167,15 +170,17 @@ class PersistClient:
     async def in_memory(
         cls, settings: Settings, clock: Clock, random: Random | None = None
     ) -> PersistClient:
-        """Over fresh stores in memory, for tests."""
+        """Return a client over fresh stores in memory, for tests."""
         return cls(MemoryBlob(clock), MemoryConsensus(), settings, clock, random=random)
 
     async def close(self) -> None:
-        """Closes readers, wakes who waits (`Closed`), frees the stores; twice is fine."""
+        """Close readers, wake waiters (`Closed`), and release the stores; idempotent."""
         if self._closed:
             return
         self._closed = True
         with anyio.CancelScope(shield=True):
+            # Leases of a single owner need no write: its successor ignores them. Others would wait
+            # for their expiry.
             await self.upkeep.close_readers(written=not self.exclusive)
             self._waiters.wake_all()
             await self.consensus.close()
@@ -185,28 +190,28 @@ class PersistClient:
     # -- documents of others ----------------------------------------------------------------------
 
     async def head(self, key: str) -> VersionedData | None:
-        """A consensus document (of the catalog, of the oracle), or None."""
+        """Return a consensus document (of the catalog, of the oracle), or None."""
         return await self.consensus.head(key)
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """Changes documents that are no shards: all or none. An indeterminate failure is the
-        caller's to resolve."""
+        """Change documents other than shards, all or none. The caller resolves an indeterminate
+        failure."""
         return await self.consensus.compare_and_set(ops)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys of documents."""
+        """Return keys of documents."""
         return await self.consensus.list_keys(prefix)
 
     async def list_shards(self) -> list[ShardId]:
-        """Every shard there is."""
+        """Return all shards."""
         prefix = shard_key("")
         return [key.removeprefix(prefix) for key in await self.list_keys(prefix)]
 
     # -- shards -----------------------------------------------------------------------------------
 
     async def create_shards(self, new: Sequence[NewShard], extra: Sequence[Cas] = ()) -> bool:
-        """Creates all, with the `extra` keys, or none: False when a shard exists or an extra
-        key was changed. Raises `InvalidUsage`, `StorageError`."""
+        """Create all shards, with the `extra` keys, or none; return False when a shard exists or an
+        extra key was changed. Raises `InvalidUsage`, `StorageError`."""
         if not new:
             return await self.compare_and_set(extra)
         call = next(self._calls)
@@ -225,8 +230,8 @@ class PersistClient:
             return False
 
     async def drop_shards(self, ids: Sequence[ShardId], extra: Sequence[Cas] = ()) -> bool:
-        """Removes all, with the `extra` keys, or none: False when one does not exist or an
-        extra key was changed. Blobs go now, or when their readers are done."""
+        """Remove all shards, with the `extra` keys, or none; return False when one does not exist
+        or an extra key was changed. Blobs are deleted now, or when their readers are done."""
         gone: dict[ShardId, ShardState] = {}
 
         def change(documents: Documents) -> Outcome[bool]:
@@ -238,7 +243,8 @@ class PersistClient:
             return False
         if not done:
             return False
-        # The shards are gone, whoever dropped them: so are their blobs, whatever fails below.
+        # The shards are gone, by this process or another. Their blobs go first: no state names them
+        # any more, and the check below may fail.
         await self.upkeep.dropped(list(gone.values()))
         return await self._applied(extra)
 
@@ -247,34 +253,35 @@ class PersistClient:
             try:
                 head = await self.consensus.head(op.key)
             except StorageError as error:
-                # The read did not happen; the drop that it is to tell of may have.
+                # The read failed, but the drop may have succeeded.
                 raise StorageError(str(error), determinate=False) from error
             if (None if head is None else head.data) != op.data:
                 return False
         return True
 
     async def state(self, shard: ShardId) -> ShardState:
-        """The state as this process knows it. Raises `UnknownObject`."""
+        """Return the cached state. Raises `UnknownObject`."""
         return await self._machine.state(shard)
 
     async def upper(self, shard: ShardId) -> Frontier:
-        """What is sealed; of a table, by the shared upper too. Raises `UnknownObject`."""
+        """Return the sealed upper; of a table, with the shared upper. Raises `UnknownObject`."""
         return (await self._observe(shard))[1]
 
     async def recent_upper(self, shard: ShardId) -> Frontier:
-        """The upper as it is in the store now: at least what anybody, in any process, knew to be
-        appended when this was called. Raises `UnknownObject`."""
+        """Return the upper in the store now (linearizable): at least every append that any process
+        had acknowledged before this call. Raises `UnknownObject`."""
+        # The tables' upper first, as in `_observe`.
         if (await self._machine.state(shard)).tables:
             await self._machine.refresh_tables()
         await self._machine.refresh(shard)
         return await self.upper(shard)
 
     async def tables_upper(self) -> Frontier:
-        """The upper that all tables share."""
+        """Return the upper that all tables share."""
         return (await self._machine.tables()).upper
 
     async def _observe(self, shard: ShardId) -> tuple[ShardState, Frontier]:
-        # The tables' upper first: what it seals is in any state seen later.
+        # The tables' upper first: what it seals is in any state that is read later.
         tables = await self._machine.tables()
         state = await self._machine.state(shard)
         return state, sealed(state, tables.upper)
@@ -282,9 +289,11 @@ class PersistClient:
     async def wait_upper(
         self, shard: ShardId, beyond: Frontier, check: Callable[[], None] = lambda: None
     ) -> Frontier:
-        """The upper, once it is beyond a frontier. Raises `UnknownObject` (also when the shard is
-        dropped meanwhile), `InvalidUsage` (nothing is beyond the empty one), `Closed`, and what
-        `check` raises, which is asked whenever something has changed."""
+        """Wait until the upper is beyond a frontier, and return it.
+
+        Raises `UnknownObject` (also when the shard is dropped meanwhile), `InvalidUsage` (`beyond`
+        is the empty frontier), `Closed`, and what `check` raises, which runs after each change.
+        """
         if beyond >= EMPTY:
             raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
         while True:
@@ -294,27 +303,28 @@ class PersistClient:
             check()
             if upper > beyond:
                 return upper
+            # No await between the last look and the wait: a change in between would be missed.
             keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])
             await self._waiters.wait(keys)
 
     async def follow(self) -> None:
-        """Keeps up with other processes on the same stores, so that who waits here wakes for what
-        they change: by word of the store where it gives any, else by looking every
-        `store_poll_ms`. Renews leases, too. Until it is cancelled, or the store is closed. Raises
-        `Fenced` once another service owns the stores."""
+        """Follow changes that other processes make to the same stores, and renew leases, until
+        cancelled or the store is closed. Raises `Fenced` once another service owns the stores."""
         await follow(self._machine, self.consensus, self._settings, self.upkeep.renew_leases)
 
     # -- writing ----------------------------------------------------------------------------------
 
     async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[Part, ...]:
-        """Durable parts of these updates, sorted by time, small ones inline; to be appended or
-        given to `discard_parts`. Raises `UnknownObject`, `TypeMismatch`, `InvalidUsage`,
-        `StoreFull`, `StorageError`."""
+        """Write the updates as durable parts, sorted by time, small ones inline.
+
+        The caller appends them or gives them to `discard_parts`. Raises `UnknownObject`,
+        `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`.
+        """
         state = await self.state(shard)
         limits = self._settings
         inline = limits.inline_part_bytes_max
         room = limits.inline_bytes_per_shard_max - inline
-        # They lie in the document: where all of it fits there is nothing to add up.
+        # Inline parts lie in the document: where all of it fits there is nothing to add up.
         fits = 0 < self._machine.document_bytes(shard) <= room or state.inline_bytes <= room
         if INLINE_ROOM.crossed(not fits):
             inline = 0
@@ -329,33 +339,37 @@ class PersistClient:
         time_max: Time,
         has_errors: bool = False,
     ) -> Part:
-        """Moves a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
+        """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
         state, times = await self.state(shard), (time_min, time_max)
         return await self._parts.adopt(state, path, rows, times, has_errors)
 
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[Part, ...]:
-        """Durable parts of updates without a time, always files, all at 0: to be `placed` when
-        their time is known, then appended, or given to `discard_parts`. Nothing keeps them in
-        memory, since nobody reads them before. Raises as `write_parts` does."""
+        """Write updates without a time as durable parts, always files, all at time 0.
+
+        The caller has them `placed` when their time is known, and appends them, or gives them to
+        `discard_parts`. Raises as `write_parts` does.
+        """
         state = await self.state(shard)
+        # Not kept decoded: nobody reads them before they are placed.
         return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
 
     def offer_parts(self, parts: Sequence[Part]) -> None:
-        """Hands parts to whoever claims them within `stash_orphan_ms`; then they are orphans."""
+        """Offer parts to any claimant for `stash_orphan_ms`; unclaimed parts become orphans."""
         self._parts.offer(parts, self._settings.stash_orphan_ms)
 
     async def discard_parts(self, parts: Sequence[Part]) -> None:
-        """Deletes parts that will not be appended; those of an append under way are left alone."""
+        """Delete parts that will not be appended; parts of an append under way are left alone."""
         await self._parts.discard(parts)
 
     def pending_blobs(self) -> list[str]:
-        """Keys of those that this process has written, or claimed, and no state names yet."""
+        """Return the keys of blobs that this process wrote or claimed and that no state names
+        yet."""
         return self._parts.pending_keys()
 
     async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
-        """Takes over parts that an earlier process wrote and did not append, to be appended or
-        discarded. False when one is gone; then none is taken. Raises `StorageError`."""
+        """Take over parts that an earlier process wrote and did not append; return False, having
+        taken none, when one is gone. Raises `StorageError`."""
         return await self._parts.claim(shard, parts)
 
     async def append(
@@ -365,25 +379,28 @@ class PersistClient:
         tables_upper: tuple[Frontier, Frontier] | None = None,
         extra: Sequence[Cas] = (),
     ) -> Appended | UpperMismatch:
-        """Appends to all shards, moves the holds, moves the tables' upper from one value to
-        another, changes the `extra` keys: all or none. Done at most once, whatever fails. Waits
-        for the upkeep of a shard whose state has grown too large.
+        """Append to all shards, move the holds and the tables' upper, and change the `extra` keys:
+        all or none, and at most once, whatever fails. Waits (backpressure) for the upkeep of a
+        shard whose state has grown too large.
 
         Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
-        `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another),
-        `StoreFull`, `StorageError` (indeterminate: read the uppers again)."""
+        `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another), `StoreFull`,
+        `StorageError` (indeterminate: read the uppers again).
+        """
         return await self._appender.append(appends, tables_upper, extra)
 
     # -- holds ------------------------------------------------------------------------------------
 
     async def set_hold(self, shard: ShardId, holder: str, since: Time) -> None:
-        """Takes or moves one durable hold; see `set_holds`."""
+        """Take or move one durable hold; see `set_holds`."""
         await self.set_holds([(shard, holder, since)])
 
     async def set_holds(self, holds: Sequence[tuple[ShardId, str, Time]]) -> None:
-        """Takes or moves durable holds (shard, holder, since), all in one set. A hold that
-        exists never goes below the shard's since: it stops there. Raises `ReadBelowSince` for
-        a new one that asks for less, `UnknownObject`."""
+        """Take or move durable holds (shard, holder, since), all in one set.
+
+        An existing hold that would go below the shard's since stops there. Raises `ReadBelowSince`
+        for a new one below it, `UnknownObject`.
+        """
 
         def change(documents: Documents) -> Outcome[None]:
             return Outcome(None, with_holds(documents, {}, holds))
@@ -392,7 +409,7 @@ class PersistClient:
             await self._machine.change([shard for shard, _, _ in holds], change)
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
-        """Gives up a hold; no error if there is none, or no shard."""
+        """Drop a hold; no error if there is none, or no shard."""
 
         def change(documents: Documents) -> Outcome[None]:
             state = documents.shards[shard]
@@ -404,7 +421,7 @@ class PersistClient:
     # -- reading ----------------------------------------------------------------------------------
 
     async def open_reader(self, shard: ShardId, reader_id: str) -> Reader:
-        """A reader under a lease at the shard's since. Raises `UnknownObject`."""
+        """Open a reader under a lease at the shard's since. Raises `UnknownObject`."""
         made: list[Reader] = []
 
         def change(documents: Documents) -> Outcome[None]:
@@ -415,7 +432,7 @@ class PersistClient:
                     Reader(shard, reader_id, since, self.wait_upper, self._book, self._observe)
                 )
             made[0].since = since
-            # Where others write it is one once it is written, with this very change.
+            # Where others write, a lease counts once it is durable: this change writes it.
             return Outcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
 
         try:
@@ -427,23 +444,26 @@ class PersistClient:
         return made[0]
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
-        """A part's updates, checked to be what was written, as this schema of its shard's. Raises
-        `Corrupt` (a byte differs, or a file is gone that should be there), `LeaseLost` (it was
-        deleted), `TypeMismatch` (a value fits a newer schema only)."""
+        """Return a part's updates, verified, with this schema of its shard.
+
+        Raises `Corrupt` (a byte differs, or a file is missing that a state names), `LeaseLost` (it
+        was deleted), `TypeMismatch` (a value fits a newer schema only).
+        """
         return await self._parts.fetch(part, schema)
 
     async def save(self, part: Part, path: Path) -> None:
-        """Copies a blob into a file of the caller's, checked. Raises as `fetch` does."""
+        """Copy a blob to `path`, verified. Raises as `fetch` does."""
         await self._parts.save(part, path)
 
     def path(self, part: Part) -> str | None:
-        """A file that Spark can read; None for an inline part or in memory."""
+        """Return the file of a part for Spark to read; None for an inline part or in memory."""
         return self._parts.path(part)
 
     async def heartbeat(self, reader: Reader) -> None:
-        """Writes the reader's lease anew. Raises `LeaseLost` when it ran out before, `Closed`,
+        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired, `Closed`,
         `UnknownObject`, `StorageError`."""
         reader.check()
+        # Checked before and after: the write reads the state, and may find the lease lost.
         await self.upkeep.heartbeat(reader.shard)
         reader.check()
 
@@ -454,11 +474,14 @@ class PersistClient:
     # -- upkeep -----------------------------------------------------------------------------------
 
     async def maintain(self, shard: ShardId) -> None:
-        """Compacts the shard if it is due, deletes parts that nobody needs, renews leases. Safe
-        at any time. Raises `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
+        """Compact the shard if it is due, delete unneeded parts, renew leases; safe at any time.
+        Raises `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
         await self.upkeep.maintain(shard)
 
     async def collect_orphans(self) -> int:
-        """Deletes blobs that were unnamed for the whole grace, as this client has seen: call it
-        again and again, or twice the grace apart. How many it deleted."""
+        """Delete blobs that were unnamed for the whole grace, and return their number.
+
+        The grace is measured between listings of this client: call it again and again, or twice the
+        grace apart.
+        """
         return await self._orphans.collect()

@@ -1,13 +1,9 @@
-"""The order of rows in what compaction writes, so that statistics of its parts say something. Pure.
+"""Clusters rows by the shard's key, so that statistics of parts are selective. Pure.
 
-A shard whose schema has a key is clustered by it: rows of a part are sorted by time, as always, and
-within a time by the key's columns. A merge that is too large for memory is cut by ranges of the
-key's first column, where that is a number, a date or a timestamp: so its parts cover ranges
-that lie apart, and who looks for a key reads few of them. Equal rows have equal keys, and meet.
-
-Where to cut is guessed from the statistics of what is merged, as if the values of each part lay
-evenly between its bounds: right for keys that grow with time, and for keys that are spread over
-everything. A guess that is wrong makes a range too large: the merger cuts that by hash.
+Rows of a part are sorted by time and, within a time, by the key's columns. A merge that is too
+large for memory is cut by ranges of the key's first column, where that is a number, a date or a
+timestamp: so its parts cover disjoint ranges, and partition pruning works on them. Equal rows have
+equal keys, hence meet in one range.
 """
 
 from __future__ import annotations
@@ -24,11 +20,11 @@ from actors.persist.statistics import column_of
 from actors.plan.schema import TIME, Schema
 
 POINTS: Final = 64
-"""That stand for the values of one part."""
+"""Sample points that stand for the values of one part."""
 
 
 def clustered(updates: pa.Table, schema: Schema) -> pa.Table:
-    """The updates in a part's order."""
+    """Return the updates in a part's order."""
     keys = [name for name in schema.key if not pa.types.is_nested(updates[name].type)]
     if not keys or updates.num_rows < 2:
         return updates
@@ -40,17 +36,17 @@ class Ranges:
     """Ranges of a key's first column, of about as many rows each."""
 
     def __init__(self, column: str, cuts: Any) -> None:
-        """`cuts`: ascending int64s; range n + 1 begins at cut n."""
+        """Take ascending int64 cuts; range n + 1 begins at cut n."""
         self._column = column
         self._cuts = cuts
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of ranges."""
         return len(self._cuts) + 1
 
     def places(self, rows: pa.Table) -> Any:
-        """The range of each row; NULL is in the first."""
+        """Return the range of each row; NULL is in the first."""
         values = rows[self._column].combine_chunks()
         whole = _as_numbers(values)
         found = np.searchsorted(self._cuts, whole, side="right")
@@ -60,13 +56,15 @@ class Ranges:
 
 
 def ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges | None:
-    """At most so many ranges for the rows of the parts; None: nothing says where to cut."""
+    """Return at most `count` ranges for the rows of the parts; None without usable statistics."""
     if not schema.key or count < 2:
         return None
     column = schema.key[0]
     kind = schema.arrow().field(column).type
     if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
         return None
+    # Guessed as if each part's values lay evenly between its bounds. A wrong guess makes a range
+    # too large, which the merger then cuts by hash.
     points: list[Any] = []
     weights: list[float] = []
     for part in parts:
@@ -82,6 +80,7 @@ def ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges | None:
     below = np.cumsum(np.array(weights)[order])
     wanted = below[-1] * np.arange(1, count) / count
     cuts = np.unique(values[order][np.searchsorted(below, wanted)])
+    # A cut at the least value would leave the first range empty.
     cuts = cuts[cuts > values.min()]
     return Ranges(column, cuts) if len(cuts) else None
 

@@ -1,20 +1,16 @@
-"""Compaction: which batches to merge, and merging them in bounded memory.
+"""Compaction: choose batches to merge, and merge them in bounded memory.
 
-**Which.** A shard may have so many batches, and so many bytes in its document. Beyond that, the
-newest batches are merged until half the allowed number is left, and older ones join as long as
-they are not more than twice the size of what is merged already. So sizes fall geometrically
-from old to new, an update is rewritten a logarithmic number of times, and what cancels each
-other is at most a fixed factor of what lives. A document over its budget sends every inline
-part, and what lies after it, to a blob.
+**Choice.** A shard may have `batches_max` batches, and so many inline bytes in its document. Beyond
+that, the newest batches are merged until half the allowed number is left, and older ones join while
+they are not more than twice the size of what is merged already. So sizes fall geometrically from
+old to new, an update is rewritten a logarithmic number of times, and updates that cancel are at
+most a fixed factor of the live ones.
 
-**How.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
-one; while they fit into the budget they are merged at once. Beyond that rows go to files by ranges
+**Merge.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
+one and merged in memory while they fit into the budget. Beyond that rows spill to files by ranges
 of the shard's key (`clustering.py`), else by a hash of their user columns: either way equal rows
-meet in one file. The files are merged one by one; one that is far too large is cut by hash first.
-Only rows whose hash occurs twice are grouped. The budget counts decoded bytes, and a merge takes
-about four times as much; a hash that puts everything into one file (a single huge group
-of equal rows, say) still needs that file in memory. What comes out of several files fills a part
-together: else a large shard had more parts, and a larger document, after each merge.
+meet in one file. The budget counts decoded bytes, and a merge takes about four times as much. One
+huge group of equal rows still needs its file in memory.
 """
 
 from __future__ import annotations
@@ -48,14 +44,15 @@ from actors.threshold_probes import (
 
 GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
-"""Smaller batches count as this much: an empty one costs something, too."""
+"""Least size that counts for a batch: an empty one costs something, too."""
 FILES_MAX: Final = 256
 
 
 def choose(
     state: ShardState, batches_max: int, inline_bytes_max: int
 ) -> tuple[tuple[Batch, ...], bool] | None:
-    """Adjacent batches to merge and whether the result must go to a blob; None: all is well."""
+    """Return the adjacent batches to merge, and whether the result must be a blob; None: no merge
+    is due."""
     batches = state.batches
     over = INLINE_COMPACTION.crossed(state.inline_bytes > inline_bytes_max)
     if not BATCH_COUNT.crossed(len(batches) > batches_max) and not over:
@@ -63,6 +60,7 @@ def choose(
     sizes = [max(BATCH_BYTES_MIN, batch.bytes) for batch in batches]
     keep = max(1, batches_max // 2)
     first = len(batches) - 1
+    # The document is over its budget: all inline parts, and the batches after them, go to a blob.
     if over:
         first = min(i for i, batch in enumerate(batches) if batch.inline_bytes)
     total = sum(sizes[first:])
@@ -73,7 +71,7 @@ def choose(
 
 
 def worth_merging(state: ShardState) -> bool:
-    """Whether one batch in place of all would join any, or raise a time."""
+    """Return whether merging all batches would join any, or raise a time."""
     filled = [batch for batch in state.batches if batch.parts]
     if not filled:
         return False
@@ -82,11 +80,7 @@ def worth_merging(state: ShardState) -> bool:
 
 
 class Merger:
-    """Merges updates, spilling by hash beyond a budget. Blocking, and one call after the other.
-
-    A call whose caller was cancelled goes on in its thread: `close` waits for it, and one that
-    comes later still finds the merger closed.
-    """
+    """Merges updates, spilling beyond a budget. Blocking; calls are serialised."""
 
     def __init__(
         self,
@@ -100,8 +94,11 @@ class Merger:
         parts: Sequence[Part] = (),
         part_bytes: int = 0,
     ) -> None:
-        """`rows` is how many will come; without `scratch` everything stays in memory. `parts`:
-        where they come from. `part_bytes`: what `take` gives is to fill, decoded."""
+        """Take the bounds; without `scratch` nothing is spilled.
+
+        `rows`: number of updates to come. `parts`: their parts, for statistics. `part_bytes`:
+        decoded size of the tables that `take` returns.
+        """
         self._schema = schema
         self._parts = parts
         self._ranges: Ranges | None = None
@@ -116,23 +113,26 @@ class Merger:
         self._held_bytes = 0
         self._held_rows = 0
         self._writers: list[Any] = []
+        # A call whose caller was cancelled goes on in its thread: `close` waits for it.
         self._turn = threading.Lock()
         self._closed = False
         self._tables: Iterator[pa.Table] | None = None
 
     def add(self, updates: pa.Table) -> None:
-        """Takes the updates of one part. Raises `StorageError`, `StoreFull`."""
+        """Add the updates of one part. Raises `StorageError`, `StoreFull`."""
         with self._turn:
             if not self._closed:
                 self._add(updates)
 
     def take(self) -> pa.Table | None:
-        """The next of the merged updates, each table consolidated, no update in two of them;
-        None: that was all. Raises `StorageError`."""
+        """Return the next table of consolidated updates, disjoint from all others; None at the end.
+        Raises `StorageError`."""
         with self._turn:
             if self._closed:
                 return None
             if self._tables is None:
+                # Results of several files fill one part: else a large shard had more parts, and a
+                # larger document, after each merge.
                 self._tables = filled(self._merged(), self._part_bytes)
             table = next(self._tables, None)
             if table is None:
@@ -150,6 +150,7 @@ class Merger:
         self._held_bytes += table.nbytes
         self._held_rows += table.num_rows
         if self._held_bytes > self._bytes_max:
+            # Consolidate before spilling: updates that cancel may be all that is beyond the budget.
             self._consolidate_held()
             if self._scratch is not None and self._held_bytes > self._bytes_max:
                 COMPACTION_SPILL.crossed(True)
@@ -160,6 +161,7 @@ class Merger:
         self._held, self._held_bytes = [merged], merged.nbytes
 
     def _start_spilling(self, scratch: Path) -> None:
+        # Extrapolated from the rows so far: each file is to fit into the budget.
         share = self._held_bytes // self._bytes_max + 1
         count = share * max(1, -(-self._rows // max(1, self._held_rows)))
         try:
@@ -203,7 +205,7 @@ class Merger:
         assert self._scratch is not None
         try:
             _end(self._writers)
-            for index in range(len(self._writers)):  # as many as there are now
+            for index in range(len(self._writers)):  # computed once: `_cut` appends writers
                 for path in self._cut(self._scratch, self._scratch / f"{index}.arrow"):
                     with pa.OSFile(str(path), "rb") as source:
                         table = pa.ipc.open_stream(source).read_all()
@@ -213,8 +215,9 @@ class Merger:
             raise storage_error(f"read back {self._scratch}", error) from error
 
     def _cut(self, scratch: Path, path: Path) -> list[Path]:
-        """The file, or several in its place when it is far too large."""
+        """Split a file that is far too large by hash; return the files in its place."""
         count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
+        # A range may be guessed wrong; hashing has spread the rows evenly already.
         if self._ranges is None or not SPILLED_FILE.exceeded_by(count):
             return [path]
         prefix = f"{path.stem}-"
@@ -229,7 +232,7 @@ class Merger:
         return [scratch / f"{prefix}{index}.arrow" for index in range(count)]
 
     def close(self) -> None:
-        """Removes the files."""
+        """Remove the files, after the call under way."""
         with self._turn:
             self._closed = True
             self._close()
@@ -262,7 +265,7 @@ def _end(writers: Sequence[Any]) -> None:
 
 
 def filled(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
-    """The tables one after another, as many together as have that size."""
+    """Yield the tables, concatenated up to `size` bytes."""
     held: list[pa.Table] = []
     bytes_held = 0
     for table in tables:
@@ -276,13 +279,13 @@ def filled(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
 
 
 def input_rows(inputs: Sequence[Batch]) -> int:
-    """Rows in all parts."""
+    """Return the number of rows in all parts."""
     return sum(batch.rows for batch in inputs)
 
 
 def summed(updates: pa.Table) -> pa.Table:
-    """As `consolidate`. Grouping takes several times the memory of its rows, so only those are
-    grouped that another may equal."""
+    """Consolidate the updates, as `consolidate` does."""
+    # Grouping takes several times the memory of its rows: group only rows whose hash occurs twice.
     hashes = row_hashes(updates.drop_columns([DIFF]))
     order = np.argsort(hashes)
     same = hashes[order][1:] == hashes[order][:-1]
@@ -298,11 +301,13 @@ def summed(updates: pa.Table) -> pa.Table:
 
 
 def row_hashes(rows: pa.Table) -> Any:
-    """A uint64 for each row, the same for rows of the same bits. Nested columns count only where
-    there are no others. What it takes beside its result is bounded."""
+    """Return a uint64 for each row, equal for rows of equal bits.
+
+    Nested columns count only where there are no others. Memory beside the result is bounded.
+    """
     if not HASHED_ROWS.exceeded_by(rows.num_rows):
         return _row_hashes(rows)
-    # Of text each value becomes an object of Python's meanwhile.
+    # Each text value becomes a Python object meanwhile.
     step = HASHED_ROWS.limit
     starts = range(0, rows.num_rows, step)
     return np.concatenate([_row_hashes(rows.slice(start, step)) for start in starts])
@@ -341,7 +346,7 @@ def _column_hashes(column: pa.ChunkedArray) -> Any:
 
 
 def _decimal_hashes(values: pa.Array) -> Any:
-    """From both halves of the number."""
+    """Hash both 64-bit halves of each number."""
     if not len(values):
         return np.zeros(0, np.uint64)
     whole = np.frombuffer(values.buffers()[1], np.uint64)
@@ -353,7 +358,7 @@ def _decimal_hashes(values: pa.Array) -> Any:
 
 
 def _by_dictionary(values: pa.Array) -> Any:
-    """Strings, binaries and others: each distinct value is hashed once."""
+    """Hash strings, binaries and others, each distinct value once."""
     encoded = values.dictionary_encode()
     texts = (
         value if isinstance(value, bytes) else str(value).encode()

@@ -1,29 +1,13 @@
 """Consensus on a bucket: one object a key, written by conditional requests. One key at a time.
 
-Theory of operation. An object holds a document, its seqno, and a **nonce** that was drawn for this
-very write. A change reads the object, compares its seqno, and writes the next one on condition that
-the object is still the version that was read (If-Match; If-None-Match where there was none). The
-store decides, so of writers that race one wins. *Why a version is not two documents*: an S3 ETag
-is the MD5 of the bytes, and no two writes have the same bytes, because of the nonce.
+An object holds a document, its seqno, and a **nonce** drawn for this very write. A change reads the
+object, compares its seqno, and writes the next one on condition that the object is still the
+version that was read (If-Match; If-None-Match where there was none). The store decides, so of
+racing writers one wins.
 
-Rules.
+A deleted document is a **tombstone**: an object of a nonce alone. Tombstones stay.
 
-- A condition that failed is no answer yet: stores say 409 for "ask again", too. The object is read
-  again; only a seqno that is not the expected one is a mismatch. As it was read between call and
-  answer, the answer False is true at that instant.
-- A write whose answer is lost (a time-out, a 5xx) is looked for: an object with our nonce is ours,
-  and the answer is True. Anything else may still be overtaken by it, or has hidden it already:
-  indeterminate. Conditional writes are never repeated by the library.
-- A store that is asked too often (429: Google's takes about one change of an object a second) has
-  done nothing. It is asked again, a second later.
-- A deleted document is a **tombstone**: an object of a nonce alone. Stores have no conditional
-  delete that all of them know, and a plain one could remove what somebody created in between.
-  Tombstones stay; they are told from documents by their size, so that a listing need not read.
-- Keys are written in letters, digits, ``_`` and ``-``, everything else as ``=`` and two
-  hexadecimal digits: no key means a folder, and none is changed by how a store spells it.
-
-Several keys in one set are not offered (`OneKeyOnly`): no conditional request spans two objects,
-and what could be built on them (intents that every reader resolves) is not.
+Several keys in one set are not offered (`OneKeyOnly`): no conditional request spans two objects.
 """
 
 from __future__ import annotations
@@ -80,7 +64,7 @@ class BucketConsensus:
         self._closed = False
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None. Raises `StorageError`, `Corrupt`."""
+        """Return the document, or None. Raises `StorageError`, `Corrupt`."""
         check_key(key)
 
         async def head() -> VersionedData | None:
@@ -90,13 +74,14 @@ class BucketConsensus:
         return await self._run(head)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`. Raises `StorageError`."""
+        """Return keys that start with `prefix`. Raises `StorageError`."""
         keys: list[str] = []
 
         async def list_all() -> None:
             async for page in self._store.pages(self._prefix.rstrip("/")):
                 for each in page:
                     name = each.key.removeprefix(self._prefix)
+                    # Tombstones are shorter than any document, so a listing need not read them.
                     key = _unescaped(name) if each.size >= _HEAD.size else None
                     if key is not None and key.startswith(prefix):
                         keys.append(key)
@@ -105,7 +90,7 @@ class BucketConsensus:
         return sorted(keys)
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """One key. Raises `OneKeyOnly`, `StorageError`, `Corrupt`."""
+        """Change one key. Raises `OneKeyOnly`, `StorageError`, `Corrupt`."""
         check_ops(ops)
         if len(ops) > 1:
             raise OneKeyOnly(
@@ -120,15 +105,21 @@ class BucketConsensus:
             seen = await self._read(op.key)
             held = None if seen is None else seen.document
             if (None if held is None else held.seqno) != op.expected:
+                # A failed condition is no answer: stores say 409 for "ask again", too. Only a seqno
+                # that was read between call and return, and differs, is a mismatch.
                 return False
             if op.kept or (held is None and op.data is None):
                 return True
+            # An S3 ETag is the MD5 of the bytes: the nonce keeps two writes from having the same
+            # version.
             nonce = self._random.getrandbits(_NONCE_BYTES * 8).to_bytes(_NONCE_BYTES, "big")
             body = _encoded(nonce, None if op.data is None else VersionedData(op.seqno, op.data))
             expected = None if seen is None else seen.version
             try:
                 if await self._store.put_if(self._place(op.key), body, expected):
                     return True
+            # 429 (Google allows about one change of an object a second): the store has done
+            # nothing.
             except StoreBusy:
                 if attempt == limits.store_request_retries_max:
                     raise
@@ -137,6 +128,8 @@ class BucketConsensus:
             except StorageError as error:
                 if error.determinate:
                     raise
+                # Our nonce proves the write. Without it the write may still land, or be overwritten
+                # already: indeterminate.
                 if await self._is_there(op.key, nonce):
                     return True
                 raise
@@ -179,7 +172,7 @@ class BucketConsensus:
             raise Closed("the bucket's documents are closed")
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Wait for requests under way, and refuse later ones."""
         self._closed = True
         while self._under_way:
             self._idle = anyio.Event()
@@ -190,6 +183,8 @@ class BucketConsensus:
 
 
 def _encoded(nonce: bytes, document: VersionedData | None) -> bytes:
+    # A tombstone, no delete: stores share no conditional delete, and a plain one could remove what
+    # another writer created in between.
     if document is None:
         return _TOMBSTONE.pack(_MAGIC, nonce, zlib.crc32(nonce))
     checksum = _checksum(nonce, document.seqno, document.data)
@@ -201,7 +196,7 @@ def _checksum(nonce: bytes, seqno: int, data: bytes) -> int:
 
 
 def _decoded(key: str, body: bytes, version: Version) -> _Seen:
-    """Raises `Corrupt`."""
+    """Decode and verify an object. Raises `Corrupt`."""
     if body[:4] == _MAGIC and len(body) == _TOMBSTONE.size:
         _, nonce, checksum = _TOMBSTONE.unpack(body)
         if zlib.crc32(nonce) == checksum:
@@ -218,7 +213,8 @@ def _decoded(key: str, body: bytes, version: Version) -> _Seen:
 
 
 def escaped(key: str) -> str:
-    """A key as the last part of an object's name."""
+    """Return a key as the last part of an object's name."""
+    # Escapes "/" too: no key makes a folder, and no store respells these letters.
     return "".join(
         letter if _PLAIN.fullmatch(letter) else "".join(f"={byte:02X}" for byte in letter.encode())
         for letter in key
@@ -226,7 +222,7 @@ def escaped(key: str) -> str:
 
 
 def _unescaped(name: str) -> str | None:
-    """None for a name that is no key of ours."""
+    """Return the key; None for a name that is no key of ours."""
     try:
         raw = re.sub(
             rb"=([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), name.encode()

@@ -19,12 +19,13 @@ class MemoryConsensus:
         self._documents: dict[str, VersionedData] = {}
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None."""
+        """Return the document, or None."""
         return self._documents.get(check_key(key))
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none. Others have their turn before it, as with any other store."""
+        """Change all keys or none."""
         check_ops(ops)
+        # Yield as any other store does, so that tests meet the same interleavings.
         await anyio.lowlevel.checkpoint()
         for op in ops:
             held = self._documents.get(op.key)
@@ -40,8 +41,8 @@ class MemoryConsensus:
         return True
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`."""
+        """Return keys that start with `prefix`."""
         return sorted(key for key in self._documents if key.startswith(prefix))
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: memory needs no release."""

@@ -1,36 +1,26 @@
-"""Consensus on PostgreSQL: one table, one transaction for all sets that wait, several keys at once.
+"""Consensus on PostgreSQL: one table, one transaction for all waiting sets, several keys at once.
 
     documents (key text COLLATE "C" PRIMARY KEY, seqno bigint, data bytea)
 
-A group of sets (`group_commit`) goes to the server in one pipeline, one round trip: BEGIN → take
-the locks of all its keys → for each set one statement that compares, and changes if all compares
-hold → tell who listens → COMMIT.
+A group of sets (`group_commit`) goes to the server in one pipeline, one round trip: BEGIN → lock
+all its keys → for each set one statement that compares, and changes if all compares hold, and
+notifies → COMMIT.
 
-*Why this is right.* A key's lock is an advisory one, on a 64-bit hash of schema and key. It covers
-keys that are absent, which row locks cannot. (1) Every transaction takes all its locks in one
-statement, in ascending order, before it reads anything: so transactions cannot wait for each other
-in a circle. (2) It keeps them to its end; PostgreSQL frees them after the commit is visible to all.
-So two transactions with a key in common never overlap between (1) and the end. (3) Isolation is
-READ COMMITTED: each statement sees what was committed when *it* began. The compares begin after the
-locks are held, hence see everything that any earlier holder has committed, and nobody changes it
-before the end. Therefore transactions that share a key take effect in the order of their locks,
-each at its commit, between call and answer: linearizable; those that share none commute. (4) A read
-is one statement: it sees all commits that were acknowledged before it began. Two keys of one hash
-wait for each other, and are right all the same. A primary key stands behind all that: who writes
-past the locks gets an error.
+*Linearizability.* A key's lock is an advisory one, on a 64-bit hash of schema and key. It covers
+absent keys, which row locks cannot. (1) Every transaction takes all its locks in one statement
+before it reads anything. (2) PostgreSQL frees them after the commit is visible to all. So two
+transactions with a key in common never overlap between (1) and the end. (3) Under READ COMMITTED
+each statement sees what was committed when *it* began: the compares begin after the locks are held,
+hence see everything that earlier holders have committed. Therefore transactions that share a key
+take effect in the order of their locks, each at its commit; others commute. (4) A read is one
+statement: it sees all commits that were acknowledged before it began. Two keys of one hash only
+wait for each other. The primary key guards against writers without locks.
 
-**Determinate or not.** COMMIT leaves with the rest, so a failure is determinate only when the
-server says ERROR for a statement before it: then it skips the COMMIT. A connection that breaks, a
-server that ends the session, our own time-out, an error of COMMIT itself: all indeterminate, unless
-nothing of COMMIT was handed over yet. After every failure the connection is given up; a server that
-hangs holds nobody longer than `store_request_timeout_ms` and some retries.
-
-Determinate failures that pass (a lock or connection time-out, a restart) are tried again, after
+Failures that are determinate and pass (a lock or connection time-out, a restart) are retried after
 growing random pauses; so are reads, always.
 
-**Changes.** Each set tells its keys by NOTIFY in its own transaction; `changes` listens on a
-connection of its own. What others hear they can read. NOTIFY may be lost with the connection: then
-`changes` says that any key may have changed.
+**Changes.** Each set notifies its keys in its own transaction; `changes` listens on a connection of
+its own, so that what it reports can be read.
 """
 
 from __future__ import annotations
@@ -93,9 +83,9 @@ WITH op AS MATERIALIZED (
 )
 SELECT good.yes, (SELECT count(*) FROM told) FROM good"""
 _NO_LZ4: Final = (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported)
-"""PostgreSQL 13 does not know it, others may be built without."""
+"""PostgreSQL 13 does not know lz4; other builds may lack it."""
 _CLIENT_LETTERS: Final = 16
-"""With which a notification begins: who made the change."""
+"""Length of a notification's prefix: the client that made the change."""
 
 
 class PostgresConsensus:
@@ -111,7 +101,7 @@ class PostgresConsensus:
         self._channel = f"penstock_{place.schema}"
         self._table = sql.Identifier(place.schema, "documents")
         self._set_sql = sql.SQL(_SET).format(table=self._table).as_bytes()
-        """Put together once: it is sent often. So is the next."""
+        """Formatted once, because it is sent often; as the next."""
         self._head_sql = sql.SQL(_HEAD).format(table=self._table).as_bytes()
         self._writer = PostgresLink(place, settings)
         self._reader = PostgresLink(place, settings)
@@ -122,7 +112,7 @@ class PostgresConsensus:
         self._closed = False
 
     async def open(self) -> None:
-        """Connects, and makes schema and table where they are missing. Raises `StorageError`."""
+        """Connect, and create schema and table where they are missing. Raises `StorageError`."""
 
         async def prepare() -> None:
             connection = await self._writer.connected()
@@ -132,6 +122,8 @@ class PostgresConsensus:
                 return
             schema = sql.Identifier(self._place.schema)
             async with connection.transaction():
+                # Two processes that start at once must not both create: IF NOT EXISTS alone can
+                # still fail.
                 await connection.execute(_LOCK, ([self._lock_of("")],))
                 await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
                 found = await connection.execute("SELECT to_regclass(%s)", (name,))
@@ -147,13 +139,13 @@ class PostgresConsensus:
     # -- reading ----------------------------------------------------------------------------------
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None. Raises `StorageError`."""
+        """Return the document, or None. Raises `StorageError`."""
         check_key(key)
         rows = await self._read(self._head_sql, (key,))
         return VersionedData(rows[0][0], bytes(rows[0][1])) if rows else None
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`. Raises `StorageError`."""
+        """Return keys that start with `prefix`. Raises `StorageError`."""
         query = sql.SQL(
             "SELECT key FROM {} WHERE key >= %s AND starts_with(key, %s) ORDER BY key"
         ).format(self._table)
@@ -168,7 +160,7 @@ class PostgresConsensus:
         limits = self._settings
         most_ms = limits.store_request_timeout_ms + limits.retry_delay_ms_max
         try:
-            # Those before us may be waiting for a server that hangs.
+            # Bounds the wait for the lock, too: its holder may wait for a server that hangs.
             with anyio.fail_after(most_ms * (limits.store_request_retries_max + 1) / 1000):
                 async with self._reading:
                     self._check_open()
@@ -177,7 +169,7 @@ class PostgresConsensus:
             raise as_storage_error("read", self._place, error, determinate=True) from None
 
     async def _tried(self, link: PostgresLink, what: str, call: Callable[[], Awaitable[R]]) -> R:
-        """Something that may be done twice, until it succeeds or there were too many failures."""
+        """Run an idempotent call until it succeeds or has failed too often."""
         failures = 0
         while True:
             try:
@@ -190,7 +182,7 @@ class PostgresConsensus:
                 if not again or failures > self._settings.store_request_retries_max:
                     raise as_storage_error(what, self._place, error, determinate=True) from None
                 await self._pause(failures)
-            except BaseException:  # cancelled: an answer may still come, which nobody waits for
+            except BaseException:  # cancelled: the next call must not get its late answer
                 await link.drop()
                 raise
 
@@ -201,11 +193,12 @@ class PostgresConsensus:
     # -- changing ---------------------------------------------------------------------------------
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """One transaction, shared with whoever else waits. Raises `StorageError`."""
+        """Change all keys or none, in a transaction shared with waiting sets. Raises
+        `StorageError`."""
         return await self._sets.set(ops)
 
     async def _commit(self, group: Sequence[Pending]) -> None:
-        """Fills in the answer of every set; never raises."""
+        """Set the answer of every pending set; never raises `StorageError`."""
         failures = 0
         while True:
             under_way = _UnderWay()
@@ -214,6 +207,7 @@ class PostgresConsensus:
                     answers = await self._transaction(group, under_way)
             except FAILURES as error:
                 await self._writer.drop()
+                # The connection was given up: its late answers must not reach the next group.
                 determinate = under_way.nothing_stays(error)
                 failures += 1
                 again = determinate and worth_another_try(error)
@@ -222,7 +216,7 @@ class PostgresConsensus:
                     continue
                 fail(group, as_storage_error("write", self._place, error, determinate=determinate))
                 return
-            except BaseException:  # the task was cancelled: the next must not get our answers
+            except BaseException:  # cancelled: the next group must not get these answers
                 await self._writer.drop()
                 raise
             for pending, answer in zip(group, answers, strict=True):
@@ -231,12 +225,14 @@ class PostgresConsensus:
 
     async def _transaction(self, group: Sequence[Pending], under_way: _UnderWay) -> list[bool]:
         connection = await self._writer.connected()
+        # Ascending, in one statement: transactions cannot deadlock.
         locks = sorted({self._lock_of(op.key) for pending in group for op in pending.ops})
         async with connection.pipeline():
             before = under_way.before
             before.append(await connection.execute("BEGIN"))
             before.append(await connection.execute(_LOCK, (locks,)))
             sets = [await self._send(connection, pending.ops, before) for pending in group]
+            # Set before: once COMMIT is handed over, a failure may be indeterminate.
             under_way.committing = True
             commit = await connection.execute("COMMIT")
         if commit.statusmessage != "COMMIT":
@@ -253,7 +249,7 @@ class PostgresConsensus:
         values = {
             "keys": [op.key for op in ops],
             "expected": [op.expected for op in ops],
-            "data": [op.data or b"" for op in ops],  # as they are: text is twice as long
+            "data": [op.data or b"" for op in ops],  # sent as binary: text is twice as long
             "gone": [op.data is None for op in ops],
             "first": [op.first for op in ops],
             "kept": [op.kept for op in ops],
@@ -271,7 +267,8 @@ class PostgresConsensus:
     # -- hearing of changes -----------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """See `Watched`. Ends when the store is closed."""
+        """Yield the keys that other clients changed; see `Watched`. Ends when the store is
+        closed."""
         link = PostgresLink(self._place, self._settings)
         try:
             failures = 0
@@ -279,6 +276,8 @@ class PostgresConsensus:
                 heard: list[str] = []
                 try:
                     connection = await self._listening(link, heard)
+                    # Notifications are lost with a connection: after each connect any key may have
+                    # changed.
                     yield None
                     failures = 0
                     while True:
@@ -308,7 +307,7 @@ class PostgresConsensus:
     async def _until_heard(
         self, connection: psycopg.AsyncConnection[Any], heard: list[str]
     ) -> None:
-        """Until something was heard, or the store is closed. Nothing polls."""
+        """Wait until a notification arrives or the store is closed, without polling."""
         low = connection.pgconn
         with anyio.CancelScope() as scope:
             self._listeners.add(scope)
@@ -328,7 +327,7 @@ class PostgresConsensus:
             raise Closed(f"{self._place.shown} is closed")
 
     async def close(self) -> None:
-        """Waits for what is under way; ends `changes`."""
+        """Wait for requests under way, and end `changes`."""
         async with self._writing, self._reading:
             self._closed = True
             for scope in list(self._listeners):
@@ -338,19 +337,20 @@ class PostgresConsensus:
 
 
 class _UnderWay:
-    """How far a transaction came."""
+    """Progress of a transaction."""
 
     def __init__(self) -> None:
         self.before: list[psycopg.AsyncCursor[Any]] = []
         """Statements before COMMIT, in order."""
         self.committing = False
-        """COMMIT was handed over, or may have been."""
+        """True once COMMIT was handed over, or may have been."""
 
     def nothing_stays(self, error: BaseException) -> bool:
-        """Whether the transaction surely did not, and will not, commit."""
+        """Return whether the transaction surely did not, and will not, commit."""
         if not self.committing:
             return True
-        # Answers come in order: one that is missing tells whose error it is.
+        # An ERROR of a statement before COMMIT makes the server skip the COMMIT. Answers come in
+        # order: a missing one says that the error is of such a statement, not of COMMIT itself.
         return sqlstate(error) is not None and any(
             cursor.pgresult is None for cursor in self.before
         )

@@ -1,17 +1,12 @@
 """Consensus on SQLite: one file, one connection, one thread at a time.
 
-WAL with ``synchronous=FULL``: a commit that returned survives a power cut, at the price of one
-fsync. Sets that arrive while a commit is under way wait and then share the next transaction
-(and its fsync); each is still judged by itself and in order, so a mismatch of one does not
-touch the others. Errors before COMMIT are rolled back and determinate; an I/O error of COMMIT
-itself is indeterminate, as the log may hold the whole transaction all the same.
+Sets that arrive while a commit is under way wait and then share the next transaction (and its
+fsync); each is still judged by itself and in order. Errors before COMMIT are rolled back and
+determinate; an I/O error of COMMIT itself is indeterminate, as the log may hold the whole
+transaction all the same.
 
 A transaction that hangs is given up after `timeout_ms` (`deadline.py`): a set is then
 indeterminate. Until its thread is back each later call waits as long, and fails.
-
-A thread cannot be cancelled, and a task that waits for one can: a shield holds a scope's cancel
-off, but not the task's own. Whoever left so would free the lock under the thread; so the thread
-takes another, which no cancel frees, and nobody else meets its transaction.
 """
 
 from __future__ import annotations
@@ -53,14 +48,16 @@ class SqliteConsensus:
         poll_ms: int = 500,
         timeout_ms: int = DISK_TIMEOUT_MS,
     ) -> None:
-        """`poll_ms`: how often `changes` looks. `timeout_ms`: of one transaction; then who waits
-        for it is told, and it goes on alone."""
+        """Take the file; `poll_ms`: period of `changes`; `timeout_ms`: bound of one transaction,
+        which then goes on without its callers."""
         self._timeout_ms = timeout_ms
         self._path = path
         self._poll_ms = poll_ms
         self._clock = clock
         self._connection: Any = None
         self._lock = anyio.Lock(fast_acquire=True)
+        # A cancelled task (`Task.cancel` pierces a shield) frees `_lock` while its thread still
+        # runs: this lock, which no cancel frees, keeps the next thread out of its transaction.
         self._in_use = threading.Lock()
 
         async def commit(group: Sequence[Pending]) -> None:
@@ -72,13 +69,14 @@ class SqliteConsensus:
         self._sets = GroupCommit(self._lock, self._check_open, commit)
 
     async def open(self) -> None:
-        """Opens or creates the file. Raises `StorageError`, `Corrupt`."""
+        """Open or creates the file. Raises `StorageError`, `Corrupt`."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 await self._in_thread("open", self._open)
 
     async def _in_thread(self, what: str, use: Callable[[], R], *, determinate: bool = True) -> R:
-        """Behind a call that hangs no thread waits for longer than its caller does."""
+        """Run a blocking call in a thread; its wait for the connection is bounded as the call
+        is."""
 
         def alone() -> R:
             if not self._in_use.acquire(timeout=self._timeout_ms / 1000):
@@ -102,6 +100,7 @@ class SqliteConsensus:
                     " put the state directory on a local file system",
                     determinate=True,
                 )
+            # A commit that returned survives a power cut, at the price of one fsync.
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(_TABLE)
             sync_folder(self._path.parent)
@@ -112,7 +111,7 @@ class SqliteConsensus:
         self._connection = connection
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None. Raises `StorageError`."""
+        """Return the document, or None. Raises `StorageError`."""
         check_key(key)
         return await self._locked(lambda: self._head(key))
 
@@ -123,7 +122,7 @@ class SqliteConsensus:
         return None if row is None else VersionedData(row[0], row[1])
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`. Raises `StorageError`."""
+        """Return keys that start with `prefix`. Raises `StorageError`."""
         return await self._locked(
             lambda: [
                 row[0]
@@ -148,11 +147,12 @@ class SqliteConsensus:
         return result
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """One transaction, shared with whoever else waits. Raises `StorageError`."""
+        """Change all keys or none, in a transaction shared with waiting sets. Raises
+        `StorageError`."""
         return await self._sets.set(ops)
 
     def _commit(self, group: Sequence[Pending]) -> None:
-        """Fills in the answer of every set; never raises."""
+        """Set the answer of every pending set; never raises `StorageError`."""
         answers: list[bool] = []
         started = False
         try:
@@ -162,6 +162,7 @@ class SqliteConsensus:
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             full = isinstance(error, apsw.FullError)
+            # Of COMMIT's own errors only a full disk is determinate.
             fail(group, self._failed("write", error, determinate=full or not started))
             return
         finally:
@@ -172,7 +173,7 @@ class SqliteConsensus:
     def _apply(self, ops: Sequence[Cas]) -> bool:
         run = self._connection.execute
         if len(ops) == 1 and ops[0].expected is not None and ops[0].data is not None:
-            only = ops[0]  # most are: compared and changed by one statement
+            only = ops[0]  # the common case: compare and change in one statement
             run(_CHANGE + " AND seqno = ?", (only.data, only.key, only.expected))
             return bool(self._connection.changes())
         for op in ops:
@@ -196,22 +197,23 @@ class SqliteConsensus:
         try:
             self._connection.execute("ROLLBACK")
         except apsw.Error:
-            # The connection is beyond use; the next BEGIN says so to its caller.
+            # The connection is broken; the next BEGIN reports that to its caller.
             return
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """See `Watched`. SQLite tells that another connection has changed something, not what, and
-        has to be asked: which costs less than reading what is known."""
+        """Yield None whenever another connection may have changed a key; see `Watched`."""
         seen = None
         while self._connection is not None:
             try:
+                # SQLite has no notifications. This version costs less than reading the known
+                # documents.
                 version = await self._locked(
                     lambda: self._connection.execute("PRAGMA data_version").get
                 )
             except Closed:
                 return
             except StorageError:
-                version = None  # whatever happened: look
+                version = None  # unknown: report a change
             if version is None or version != seen:
                 seen = version
                 yield None
@@ -238,7 +240,7 @@ class SqliteConsensus:
         )
 
     async def close(self) -> None:
-        """Closes the file; waits for what is under way."""
+        """Close the file, after the calls under way."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 await self._in_thread("close", self._close)

@@ -1,4 +1,4 @@
-"""Creating and dropping several shards, as changes of their documents: pure."""
+"""Creates and drops several shards, as changes of their documents: pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from actors.progress import ShardId
 def create_all(
     documents: Documents, states: Mapping[ShardId, ShardState], writer: str, call: int
 ) -> Outcome[bool]:
-    """All of these, or none: False when there is one already. Raises `StorageError`
-    (indeterminate) when an earlier attempt may have made it and its mark is gone."""
+    """Create all of these shards, or none; the answer is False when one exists.
+
+    Raises `StorageError` (indeterminate) when an earlier attempt may have created them and its mark
+    is gone.
+    """
     held = [documents.shards[shard] for shard in states]
     first = held[0]
     if first is not None and is_done(first, writer, call):
         return Outcome(True)
+    # A shard that exists may be ours or another's: without the token nobody can tell.
     if documents.uncertain and first is not None and is_forgotten(first, writer):
         raise StorageError(
             f"whether {', '.join(states)} were created cannot be told: more than {WRITERS_MAX}"
@@ -34,11 +38,14 @@ def create_all(
 def drop_all(
     documents: Documents, ids: Sequence[ShardId], gone: dict[ShardId, ShardState]
 ) -> Outcome[bool]:
-    """None of these any more, or all as they are: False when there is one that is not there.
-    `gone` is what an earlier attempt found, and what this one finds."""
+    """Delete all of these shards, or none; the answer is False when one does not exist.
+
+    `gone` collects the states that this attempt and earlier ones found.
+    """
     held = {shard: documents.shards[shard] for shard in ids}
+    # By `born`, not by presence: another process may have created one of that name since.
     if documents.uncertain and all(_is_gone(gone[id_], held[id_]) for id_ in held):
-        return Outcome(True)  # by our attempt whose answer was lost, or by another
+        return Outcome(True)  # by our attempt whose answer was lost, or by another process
     if any(state is None for state in held.values()):
         return Outcome(False)
     gone.update({shard: state for shard, state in held.items() if state is not None})
@@ -46,5 +53,5 @@ def drop_all(
 
 
 def _is_gone(before: ShardState, now: ShardState | None) -> bool:
-    """Also when there is another one of that name by now."""
+    """Return whether `before` was deleted; another shard may have its name by now."""
     return now is None or now.born != before.born

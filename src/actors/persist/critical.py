@@ -1,16 +1,15 @@
-"""Critical readers: holds with an owner, who proves it with a token.
+"""Critical readers: durable holds that a fencing token protects.
 
-A hold is durable, has a name, never expires, and holds the since alone, no parts. Whoever knows
-its name may move it. A *critical reader* is a hold that has a token beside it, of bytes that mean
-nothing here (an epoch, a nonce): it moves only by compare-and-set on that token, which gives it a
-new one at will. So a process that took over is never disturbed by the one before it: whoever
-comes with an old token is `Fenced`, and is told so before anything has changed. Losing the
-token pins the since for ever; the state names who holds it.
+A hold is durable, has a name, never expires, and holds the since alone, no parts. Any process that
+knows its name may move it. A *critical reader* is a hold with a token of opaque bytes (an epoch, a
+nonce): it moves only by compare-and-set on the token. So a process that took over cannot be
+disturbed by its predecessor, whose old token is `Fenced`. Losing the token pins the since for ever;
+the state names the holder.
 
 Rules
 - ``since(shard) <= since(critical reader)``, as for every hold; it never goes back.
 - A token changes by `downgraded` alone; plain `set_hold` and `drop_hold` refuse a critical reader.
-- A call whose answer was lost finds its own mark and answers as it would have (`shard.is_done`).
+- A retry whose first answer was lost finds its idempotency token (`shard.is_done`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ R = TypeVar("R")
 
 
 class CriticalReader(msgspec.Struct, frozen=True):
-    """A critical reader as it is: the since that it holds, and whose it is."""
+    """A critical reader: the since that it holds, and its token."""
 
     name: str
     since: Time
@@ -40,15 +39,18 @@ class CriticalReader(msgspec.Struct, frozen=True):
 
 
 def critical_reader(state: ShardState, name: str) -> CriticalReader | None:
-    """The critical reader of that name; None: there is none, or it is a plain hold."""
+    """Return the critical reader of that name; None: there is none, or it is a plain hold."""
     token = state.tokens.get(name)
     return None if token is None else CriticalReader(name, state.holds[name], token)
 
 
 def opened(state: ShardState, name: str, token: bytes) -> ShardState:
-    """With the reader, at the shard's since; as it is if it is there, whoever's it is. Raises
-    `InvalidUsage` for a name that is a plain hold's, and a token that is none."""
+    """Return the state with the reader, at the shard's since; unchanged if the reader exists.
+
+    Raises `InvalidUsage` for the name of a plain hold, or a token of a wrong length.
+    """
     _check_token(name, token)
+    # Opened before, perhaps by another process: the caller compares the token.
     if name in state.tokens:
         return state
     if name in state.holds:
@@ -60,16 +62,18 @@ def opened(state: ShardState, name: str, token: bytes) -> ShardState:
 def downgraded(
     state: ShardState, name: str, expected: bytes, token: bytes, since: Time
 ) -> ShardState:
-    """Moved to `since`, if that is further, with the new token. Raises `Fenced`."""
+    """Return the state with the reader moved to `since`, if that is later, and the new token.
+    Raises `Fenced`."""
     _check_token(name, token)
     _check_owner(state, name, expected)
+    # A hold never goes back; the token changes all the same.
     since = max(since, state.holds[name])
     holds = {**state.holds, name: since}
     return replace(state, holds=holds, tokens={**state.tokens, name: token})
 
 
 def closed(state: ShardState, name: str, expected: bytes) -> ShardState:
-    """Without the reader; no error if there is none. Raises `Fenced`."""
+    """Return the state without the reader; no error if there is none. Raises `Fenced`."""
     if name not in state.tokens:
         return state
     _check_owner(state, name, expected)
@@ -98,7 +102,7 @@ def _check_owner(state: ShardState, name: str, expected: bytes) -> None:
 
 
 class CriticalReaders:
-    """Those of all shards, durable with each call."""
+    """Critical readers of all shards; each call is durable."""
 
     def __init__(self, machine: Machine, writer: str, calls: Iterator[int]) -> None:
         self._machine = machine
@@ -106,8 +110,8 @@ class CriticalReaders:
         self._calls = calls
 
     async def open(self, shard: ShardId, name: str, token: bytes) -> CriticalReader:
-        """Takes the name, at the shard's since, or tells who has it: the token in the answer says
-        whose it is. Raises `InvalidUsage`, `UnknownObject`, `StorageError`."""
+        """Open the reader at the shard's since, or return the existing one, whose token names its
+        owner. Raises `InvalidUsage`, `UnknownObject`, `StorageError`."""
 
         def change(documents: Documents) -> Outcome[CriticalReader]:
             state = documents.shard(shard)
@@ -121,14 +125,16 @@ class CriticalReaders:
     async def downgrade(
         self, shard: ShardId, name: str, expected: bytes, token: bytes, since: Time
     ) -> CriticalReader:
-        """Moves the reader up to `since` and gives it a new token, or the same, provided that it
-        has the `expected` one. Raises `Fenced`, `InvalidUsage`, `UnknownObject`,
-        `StorageError`."""
+        """Advance the reader to `since` and set its new token, if its token is `expected`.
+
+        Raises `Fenced`, `InvalidUsage`, `UnknownObject`, `StorageError`.
+        """
         call = next(self._calls)
 
         def change(documents: Documents) -> Outcome[CriticalReader]:
             state = documents.shard(shard)
             found = critical_reader(state, name)
+            # Before the token is compared: an attempt of ours may have changed it already.
             if found is not None and is_done(state, self._writer, call):
                 return Outcome(found)
             then = downgraded(state, name, expected, token, since)
@@ -138,21 +144,23 @@ class CriticalReaders:
         return await self._changed(shard, change)
 
     async def close(self, shard: ShardId, name: str, expected: bytes) -> None:
-        """Gives the reader up for good. Raises as `downgrade` does."""
+        """Drop the reader and its hold. Raises as `downgrade` does."""
 
         def change(documents: Documents) -> Outcome[None]:
             state = documents.shard(shard)
             then = closed(state, name, expected)
+            # A retry finds no reader, which is no error: done once.
             return Outcome(None) if then is state else Outcome(None, {shard: then})
 
         await self._changed(shard, change)
 
     async def _changed(self, shard: ShardId, change: Change[R]) -> R:
-        """An owner is believed to be fenced only by what was just read."""
+        """Apply the change; on `Fenced` read the shard again and retry once."""
         try:
             return await self._machine.change([shard], change)
         except Fenced as error:
-            if not error.determinate:  # read within the call; an attempt of ours may be behind it
+            if not error.determinate:  # an earlier attempt of this call may have changed the token
                 raise
+            # The cached token may be older than the store's: only a fresh one proves the fencing.
             await self._machine.refresh(shard)
             return await self._machine.change([shard], change)

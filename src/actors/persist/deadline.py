@@ -1,7 +1,7 @@
-"""Blocking calls of a disk, under a deadline: one that hangs holds nobody for longer.
+"""Blocking disk calls under a deadline.
 
-A thread cannot be ended. So the call goes on when its caller has given up, and may still do what it
-was to do: a write that was given up is indeterminate. Its result is dropped.
+A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
+write is indeterminate. Its result is dropped.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from actors.kernel.clock import CallOverdue
 
 R = TypeVar("R")
 DISK_TIMEOUT_MS: Final = 60_000
-"""Where no settings say it."""
+"""Default where no settings are given."""
 
 
 def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
-    """The error of a call that was given up."""
+    """Return the error of a call that was given up."""
     late = "" if determinate else ", and may still do it"
     return StorageError(
         f"could not {what}: the disk did not answer within {timeout_ms} ms (disk_timeout_ms){late};"
@@ -31,7 +31,7 @@ def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
 async def in_time(
     clock: Clock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
 ) -> R:
-    """Calls it in a thread. Raises what it raises, and `StorageError` once the time is over."""
+    """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline."""
     try:
         return await clock.run_blocking_within(timeout_ms, use)
     except CallOverdue:

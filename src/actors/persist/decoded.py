@@ -1,16 +1,11 @@
-"""Parts as they were decoded last: what many read at the same time is read and decoded once.
+"""A cache of decoded parts: concurrent readers of one part share one read and one decoding.
 
-Theory of operation. All dataflows of one source want the same part at about the same time, and
-a view on a view wants what was just written. Who comes first reads the part, who comes
-meanwhile waits for that, who comes later finds it; what this process writes is there already.
+All dataflows of one source want the same part at about the same time, and a view on a view wants
+what was just written. The first reader reads the part, concurrent ones wait for it; written parts
+are cached at once.
 
-Invariants: the tables kept take at most `bytes_max` bytes, with what a table takes besides its
-values (most parts are of a few rows, and that is most of them); the least recently used go first,
-and one that is larger than an eighth of that is not kept (it would drive out all the small ones). A
-part never changes, so nothing here is ever stale. Whoever waits for a reader that failed or was
-canceled reads for itself: a failure is told to its own caller only.
-
-What it does not do: it reads nothing, and knows no shards.
+Invariants: the cached tables take at most `bytes_max` bytes, their overhead included; the least
+recently used are evicted first. A part never changes, so no entry is ever stale.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from actors.threshold_probes import DECODED_EVICTION, DECODED_ROOM
 LARGEST_SHARE: Final = 8
 TABLE_BYTES: Final = 1024
 CHUNK_BYTES: Final = 256
-"""About what a table, and a chunk of a column, take besides the values: measured."""
+"""Approximate overhead of a table, and of a chunk of a column, beside the values: measured."""
 
 Key: TypeAlias = str | bytes
 
@@ -44,7 +39,7 @@ class DecodedParts:
 
     @property
     def bytes(self) -> int:
-        """What the tables kept take."""
+        """Return the bytes that the cached tables take."""
         return self._bytes
 
     @property
@@ -53,7 +48,7 @@ class DecodedParts:
         return sum(table.num_rows for table, _ in self._tables.values())
 
     async def get(self, part: Part, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
-        """The part's updates: kept, awaited, or read. Raises what `read` raises."""
+        """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
         key = _key(part)
         while True:
             found = self._tables.get(key)
@@ -65,7 +60,9 @@ class DecodedParts:
                 break
             await reading.wait()
             if key not in self._tables:
-                return await read()  # it failed, or is too large to be kept
+                # The other reader failed, was cancelled, or the table is too large to keep. An
+                # error goes to its own caller only.
+                return await read()
         event = self._reading[key] = anyio.Event()
         try:
             table = await read()
@@ -76,11 +73,12 @@ class DecodedParts:
             event.set()
 
     def put(self, part: Part, table: pa.Table) -> None:
-        """Keeps a part's updates. `table` must not be a slice of a larger one."""
+        """Cache a part's updates. `table` must not be a slice of a larger one."""
         key = _key(part)
         size = held_bytes(key, table)
         if key in self._tables:
             return
+        # One large table would evict all small ones.
         if DECODED_ROOM.crossed(size > self._bytes_max // LARGEST_SHARE):
             return
         self._tables[key] = table, size
@@ -90,19 +88,19 @@ class DecodedParts:
             self._bytes -= gone
 
     def drop(self, key: Key) -> None:
-        """The part was deleted: nobody will ask for it."""
+        """Evict a deleted part."""
         gone = self._tables.pop(key, None)
         if gone is not None:
             self._bytes -= gone[1]
 
 
 def held_bytes(key: Key, table: pa.Table) -> int:
-    """About what keeping a table takes: its buffers, whole."""
+    """Return about the memory that a cached table takes: its buffers, whole."""
     chunks = len(table.to_batches()) * table.num_columns
     inline = len(key) if isinstance(key, bytes) else 0
     return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
 
 
 def _key(part: Part) -> Key:
-    """A part without a blob is named by its bytes."""
+    """Return the part's key, or the bytes of an inline part."""
     return part.key if part.inline is None else part.inline

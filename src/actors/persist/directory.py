@@ -1,9 +1,5 @@
 """The state directory: one process at a time, of a known format.
 
-The lock is `flock` on a file that stays: the kernel frees it however the process ends, so a
-stale lock cannot exist. The format is a number in a file of its own, written and synced before
-anything else; a directory of a newer format is refused before anything in it is touched.
-
 ``LOCK``, ``FORMAT``, ``consensus.db`` (with SQLite's two companions), ``blob/``, ``scratch/``.
 """
 
@@ -33,23 +29,23 @@ class StateDirectory:
 
     @property
     def consensus(self) -> Path:
-        """The SQLite file."""
+        """Return the SQLite file."""
         return self.path / _CONSENSUS
 
     @property
     def blobs(self) -> Path:
-        """The folder of all blobs."""
+        """Return the folder of all blobs."""
         return self.path / "blob"
 
     @property
     def scratch(self) -> Path:
-        """For files that need not survive the process; emptied at its start."""
+        """Return the folder for temporary files; emptied at each start."""
         return self.path / "scratch" / "persist"
 
     @classmethod
     def open(cls, path: Path) -> StateDirectory:
-        """Makes the directory if needed and locks it; blocking. Raises `StateDirectoryError`
-        when it is in use, of a newer format, damaged or not writable."""
+        """Make the directory if needed and lock it; blocking. Raises `StateDirectoryError` when it
+        is in use, of a newer format, damaged or not writable."""
         path = path.absolute()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -62,6 +58,7 @@ class StateDirectory:
         try:
             _lock(path, descriptor)
             directory = cls(path, descriptor)
+            # Before anything else in it is touched: a newer format is refused.
             directory._check_format()
             shutil.rmtree(directory.scratch, ignore_errors=True)
             directory.scratch.mkdir(parents=True, exist_ok=True)
@@ -83,6 +80,8 @@ class StateDirectory:
                     f"the state directory {self.path} has lost its {_FORMAT} file; restore it"
                     " from a copy"
                 )
+            # Written and synced before any other file: a directory with data but no format is
+            # damaged.
             temporary = self.path / f"{_FORMAT}.new"
             with temporary.open("w") as written:
                 written.write(f"{FORMAT}\n")
@@ -104,7 +103,8 @@ class StateDirectory:
             )
 
     def close(self) -> None:
-        """Frees the lock; blocking."""
+        """Free the lock; blocking."""
+        # The file stays: removing it would let two processes lock two files of one name.
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -112,6 +112,7 @@ class StateDirectory:
 
 def _lock(path: Path, descriptor: int) -> None:
     try:
+        # The kernel frees a `flock` however the process ends: a stale lock cannot exist.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()

@@ -1,16 +1,11 @@
-"""State documents as stored: msgpack with a format version and a checksum, checked whenever one is
-read, and packed where that saves anything.
+"""Codec of state documents: msgpack with a format version and a checksum, packed where that pays.
 
-A document stands within a small one that has its crc32, and the version of that form: a damaged
-byte is found, wherever it lies, and a program of before there were checksums sees that it is too
-old. What such a program wrote is read as it is.
+A document lies within a small envelope that has its crc32 and the envelope's version: any damaged
+byte is found, and a program older than checksums sees that it is too old. Documents without an
+envelope are older, and are read as they are.
 
-Documents say the same things over and over: names of fields, and the columns of each inline part.
-LZ4 leaves a tenth of that in less time than a store takes to write the rest. Limits are limits of
-what a document takes unpacked, as that is what each change encodes and keeps in memory.
-
-An older format lacks fields, which have defaults. It becomes the newest when it is read: so that
-a program that knows no newer one never writes over what it does not know.
+Limits of a document's size count its bytes unpacked: that is what each change encodes and keeps in
+memory. An older format lacks fields, which have defaults.
 """
 
 from __future__ import annotations
@@ -29,21 +24,21 @@ from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, 
 from actors.threshold_probes import DOCUMENT_PACKING
 
 SEALED: Final = 2
-"""Version of documents with a checksum, whatever the format of what they hold."""
+"""Version of documents with a checksum, whatever the format of their contents."""
 PACKED: Final = 3
-"""Version of those that hold it packed: its length, then LZ4."""
+"""Version of documents that are packed as well: length, then LZ4."""
 
 _LENGTH_BYTES: Final = 4
 _LZ4_RATIO_MAX: Final = 255
 _LZ4: Final = pa.Codec("lz4_raw")
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
-"""What damaged bytes end in; the latter where text is meant."""
+"""Errors that damaged bytes cause; the latter where text is expected."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
     version: int
     checksum: int
-    """crc32 of the document, as it stands here."""
+    """crc32 of `document`, packed or not."""
     document: bytes
 
 
@@ -54,12 +49,12 @@ _tables = msgspec.msgpack.Decoder(TablesUpper)
 
 
 def encode(document: ShardState | TablesUpper) -> bytes:
-    """As stored: without the parts that lists describe."""
+    """Encode a document for the store: without the parts that lists describe."""
     return encode_sized(document)[0]
 
 
 def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
-    """As stored, and how many bytes it is unpacked."""
+    """Encode a document for the store; return it with its size unpacked."""
     if isinstance(document, ShardState):
         document = without_parts(document)
     data = _encoder.encode(document)
@@ -67,17 +62,19 @@ def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
 
 
 def sealed(data: bytes) -> bytes:
-    """Any document, within the one that has its checksum."""
+    """Wrap a document in the envelope with its checksum."""
     version = SEALED
     if DOCUMENT_PACKING.exceeded_by(len(data)):
         version = PACKED
+        # Documents repeat field names and columns: LZ4 leaves a tenth of those in less time than a
+        # store takes to write the rest.
         packed = _LZ4.compress(data, asbytes=True)
         data = len(data).to_bytes(_LENGTH_BYTES, "little") + packed
     return _encoder.encode(_Sealed(version, zlib.crc32(data), data))
 
 
 def size_of(data: bytes) -> int:
-    """How many bytes a stored document is unpacked, once it was decoded."""
+    """Return the size unpacked of a stored document that was decoded before."""
     try:
         outer = _sealed.decode(data)
     except _UNDECODABLE:
@@ -90,8 +87,8 @@ def _length(data: bytes) -> int:
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
-    """A stored state, whole once its lists of parts were read (`part_lists.py`). Raises `Corrupt`,
-    `StorageError` (written by a newer version)."""
+    """Decode a state, which is whole once its lists of parts were read (`part_lists.py`). Raises
+    `Corrupt`, `StorageError` (written by a newer version)."""
     data = unsealed(key, data)
     try:
         state = _states.decode(data)
@@ -100,11 +97,13 @@ def decode_shard(key: str, data: bytes) -> ShardState:
     _check_format(key, state.version)
     _check_own(key, state)
     validate(state)
+    # An older state becomes the newest format here: a program that knows no newer format then
+    # refuses it, and never drops fields that it does not know.
     return replace(state, version=FORMAT)
 
 
 def decode_tables(data: bytes) -> TablesUpper:
-    """The stored shared upper. Raises as `decode_shard` does."""
+    """Decode the shared upper. Raises as `decode_shard` does."""
     data = unsealed(TABLES_UPPER, data)
     try:
         tables = _tables.decode(data)
@@ -115,12 +114,12 @@ def decode_tables(data: bytes) -> TablesUpper:
 
 
 def unsealed(key: str, data: bytes) -> bytes:
-    """What `sealed` was given, found to be what was written; `key` is for errors. What does not
-    stand within a document with a checksum is older, or so damaged that it is no document either.
-    Raises `Corrupt`, `StorageError` (written by a newer version)."""
+    """Verify the envelope and return the document. `key` is for errors. Raises `Corrupt`,
+    `StorageError` (written by a newer version)."""
     try:
         outer = _sealed.decode(data)
     except _UNDECODABLE:
+        # Older than envelopes; or so damaged that it will not decode as a document either.
         return data
     _check_format(key, outer.version, PACKED)
     found = zlib.crc32(outer.document)
@@ -135,6 +134,7 @@ def unsealed(key: str, data: bytes) -> bytes:
 
 def _unpacked(key: str, data: bytes) -> bytes:
     length = _length(data)
+    # Checked before the buffer of that length is allocated.
     if length > len(data) * _LZ4_RATIO_MAX:
         raise Corrupt(
             f"document {key}: {len(data)} packed bytes cannot be {length}", determinate=True
@@ -146,7 +146,7 @@ def _unpacked(key: str, data: bytes) -> bytes:
 
 
 def _check_own(key: str, state: ShardState) -> None:
-    """It is the shard's, and so are its parts."""
+    """Raise `Corrupt` unless the document, and all of its parts, belong to the shard."""
     strange = sorted(name for name in state.own_keys() if not name.startswith(f"{state.id}/"))
     if shard_key(state.id) != key or strange:
         whose = f"the parts {', '.join(strange[:3])}" if strange else f"shard {state.id}"
@@ -156,12 +156,13 @@ def _check_own(key: str, state: ShardState) -> None:
 
 
 def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:
-    """A newer document may not decode as ours at all: its version says more than the failure."""
+    """Return the error of a document that does not decode."""
     try:
         found = msgspec.msgpack.decode(data)
         version = found.get("version") if isinstance(found, dict) else None
     except _UNDECODABLE:
         version = None
+    # A newer document may not decode as ours at all: its version says more than the failure.
     if isinstance(version, int):
         try:
             _check_format(key, version, max(FORMAT, SEALED))

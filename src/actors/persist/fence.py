@@ -1,17 +1,17 @@
-"""One service at a time on stores that several could use: the newest one wins.
+"""Fencing: one service at a time on stores that several could use; the newest one wins.
 
-**Rule.** The document `EPOCH_KEY` names the service that owns the stores. Who starts raises its
-epoch by compare-and-set, and remembers the seqno that this gave. Each set of documents by that
-service compares this seqno too, *in the same set*. So after a successor's epoch is durable no set
-of the older service succeeds: there is no clock, no lease that must run out, no instant in which
-both write. What it had acknowledged before is there for the successor, which reads after its epoch.
+**Rule.** The document `EPOCH_KEY` names the service that owns the stores. A starting service raises
+its epoch by compare-and-set, and remembers the resulting seqno as its fencing token. Each set of
+documents by that service compares this seqno too, *in the same set*. So after a successor's epoch
+is durable no set of the older service succeeds: there is no clock, no lease that must run out, no
+instant in which both write. The successor reads after its epoch, hence sees all acknowledged sets.
 
-The older one learns of it at its next set, or by the store's word, or by looking now and then
-(`following`): as `Fenced`, which names the successor. Then it halts. Until then it may answer
-reads: of times that it had sealed, which stay true.
+The older service learns of it at its next set, by a notification, or by polling (`following`): as
+`Fenced`, which names the successor. Then it halts. Until then it may answer reads of times that it
+had sealed, which stay true.
 
-What it does not fence: blobs (they are written under names of their own, and what a fenced process
-deletes was named by no state any more), and clients that write beside a service without being one.
+Not fenced: blobs (written under unique names; a fenced process deletes only blobs that no state
+names any more), and guests that write beside a service.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _ATTEMPTS_MAX: Final = 16
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """Which service owns the stores."""
+    """Identity of the service that owns the stores."""
 
     version: int
     epoch: int
     process: str
-    """Its name in the shards' documents."""
+    """Process name in the shards' documents."""
     host: str
     pid: int
     started_ms: int
-    """By its own wall clock; to be shown."""
+    """Wall clock of that service; for display only."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, process {self.pid} on {self.host}"
 
 
 class FencedConsensus:
-    """The documents, as the owner of the stores sets them."""
+    """A `Consensus` whose sets fail once another service owns the stores."""
 
     several_at_once: Final = True
 
     def __init__(self, inner: Consensus, own: Epoch, seqno: int, former: str) -> None:
-        """`seqno`: of the document that names us; `former`: the process of the one before us."""
+        """Take the seqno of our epoch document, and the name of the `former` process."""
         self.inner = inner
         self.own = own
         self.former = former
@@ -65,24 +65,28 @@ class FencedConsensus:
         self._by = ""
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None. Raises `StorageError`."""
+        """Return the document, or None. Raises `StorageError`."""
         return await self.inner.head(key)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`. Raises `StorageError`."""
+        """Return keys that start with `prefix`. Raises `StorageError`."""
         return await self.inner.list_keys(prefix)
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none. Raises `Fenced`, and as the store does."""
+        """Change all keys or none. Raises `Fenced`, and as the store does."""
+        # Saves a request: after a takeover no set can succeed.
         self.check()
+        # Only compared (`kept`): the store fences atomically with the caller's changes.
         fence = Cas(EPOCH_KEY, self._seqno, None, kept=True)
         if await self.inner.compare_and_set([*ops, fence]):
             return True
+        # A mismatch may be of the epoch or of the caller's keys: only the former raises.
         await self.look()
         return False
 
     async def look(self) -> None:
-        """Whether we own the stores still. Raises `Fenced`, `StorageError`."""
+        """Read the epoch; raise `Fenced` once another service owns the stores. Raises
+        `StorageError`."""
         self.check()
         head = await self.inner.head(EPOCH_KEY)
         if head is None or head.seqno != self._seqno:
@@ -91,7 +95,7 @@ class FencedConsensus:
             self.check()
 
     def check(self) -> None:
-        """Raises `Fenced` once it is known."""
+        """Raise `Fenced` once the takeover is known."""
         if self.fenced.is_set():
             raise Fenced(
                 f"another service took over the stores ({self._by}); this one ({self.own}) has"
@@ -101,21 +105,22 @@ class FencedConsensus:
             )
 
     async def close(self) -> None:
-        """Releases the store. The epoch stays ours."""
+        """Release the store. The epoch document stays."""
         await self.inner.close()
 
 
 async def take_over(
     inner: Consensus, process: str, clock: Clock, settings: Settings
 ) -> FencedConsensus:
-    """Makes us the owner, whoever was. Raises `StorageError`, `Corrupt`."""
+    """Make this process the owner of the stores. Raises `StorageError`, `Corrupt`."""
     former, failures = "", 0
     while True:
         try:
             head = await inner.head(EPOCH_KEY)
             held = None if head is None else _decoded(head.data)
             if held is not None and head is not None and held.process == process:
-                return FencedConsensus(inner, held, head.seqno, former)  # the answer was lost
+                # An earlier attempt succeeded, and its answer was lost.
+                return FencedConsensus(inner, held, head.seqno, former)
             former = "" if held is None else held.process
             own = Epoch(
                 VERSION,
@@ -129,6 +134,8 @@ async def take_over(
             if await inner.compare_and_set([cas]):
                 return FencedConsensus(inner, own, cas.seqno, former)
         except StorageError as error:
+            # Retry here is safe: the next round reads the epoch, and finds its own process there if
+            # the failed set has landed.
             if error.determinate or failures >= _ATTEMPTS_MAX:
                 raise
         failures += 1
@@ -152,6 +159,7 @@ def _decoded(data: bytes) -> Epoch:
         raise Corrupt(
             f"document {EPOCH_KEY} cannot be decoded: {error}", determinate=True
         ) from None
+    # A newer version may fence by other rules.
     if found.version > VERSION:
         raise StorageError(
             f"the stores are of format {found.version} ({found}), this version reads up to"

@@ -1,16 +1,13 @@
-"""Which parts a reader of some rows may leave out, by their statistics alone. Pure.
+"""Partition pruning: the parts that a reader may skip by their statistics alone. Pure.
 
-A filter is a conjunction of conditions on columns, or several of which one is enough. A row passes
-when all conditions are true, as in SQL's WHERE: what is unknown (NULL) does not pass. NaN equals
-itself and is greater than every number, -0.0 equals 0.0. The verdict on a part is `DISCARD` only
-when no row of it can pass: in each conjunction one condition that no value of its column can meet
-is enough for that. In every other case, when nothing is known among them, it is `KEEP`. A part
-that is inline costs nothing to read, and one with error updates tells of errors whatever its rows
-are: both are kept.
+A filter is a disjunction of conjunctions of conditions on columns. A row passes as in SQL's WHERE:
+NULL does not pass. NaN equals itself and is greater than every number, -0.0 equals 0.0. The verdict
+on a part is `DISCARD` only when no row of it can pass: each conjunction has a condition that no
+value of its column can meet. In every other case it is `KEEP`.
 
-The rule is: with statistics that are sound (`statistics.py`), a row that passes is never in a
-discarded part. `PartFilter.passing` is the same rule row by row; the listen task proves with it,
-on a share of what it discarded, that the verdict was right (`Audit`).
+Soundness: with sound statistics (`statistics.py`), a row that passes is never in a discarded part.
+`PartFilter.passing` is the same rule row by row; readers prove with it, on a sample of the
+discarded parts, that the verdict was right (`Audit`).
 """
 
 from __future__ import annotations
@@ -38,15 +35,15 @@ Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null
 
 
 class Verdict(enum.Enum):
-    """What to do with a part."""
+    """Decision on a part: to read it, or to skip it."""
 
     KEEP = "keep"
     DISCARD = "discard"
 
 
 class Condition(msgspec.Struct, frozen=True, gc=False):
-    """A test of one column. `values`: scalars of the column's very Arrow type; one, or for
-    ``in`` any number, or none for the two tests of NULL."""
+    """A test of one column. `values`: scalars of the column's very Arrow type; one, or for ``in``
+    any number, or none for the two tests of NULL."""
 
     column: str
     op: Op
@@ -72,8 +69,9 @@ class PartFilter:
     """Conjunctions of conditions on the columns of one schema."""
 
     def __init__(self, schema: Schema, *conjunctions: Sequence[Condition]) -> None:
-        """Raises `InvalidUsage` without any, for a column that is not there, a type without an
-        order, a value that is NULL or of another type, and a wrong number of values."""
+        """Check the conjunctions. Raises `InvalidUsage` without any, for a column that does not
+        exist, a type without an order, a value that is NULL or of another type, and a wrong number
+        of values."""
         if not conjunctions:
             raise InvalidUsage("a filter needs a conjunction of conditions at least")
         self.conjunctions = tuple(tuple(each) for each in conjunctions)
@@ -97,21 +95,23 @@ class PartFilter:
     def of(
         cls, schema: Schema, comparisons: Sequence[Comparison], keys: pa.Table | None = None
     ) -> PartFilter | None:
-        """From a peek's comparisons, and the values of key columns that it asks for (of the
-        columns' types), as far as they help; None: they do not."""
+        """Make a filter of a peek's comparisons and its key values (of the columns' types), as far
+        as they can prune; None if they cannot."""
         columns = zip(schema.columns, schema.arrow(), strict=True)
         kinds = {c.name: field.type for c, field in columns if has_bounds(c.type, field.type)}
         known = (
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
+        # Each key is compared with each part's bounds: the limit bounds that cost.
         if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
             found += [Condition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
 
     def verdict(self, part: Part) -> Verdict:
-        """Whether a part must be read."""
+        """Decide whether a part must be read."""
+        # An inline part costs nothing to read; error updates count whatever the filter.
         if part.inline is not None or part.has_errors:
             return Verdict.KEEP
         may = any(_may_pass(conjunction, part) for conjunction in self._stored)
@@ -119,11 +119,11 @@ class PartFilter:
 
     @property
     def name(self) -> tuple[object, ...]:
-        """Names the filter: two of one schema with equal names let the same rows pass."""
+        """Return an identity: filters of one schema with equal names let the same rows pass."""
         return tuple(tuple(each) for each in self._stored)
 
     def passing(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that pass. Reads every value."""
+        """Return the rows that pass; evaluates every row."""
         passed: Any = pa.scalar(False)
         for conjunction in self.conjunctions:
             mask: Any = pa.scalar(True)
@@ -155,7 +155,7 @@ def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -
 
 
 def _of_comparison(given: Comparison, kind: pa.DataType) -> Condition | None:
-    """As a condition; None for what helps nothing, or has no value of that type."""
+    """Convert a comparison to a condition; None if it cannot prune, or its value does not cast."""
     if given.op == "is null" or given.op == "is not null":
         return Condition(given.column, given.op)
     if given.op == "<>":
@@ -163,13 +163,14 @@ def _of_comparison(given: Comparison, kind: pa.DataType) -> Condition | None:
     try:
         value = from_ipc(given.value).column(0).cast(kind)[0]
     except (PenstockError, pa.ArrowException, IndexError):
-        return None  # whoever reads the rows says what is wrong with it
+        return None  # the evaluation of the rows reports the error
     return Condition(given.column, given.op, (value,)) if value.is_valid else None
 
 
 def stored(value: pa.Scalar) -> Value:
-    """A value as statistics have it."""
+    """Return a value in the representation of statistics."""
     kind = value.type
+    # Without a rounding: a wrong bound would make pruning unsound.
     if pa.types.is_temporal(kind):
         return int(value.value)
     if pa.types.is_decimal(kind):
@@ -183,17 +184,18 @@ def stored(value: pa.Scalar) -> Value:
 def _may_pass(conjunction: Sequence[tuple[str, Op, tuple[Any, ...]]], part: Part) -> bool:
     for column, op, values in conjunction:
         known = column_of(part.statistics, column)
+        # A column without statistics may hold anything.
         if known is not None and not _may_hold(op, values, known, part.rows):
             return False
     return True
 
 
 def _may_hold(op: Op, values: tuple[Any, ...], known: ColumnStatistics, rows: int) -> bool:
-    """Whether some row of a part can meet a condition."""
+    """Return whether some row of a part can meet a condition."""
     if op == "is null":
         return known.nulls != 0
     if known.nulls is not None and known.nulls >= rows:
-        return False  # every value is NULL, and the condition asks for another
+        return False  # all values are NULL
     if op == "is not null":
         return True
     return any(_may_compare(op, value, known.low, known.high) for value in values)
@@ -201,7 +203,7 @@ def _may_hold(op: Op, values: tuple[Any, ...], known: ColumnStatistics, rows: in
 
 def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
     if isinstance(value, float) and math.isnan(value):
-        # Only an upper bound tells that there is no NaN.
+        # A column with NaN has no upper bound (`statistics.py`): one proves that there is none.
         return high is None or op in ("<", "<=")
     if op in ("<", "<="):
         return low is None or low < value or (op == "<=" and low == value)
@@ -211,7 +213,7 @@ def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
 
 
 def _mask(condition: Condition, values: Any) -> Any:
-    """Which values meet the condition; never NULL."""
+    """Return the mask of values that meet the condition; never NULL."""
     if condition.op in _NULL_TESTS:
         found = pc.is_null(values)
         return found if condition.op == "is null" else pc.invert(found)
@@ -224,6 +226,7 @@ def _mask(condition: Condition, values: Any) -> Any:
 def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     if not pa.types.is_floating(value.type):
         return _KERNELS[op](values, value)
+    # Arrow follows IEEE; Spark orders NaN above every number and equal to itself.
     nan = pc.is_nan(values)
     if not math.isnan(value.as_py()):
         found = _KERNELS[op](values, value)
@@ -236,23 +239,20 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
 
 
 class Audit:
-    """Which of the discarded parts are read all the same, to prove that the filter was right.
-
-    Chosen by a hash of the part's key, one in so many: every process chooses the same, and a
-    part that was not chosen is not chosen later. Read are at most `bytes_max` bytes, and one in
-    so many of the bytes that were kept.
-    """
+    """Chooses discarded parts that are read all the same, to prove that the filter was right."""
 
     def __init__(self, one_in: int, bytes_max: int) -> None:
         self._one_in = one_in
         self._bytes = bytes_max
 
     def kept(self, part: Part) -> None:
-        """A part is read anyway: so much more may be audited."""
+        """Add a share of a part that is read anyway to the byte budget."""
         self._bytes += part.bytes // self._one_in
 
     def chooses(self, part: Part) -> bool:
-        """Whether a discarded part is to be read; its bytes are taken from the budget."""
+        """Return whether a discarded part is to be read, and charge its bytes to the budget."""
+        # By a hash of the key: every process chooses the same parts, at any time. The byte budget
+        # bounds what audits cost beside the kept parts.
         passed_over = zlib.crc32(part.key.encode()) % self._one_in or part.bytes > self._bytes
         if FILTER_AUDIT.crossed(bool(passed_over)):
             return False

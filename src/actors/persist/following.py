@@ -1,10 +1,8 @@
-"""Keeps the documents that this process knows up to date while other processes change them.
+"""Keeps the cached documents up to date while other processes change them.
 
-Nothing that must be right depends on it: compare-and-set finds every stale document. It is what
-wakes those who wait for a shard that somebody else appends to. The store tells of changes
-(`Watched`), or all that is known is looked at again, now and then. A change that is heard of is due
-until it was read: a failing store delays it, and loses none. Many changes of one key while it is
-being read are one.
+Correctness does not depend on it: compare-and-set finds every stale document. It wakes readers that
+wait for a shard which another process appends to. The store notifies of changes (`Watched`), or all
+known documents are polled.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ async def follow(
     settings: Settings,
     renew: Callable[[], Awaitable[None]],
 ) -> None:
-    """Until it is cancelled, or the store that tells of changes is closed; `renew` is called
+    """Follow changes until cancelled, or until the store's notifications end. `renew` is called
     several times in a lease. Raises `Fenced` once another service owns the stores."""
     fence = consensus if isinstance(consensus, FencedConsensus) else None
     async with anyio.create_task_group() as group:
@@ -54,6 +52,7 @@ async def _renewing(renew: Callable[[], Awaitable[None]], settings: Settings) ->
 
 
 async def _until_fenced(fence: FencedConsensus, scope: anyio.CancelScope) -> None:
+    # A set of this process may learn of the takeover first.
     await fence.fenced.wait()
     scope.cancel()
 
@@ -72,7 +71,7 @@ async def _changes(
         nonlocal heard
         failures = 0
         while True:
-            # What could not be read is due still: again after a pause, or with what is heard next.
+            # Keys that failed stay due: retried after a pause, or with the next notification.
             pause_ms = settings.retry_delay_ms(failures) if failures else math.inf
             with anyio.move_on_after(pause_ms / 1000):
                 await heard.wait()
@@ -87,6 +86,7 @@ async def _changes(
         group.start_soon(look)
         async with aclosing(consensus.changes()) as changes:
             async for key in changes:
+                # A dict: many changes of one key during a read are one.
                 due[key] = None
                 heard.set()
         group.cancel_scope.cancel()
@@ -95,23 +95,23 @@ async def _changes(
 async def _look(
     machine: Machine, fence: FencedConsensus | None, due: dict[str | None, None]
 ) -> dict[str | None, None]:
-    """Reads what is due again, as far as it is known; None: all of it. Gives what could not be
-    read: one damaged document keeps nobody from hearing of the others."""
+    """Read the due keys again (None: all known documents), and return those that failed."""
     whole, failed = None in due, list[str]()
 
     async def read(key: str, what: Callable[[], Awaitable[object]]) -> None:
         try:
             await what()
         except Fenced:
-            return  # whoever follows hears of it
+            return  # `follow` raises it
         except StorageError as error:
             log.warning("changes of %s by other processes are not seen yet: %s", key, error)
+            # One damaged document must not keep the others stale.
             failed.append(key)
 
     if fence is not None and (whole or EPOCH_KEY in due):
         await read(EPOCH_KEY, fence.look)
     if whole or TABLES_UPPER in due:
-        # First: shards that it seals are then read as they are at it, or newer.
+        # First: the shards that it seals are then read as of it, or newer.
         await read(TABLES_UPPER, machine.refresh_tables)
     for shard in machine.known_shards():
         if whole or shard_key(shard) in due:

@@ -1,12 +1,12 @@
-"""Blobs that no batch names, and whether they may go: pure, over documents and a listing.
+"""Lists garbage blobs, and why each may not be deleted yet: pure, over documents and a listing.
 
-- *retired*: a compaction replaced it; it goes when no lease was taken before that.
-- *unnamed*: no document names it. Either it is about to be appended, or its writer is dead: it
-  goes when it is older than the grace.
-- *stashed*: the answer to a read, on its way; it goes when nobody took it in time.
+- *retired*: a compaction replaced it; deletable when no lease was taken before that.
+- *unnamed*: no document names it: about to be appended, or its writer is dead; deletable when older
+  than the grace.
+- *stashed*: a result on its way to a reader; deletable when not taken in time.
 
-It tells what the collection (`upkeep.py`) would do, for people. Whoever collects knows more: what
-its own process writes and reads is left alone, whatever is said here.
+It predicts, for operators, what the collection (`upkeep.py`) would do. A collector also spares what
+its own process writes and reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STASHED = "stashed"
 
 
 class Waste(msgspec.Struct, frozen=True):
-    """One blob: what it is, and why it stays for now ("" : it may go)."""
+    """One garbage blob, and why it is kept ("": deletable)."""
 
     key: str
     bytes: int
@@ -44,18 +44,21 @@ def waste(
     stash_ms: int,
     ignored: frozenset[str] = frozenset(),
 ) -> list[Waste]:
-    """All such blobs, by key; of the leases those that are `ignored` (of the dead) hold nothing.
+    """Return all garbage blobs, by key; leases in `ignored` (of dead processes) hold nothing.
 
-    `states` must have been read after the listing: else what was appended in between looks
-    unnamed."""
+    `states` must have been read after the listing: else a blob that was appended in between looks
+    unnamed.
+    """
     live: set[str] = set()
     retired: dict[str, str] = {}
     for state in states.values():
+        # Retired blobs are named, too, but may go.
         live |= state.blob_keys() - {gone.key for gone in state.retired}
         for gone in state.retired:
             holders = [
                 name
                 for name, lease in state.leases.items()
+                # A lease taken before the retirement may still use the blob.
                 if name not in ignored and lease.seqno < gone.seqno
             ]
             retired[gone.key] = f"lease {', '.join(sorted(holders))}" if holders else ""

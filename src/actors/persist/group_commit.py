@@ -1,13 +1,9 @@
-"""Sets that arrive while a commit is under way wait, and then share the next transaction.
+"""Group commit: sets that arrive during a commit wait, and then share the next transaction.
 
-One task at a time, the leader, takes the lock and commits what has gathered: so many sets, and so
-many bytes, its own first. Then it wakes all whose sets those were, and the first of the rest leads.
-After a group of several the next leader lets all others that can go on come first: so writers that
-keep step share a commit, and a lone one does not wait.
-Each set is judged by itself and in the order of arrival; a mismatch of one does not touch the
-others, but an error of the transaction is everybody's. The leader's commit is shielded: that its
-caller was cancelled does not concern the others. A caller that is cancelled while its set still
-waits takes it back; later its outcome is open.
+One task at a time, the leader, takes the lock and commits the queue, up to a count and a size, its
+own set first. Then it wakes the others of its group, and the first of the rest leads. Each set is
+judged by itself and in the order of arrival; a mismatch of one does not touch the others, but an
+error of the transaction fails all.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from actors.persist.location import Cas, check_ops
 from actors.threshold_probes import GROUP_COMMIT
 
 BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of one transaction; a larger set goes alone."""
+"""Bound of one transaction; a larger set goes alone."""
 
 
 class Pending:
@@ -35,17 +31,20 @@ class Pending:
         self.ops = ops
         self.answer: bool | StorageError | None = None
         self.woken = Flag()
-        """Once it is answered, or its caller is to lead."""
+        """Set once the answer is there, or once its caller is to lead."""
 
     @property
     def bytes(self) -> int:
-        """Of its documents."""
+        """Return the size of its documents."""
         return sum(len(op.data or b"") for op in self.ops)
 
 
 class GroupCommit:
-    """The queue before one connection. `commit` fills in the answers of a group, and does not
-    raise; `check` raises when the store is closed. Both run under `lock`."""
+    """The queue in front of one connection.
+
+    `commit` fills in the answers of a group, and does not raise; `check` raises when the store is
+    closed. Both run under `lock`.
+    """
 
     def __init__(
         self,
@@ -58,13 +57,13 @@ class GroupCommit:
         self._commit = commit
         self._queue: deque[Pending] = deque()
         self._leader: Pending | None = None
-        """The first of the queue, or of the group under way; None: there is neither."""
+        """The first of the queue, or of the group under way; None if there is neither."""
         self._several = False
-        """Whether there were others with the last one."""
+        """True if the last group had more than one set."""
 
     async def set(self, ops: Sequence[Cas]) -> bool:
-        """As `Consensus.compare_and_set`. Raises what `check` raises, `InvalidUsage`,
-        `StorageError`."""
+        """Queue a set, commit or await its group, and answer as `Consensus.compare_and_set`. Raises
+        what `check` raises, `InvalidUsage`, `StorageError`."""
         check_ops(ops)
         pending = Pending(ops)
         self._queue.append(pending)
@@ -74,7 +73,9 @@ class GroupCommit:
             if self._leader is not pending:
                 await pending.woken.wait()
             if self._leader is pending:
-                if self._several:  # the others of the last group are about to come again
+                if self._several:
+                    # Writers of the last group are about to come again: let them join this one.
+                    # A lone writer does not wait.
                     await anyio.lowlevel.checkpoint()
                 async with self._lock:
                     self._check()
@@ -82,6 +83,7 @@ class GroupCommit:
                     self._several = len(group) > 1
                     await self._lead(group)
         finally:
+            # A caller that is cancelled while queued takes its set back; later its outcome is open.
             if pending.answer is None and pending in self._queue:
                 self._queue.remove(pending)
             if self._leader is pending:
@@ -108,12 +110,13 @@ class GroupCommit:
         return group
 
     async def _lead(self, group: Sequence[Pending]) -> None:
+        # The leader's cancellation must not fail the sets of the others.
         with anyio.CancelScope(shield=True):
             try:
                 await self._commit(group)
             finally:
                 for pending in group:
-                    if pending.answer is None:  # a bug of `commit`, which goes to the leader
+                    if pending.answer is None:  # `commit` raised: a bug, which the leader reports
                         pending.answer = StorageError(
                             "the set's outcome is lost", determinate=False
                         )
@@ -121,6 +124,6 @@ class GroupCommit:
 
 
 def fail(group: Sequence[Pending], failure: StorageError) -> None:
-    """The same failure for all: one object a caller, as each raise adds to its traceback."""
+    """Set the same failure for all: one object a caller, as each raise adds to its traceback."""
     for pending in group:
         pending.answer = type(failure)(str(failure), determinate=failure.determinate)

@@ -1,13 +1,13 @@
-"""Leases that go from hand to hand: taken by who plans a read, kept by those who carry it out.
+"""Leases that outlive their process: taken by the planner of a read, used by its tasks.
 
 Spark plans a read in one process and runs its tasks in others, again after a failure, or never; no
-process lives from the first to the last. So the lease stands in the shard's document alone, under a
-name that all of them know, as a guest's (`guests.py`), and in the name is which tasks are done. The
-task that finds all others done drops it. A lease of tasks that never run expires; a task that finds
-none takes it anew, if every blob it needs is still named. Otherwise it is told so (`LeaseLost`): a
-blob that is gone never looks like one without rows.
+process lives from the first to the last. So the lease exists in the shard's document alone, under a
+name that all of them know, as a guest's (`guests.py`), and the name encodes which tasks are done.
+The last task drops it. A lease of tasks that never run expires; a task that finds none takes it
+anew, if every blob that it needs is still named; else the read fails (`LeaseLost`), and never looks
+like one without rows.
 
-A *consumer* is one who reads changes over days, with a durable hold of its own name.
+A *consumer* reads changes over days, with a durable hold of its own name.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from actors.settings import Settings
 
 R = TypeVar("R")
 CONSUMER: Final = "consumer/"
-"""What holds of consumers begin with."""
+"""Prefix of consumers' holds."""
 LOADS_MAX: Final = 64
-"""Of one shard: whoever loads every second must not fill its document."""
+"""Bound for one shard: a client that loads every second must not fill its document."""
 _LOAD: Final = guest_lease("", "load")
 _STREAM: Final = guest_lease("", "stream")
-"""What such leases begin with; then comes their own name."""
+"""Prefixes of such leases; their own name follows."""
 _ATTEMPTS_MAX: Final = 64
 
 
 def consumer_hold(consumer: str) -> str:
-    """Holder of a consumer."""
+    """Return the name of a consumer's hold."""
     return f"{CONSUMER}{consumer}"
 
 
 class Handed(msgspec.Struct, frozen=True):
-    """A lease for so many tasks. `name` is unlike that of any other."""
+    """A lease for `tasks` tasks; `name` is unique."""
 
     shard: ShardId
     name: str
@@ -71,8 +71,7 @@ class Handed(msgspec.Struct, frozen=True):
 
 
 class HandedLeases:
-    """The leases in the documents of one store. Lists of parts are read only where it is said:
-    most changes of leases need none."""
+    """The leases in the documents of one store. Most changes of leases read no lists of parts."""
 
     def __init__(self, consensus: Consensus, blob: Blob, settings: Settings, clock: Clock) -> None:
         self._consensus = consensus
@@ -81,10 +80,11 @@ class HandedLeases:
         self._clock = clock
 
     async def look(self, shard: ShardId, beyond: Frontier = EMPTY) -> tuple[ShardState, Frontier]:
-        """The state now, with the parts of batches that have times beyond a frontier, and what is
-        sealed. Raises `UnknownObject`, `StorageError`."""
+        """Read the state now, with the parts of batches beyond a frontier, and the sealed upper.
+        Raises `UnknownObject`, `StorageError`."""
         head = await self._consensus.head(TABLES_UPPER)
         tables = TIME_MIN if head is None else decode_tables(head.data).upper
+        # Read after the tables' upper: what that seals is in this state.
         state = await self._state(shard, beyond)
         return state, sealed(state, tables)
 
@@ -100,6 +100,8 @@ class HandedLeases:
             missed = await self._lists.read_all(state, known, beyond)
             if missed is None:
                 return with_parts(state, known)
+            # A missing list usually means that the document has moved on. The same document twice:
+            # lost.
             if gone == (missed, state.seqno):
                 raise lost(shard, missed)
             gone = missed, state.seqno
@@ -112,13 +114,14 @@ class HandedLeases:
         change: Callable[[ShardState], tuple[ShardState, R]],
         beyond: Frontier = EMPTY,
     ) -> R:
-        """Makes a change that may be made twice, of a state as `look` has it. Raises what it
-        raises, and `StorageError`."""
+        """Apply an idempotent change to a state as `look` reads it. Raises what the change raises,
+        and `StorageError`."""
         failure: StorageError | None = None
         for _ in range(_ATTEMPTS_MAX):
             try:
                 state = await self._state(shard, beyond)
                 then, answer = change(state)
+                # No change, no write: the answer holds for the state that was just read.
                 if then is state:
                     return answer
                 then = replace(then, seqno=state.seqno + 1)
@@ -128,6 +131,7 @@ class HandedLeases:
                 ):
                     return answer
             except StorageError as error:
+                # A determinate failure says nothing of an earlier attempt with an open outcome.
                 if error.determinate and failure is not None:
                     raise type(error)(
                         f"{error}; an earlier attempt may have gone through", determinate=False
@@ -142,6 +146,7 @@ class HandedLeases:
         )
 
     def _with(self, state: ShardState, name: str, lease: Lease) -> ShardState:
+        # Clocks of processes differ: long expired leases only.
         old = self._clock.now_ms() - CLOCKS_APART_MS_MAX
         leases = {
             other: held
@@ -160,9 +165,10 @@ class HandedLeases:
         return self._clock.now_ms() + self._settings.reader_lease_ms
 
     async def hold_load(self, shard: ShardId, name: str, since: Time) -> None:
-        """A lease that keeps a time readable, and no blob, for what is to be read soon; never
-        renewed. Of these there are `LOADS_MAX` on a shard, the newest. Raises `ReadBelowSince`,
-        `Busy`."""
+        """Take a lease that pins a time, and no blob, for a read to come; it is never renewed.
+
+        The oldest beyond `LOADS_MAX` on a shard are dropped. Raises `ReadBelowSince`, `Busy`.
+        """
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
@@ -175,7 +181,8 @@ class HandedLeases:
         await self._change(shard, change)
 
     async def hold_stream(self, shard: ShardId, name: str, since: Time) -> None:
-        """The same for a stream that runs, who renews it and gives it up. Raises as `hold_load`."""
+        """Take or renew such a lease for a running stream, which drops it. Raises as
+        `hold_load`."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
@@ -185,7 +192,7 @@ class HandedLeases:
         await self._change(shard, change)
 
     async def drop_stream(self, shard: ShardId, name: str) -> None:
-        """Gives such a lease up; no error if there is none."""
+        """Drop a stream's lease; no error if there is none."""
         gone = f"{_STREAM}{name}"
 
         def change(state: ShardState) -> tuple[ShardState, None]:
@@ -197,11 +204,13 @@ class HandedLeases:
         await self._change(shard, change)
 
     async def take(self, shard: ShardId, name: str, since: Time) -> tuple[ShardState, Handed]:
-        """A lease on all parts of the state that it returns, for one task at first. Raises
+        """Take a lease on all parts of the returned state, for one task at first. Raises
         `ReadBelowSince`, `Busy`."""
 
         def change(state: ShardState) -> tuple[ShardState, tuple[ShardState, Handed]]:
             _check_since(state, since)
+            # The seqno read, not the one to be written: the parts come from the state as it was
+            # read.
             handed = Handed(shard, name, since, state.seqno, 1)
             lease = Lease(since, state.seqno, self._until())
             return self._with(state, _lease_of(name, 0), lease), (state, handed)
@@ -210,12 +219,13 @@ class HandedLeases:
         try:
             return await self._under_lease(state), handed
         except BaseException:
+            # Else the lease would pin its blobs until it expires.
             with anyio.CancelScope(shield=True):
                 await self.drop(handed)
             raise
 
     async def _under_lease(self, state: ShardState) -> ShardState:
-        """With all its parts: nobody deletes a list of it."""
+        """Return the state with all its parts; the lease keeps their lists from being deleted."""
         known: dict[str, Parts] = {}
         missed = await self._lists.read_all(state, known)
         if missed is not None:
@@ -223,22 +233,22 @@ class HandedLeases:
         return with_parts(state, known)
 
     async def shared(self, handed: Handed, tasks: int) -> Handed:
-        """The lease is for so many tasks; for none it is dropped."""
+        """Return the lease for `tasks` tasks; with none it is dropped."""
         if not tasks:
             await self.drop(handed)
         return replace(handed, tasks=max(1, tasks))
 
     async def keep(self, handed: Handed, keys: Collection[str]) -> None:
-        """Renews the lease when half of its time is over; when it is gone, takes it anew. Raises
-        `LeaseLost` when one of the blobs is named no more."""
+        """Renew the lease when half of its time is over, or take it anew when it is gone. Raises
+        `LeaseLost` when one of the blobs is no longer named."""
 
         def change(state: ShardState) -> tuple[ShardState, bool]:
             found = _found(state, handed)
             lease = Lease(max(handed.since, state.since), handed.seqno, self._until())
             if found is None:
-                if not state.is_whole:  # what it names is to be known
+                if not state.is_whole:  # ask again, with all lists of parts
                     return state, False
-                gone = set(keys) - state.live_keys()  # one that was retired may go any time
+                gone = set(keys) - state.live_keys()  # a retired blob may be deleted at any time
                 if gone:
                     raise LeaseLost(
                         f"the lease of this read of shard {state.id} ended, and {len(gone)} parts"
@@ -250,7 +260,7 @@ class HandedLeases:
                 return self._with(state, _lease_of(handed.name, 0), lease), True
             name, held = found
             left, whole = held.expires_ms - self._clock.now_ms(), self._settings.reader_lease_ms
-            if whole // 2 < left <= whole:  # more than all of it: a clock went back
+            if whole // 2 < left <= whole:  # more than the whole: a clock went back
                 return state, True
             return self._with(state, name, lease), True
 
@@ -258,13 +268,14 @@ class HandedLeases:
             await self._change(handed.shard, change, TIME_MIN)
 
     async def done(self, handed: Handed, task: int) -> None:
-        """One task needs nothing any more; done twice is done once."""
+        """Mark one task as done; idempotent. The last one drops the lease."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             found = _found(state, handed)
             if found is None:
                 return state, None
             name, lease = found
+            # A bit a task: a task that runs twice, or reports twice, counts once.
             done = _done(name) | 1 << task
             leases = {other: held for other, held in state.leases.items() if other != name}
             if done != (1 << handed.tasks) - 1:
@@ -274,17 +285,17 @@ class HandedLeases:
         await self._change(handed.shard, change)
 
     async def drop(self, handed: Handed) -> None:
-        """Nobody needs it."""
+        """Drop the lease."""
         await self.done(replace(handed, tasks=1), 0)
 
     async def hold(self, shard: ShardId, consumer: str, since: Time) -> None:
-        """The durable hold of a consumer, taken or moved. Raises `ReadBelowSince` for a new one
-        below the since."""
+        """Take or move a consumer's durable hold. Raises `ReadBelowSince` for a new one below the
+        since."""
         holder = consumer_hold(consumer)
         await self._change(shard, lambda state: (with_hold(state, holder, since), None))
 
     async def release(self, shard: ShardId, consumer: str) -> bool:
-        """Gives a consumer's hold up; whether there was one."""
+        """Drop a consumer's hold; return whether there was one."""
         holder = consumer_hold(consumer)
 
         def change(state: ShardState) -> tuple[ShardState, bool]:
@@ -302,7 +313,7 @@ def _check_since(state: ShardState, since: Time) -> None:
 
 
 def _lease_of(name: str, done: int) -> str:
-    """The lease's name in the document: which tasks are done is its second part, as hex."""
+    """Return the lease's name in the document: its second part is the set of done tasks, as hex."""
     return guest_lease(name, f"tasks-{done:x}")
 
 

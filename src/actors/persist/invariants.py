@@ -1,7 +1,6 @@
-"""What holds of every state of a shard, as inequalities: pure.
+"""The invariants of a shard's state, as inequalities: pure.
 
-Looked at before a state is written, and whenever one is read. Batches that stood in the state
-before were looked at then: a change costs what it changes.
+Checked before a state is written, and whenever one is read.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ from actors.progress import EMPTY, TIME_MIN, Frontier, format_frontier
 
 
 def validate(state: ShardState, before: ShardState | None = None) -> None:
-    """The invariants. Raises `Corrupt` naming the one that is broken. Parts of batches that the
-    state `before` has, too, the very same or with the same list, are not looked at again."""
+    """Check the invariants. Raises `Corrupt` naming the one that is broken.
+
+    Parts of batches that `before` has, too (identical, or with the same list), are skipped.
+    """
     end: Frontier | None = None
+    # Only new batches are checked: a change costs what it changes, not what the shard holds.
     known: set[object] = set()
     batches = state.batches
     live = [batch.listed.key for batch in batches if batch.listed is not None]
@@ -25,6 +27,7 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
         if batches[:whole] == before.batches:  # an append: as a rule the very same
             end, batches = before.upper, batches[whole:]
         else:
+            # By identity or list: comparing parts by value costs as much as checking them.
             known = {id(b) if b.listed is None else b.listed for b in before.batches}
     for batch in batches:
         if not batch.lower < batch.upper:

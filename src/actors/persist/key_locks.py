@@ -1,4 +1,4 @@
-"""Locks of documents, by their keys: whoever is first has it, the others in their order."""
+"""Locks of documents, by their keys: first come, first served."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from actors.kernel.flag import Flag
 
+# An `anyio.Lock` costs five times as much, and every change of a document takes one.
 Held: TypeAlias = dict[str, deque[Flag]]
-"""Locks that are taken, and who waits for each. (An `anyio.Lock` made, taken and given back costs
-five times as much, and every change of a document takes one.)"""
+"""Locks that are taken, and the waiters of each."""
 
 
 class KeyLocks:
@@ -18,6 +18,7 @@ class KeyLocks:
 
     def __init__(self, held: Held, keys: Sequence[str]) -> None:
         self._held = held
+        # Every holder takes them in this order: no deadlock.
         self._keys = sorted(keys)
         self._taken: list[str] = []
 
@@ -40,7 +41,7 @@ class KeyLocks:
         try:
             await turn.wait()
         except BaseException:
-            if turn.is_set():  # it was ours already: the next one's, then
+            if turn.is_set():  # cancelled after the lock was handed over: release passes it on
                 self._taken.append(key)
             else:
                 waiting.remove(turn)

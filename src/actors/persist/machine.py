@@ -1,39 +1,21 @@
 """Makes changes of documents durable: compare-and-set in a loop, over several documents at once.
 
-A change is a function of the current documents that says what they become; it may run more than
-once and must not wait. The machine reads what it does not have in its cache, applies the
-change, sets all of it in one compare-and-set, and only then shows it in the cache and wakes who
-waits. Documents are locked in the order of their keys while that goes on, so that changes of one
-process do not fail each other and changes of different shards run side by side.
+A change is a pure function of the current documents that returns their successors; it may run more
+than once. The machine reads uncached documents, applies the change, sets all of it in one
+compare-and-set, and only then updates the cache and wakes waiters. Documents are locked in the
+order of their keys meanwhile, so that changes of one process do not fail each other.
 
-- A mismatch: somebody else changed a document; all are read again and the change is asked anew,
-  after a short random pause when that happens often. When none of ours moved, an `extra` key did:
-  `Mismatch`.
-- Where other processes write, the cache may be older than the store. A set finds that out; an
-  answer without a set (a mismatch of uppers, a hold that stands already, an error) does not. Such
-  an answer holds only for documents that were read within the call: else they are read, and the
-  change is asked once more. (The tables' upper is one of them only where a shard is a table.)
-- An indeterminate failure: all are read again, with backoff; the change finds its own mark in
-  them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the failure goes
-  to the caller, still indeterminate.
-- A set whose outcome was open when its caller was gone (cancelled, or out of attempts) may still
-  go through: its documents are forgotten, and **in doubt** while they stand at the seqno which it
-  expected. Who is alone would believe its cache for good: it writes such a document again, as it
-  is, before it believes it; whichever of the two sets comes second fails.
-- Documents are read one by one. While an attempt is open they may be half of before it and half of
-  behind, and its mark in none that was looked at: so an answer without a set waits until none of
-  them is in doubt.
-- A determinate failure goes to the caller at once; nothing happened. Behind an attempt whose
-  outcome is open every failure is indeterminate, one of reading too: that attempt may have gone
-  through, or may still.
-- A shard is born at a random seqno. Who remembers one that was dropped, and created again, finds
-  that its own does not fit: no two lives of a shard share a seqno (but with a chance of 2**-48 or
-  so for each pair of changes).
-
-What an append to a table must not lie below is the tables' upper: where others write, it is
-compared within the same set. The tables' upper is read **before** the shards and dropping a shard
-from the cache is the answer to an upper that somebody else moved: so a cached table is never
-older than the upper that seals it.
+- Mismatch: another process changed a document; all are read again and the change is applied anew.
+  When none of ours moved, an `extra` key did: `Mismatch`.
+- Stale cache: a set finds a stale document out; an answer without a set (a mismatch of uppers, an
+  error) does not. Such an answer holds only for documents that were read within the call.
+- Indeterminate failure: all are read again, with backoff; the change finds its own idempotency
+  token in them (`shard.is_done`) or is applied afresh: never twice. Every later failure of the call
+  is indeterminate, too.
+- In doubt: a set whose outcome was open when its caller left (cancelled, or out of attempts) may
+  still land. Its documents leave the cache, and are **in doubt** while they stand at the seqno that
+  it expected.
+- Determinate failure: raised at once; nothing happened.
 """
 
 from __future__ import annotations
@@ -62,14 +44,14 @@ log = logging.getLogger("penstock.persist")
 R = TypeVar("R")
 
 CONTENDED_MAX = 200
-"""Sets of one change that came too late."""
+"""Bound of mismatches of one change."""
 _SHARDS = shard_key("")
 _AT_ONCE = 2
-"""So many of them are tried again without a pause."""
+"""Mismatches after which the change is retried without a pause."""
 
 
 class Machine:
-    """The documents of one process."""
+    """The cached documents of one process, and the changes of them."""
 
     def __init__(
         self,
@@ -84,10 +66,11 @@ class Machine:
         written: Callable[[ShardState], None],
         reread: Callable[[ShardState], None],
     ) -> None:
-        """`exclusive`: no other process writes here.
+        """Take the store and the hooks; `exclusive`: no other process writes here.
 
-        `renew` is asked for the leases of a state to be written; `written` hears of it when
-        it is, `reread` of one that was read, `changed` of each key that changed."""
+        `renew` updates the leases of a state to be written; `written` is called once it is durable,
+        `reread` with one that was read, `changed` with each key that changed.
+        """
         self._consensus = consensus
         self._lists = lists
         self._settings = settings
@@ -99,26 +82,28 @@ class Machine:
         self._reread = reread
         self._shards: dict[ShardId, ShardState] = {}
         self._listed: dict[ShardId, dict[str, Parts]] = {}
-        """What the lists of parts say of the state that was known last."""
+        """Contents of the lists of parts of the state that was known last."""
         self._bytes: dict[ShardId, int] = {}
-        """Of the documents, unpacked, as they were read or written last."""
+        """Sizes of the documents, unpacked, as they were read or written last."""
         self._tables = TablesUpper(FORMAT, TIME_MIN)
         self._tables_seqno: int | None = None
         self._tables_known = False
         self._locks: Held = {}
         self._in_doubt: dict[str, int | None] = {}
-        """Keys that a set of open outcome may still change, and the seqno which it expects."""
+        """Keys that a set with an open outcome may still change, with its expected seqno."""
 
     # -- reading ----------------------------------------------------------------------------------
 
     def cached(self, shard: ShardId) -> ShardState | None:
-        """The state as this process knows it, without waiting."""
+        """Return the cached state, without waiting; None if there is none."""
         return self._shards.get(shard)
 
     async def state(self, shard: ShardId) -> ShardState:
-        """From the cache, else from the store. Raises `UnknownObject`, `StorageError`."""
+        """Return the state, from the cache or the store. Raises `UnknownObject`, `StorageError`."""
         state = self._shards.get(shard)
         if state is None:
+            # The tables' upper before the shard: a cached table is never older than the upper that
+            # seals it.
             await self.tables()
             async with self._locked([shard_key(shard)]):
                 state = await self._known(shard)
@@ -128,7 +113,7 @@ class Machine:
         return state
 
     async def tables(self) -> TablesUpper:
-        """The tables' shared upper. Raises `StorageError`."""
+        """Return the tables' shared upper. Raises `StorageError`."""
         if not self._tables_known:
             async with self._locked([TABLES_UPPER]):
                 if not self._tables_known:
@@ -136,27 +121,27 @@ class Machine:
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
-        """Of its document, unpacked, as this process knows it; 0: it does not."""
+        """Return the size of the shard's cached document, unpacked; 0 if none is cached."""
         return self._bytes.get(shard, 0) if shard in self._shards else 0
 
     def known_shards(self) -> list[ShardId]:
-        """Those that this process knows, or has to read again whenever it is asked."""
+        """Return the cached shards, and those that are in doubt."""
         doubtful = (key.removeprefix(_SHARDS) for key in self._in_doubt if key != TABLES_UPPER)
         return list(dict.fromkeys([*self._shards, *doubtful]))
 
     async def refresh_tables(self) -> None:
-        """The tables' upper as it is in the store now. Raises `StorageError`."""
+        """Read the tables' upper from the store. Raises `StorageError`."""
         async with self._locked([TABLES_UPPER]):
             await self._believed_tables()
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
-        """The state as it is in the store now. Raises `StorageError`."""
+        """Read the state from the store. Raises `StorageError`."""
         key = shard_key(shard)
         async with self._locked([key]):
             doubtful = key in self._in_doubt
             state = await self._believed(shard)
             self._forget_doubtful([shard])
-            if doubtful:  # what was known of it was forgotten: nobody can tell whether it changed
+            if doubtful:  # the state of before was forgotten: it may have changed
                 self._changed(key)
             return state
 
@@ -165,17 +150,20 @@ class Machine:
         return state if state is not None else await self._believed(shard)
 
     async def _believed(self, shard: ShardId) -> ShardState | None:
-        """Reads it; where it is believed from then on, so that no set in doubt changes it."""
+        """Read the state so that it may be cached: where the cache is trusted, no set in doubt
+        remains."""
         return await (self._settle(shard) if self._exclusive else self._read_shard(shard))
 
     async def _settle(self, shard: ShardId) -> ShardState | None:
-        """Reads it, and makes sure that no set in doubt changes it any more."""
+        """Read the state, and make sure that no set in doubt changes it any more."""
         state = await self._read_shard(shard)
         key = shard_key(shard)
-        if state is None:  # nobody believes that for longer than this call
+        if state is None:  # an absence is not cached: it holds for this call only
             self._in_doubt.pop(key, None)
         if state is None or key not in self._in_doubt:
             return state
+        # Written again as it is: the later of the two sets loses, so the set in doubt fails, or
+        # has happened before this read.
         await self._write_again(Cas(key, state.seqno, encode(state)))
         return await self._read_shard(shard)
 
@@ -191,7 +179,7 @@ class Machine:
     async def _write_again(self, op: Cas) -> None:
         try:
             await self._consensus.compare_and_set([op])
-        except StorageError as error:  # nothing of the caller's: it reads, and the doubt stays
+        except StorageError as error:  # not the caller's failure: the key stays in doubt
             log.warning("whether %s will still be changed is not known yet: %s", op.key, error)
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
@@ -210,8 +198,8 @@ class Machine:
         return state
 
     async def _read_whole(self, key: str, shard: ShardId) -> ShardState | None:
-        """The state with its lists. Lists are kept as they are read, so that what is read once more
-        is the document alone."""
+        """Read the state with its lists of parts."""
+        # Lists are immutable and kept by key: another round reads only the document, and new lists.
         known = dict(self._listed.get(shard, {}))
         gone = None
         for _ in range(LOOKS_MAX):
@@ -231,7 +219,7 @@ class Machine:
                 gone = missed, state.seqno
             elif self._tables_seqno == tables or not state.tables:
                 return with_parts(state, known, self._shards.get(shard))
-            # Else it may be older than the tables' upper that was read meanwhile.
+            # Else the table may be older than the tables' upper that was read meanwhile.
         text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
         raise StorageError(text, determinate=True)
 
@@ -248,13 +236,15 @@ class Machine:
         self._listed.pop(shard, None)
 
     async def _read_tables(self) -> None:
-        """Also without the lock: what is older than what is known changes nothing."""
+        """Read the tables' upper; safe without the lock, as an older one changes nothing."""
         head: VersionedData | None = await self._consensus.head(TABLES_UPPER)
         seqno = None if head is None else head.seqno
         if (-1 if seqno is None else seqno) < self._tables_held():
-            return  # nobody removes it
+            return  # a stale read: this document is never removed
         self._look(TABLES_UPPER, seqno)
         if head is not None and head.seqno > self._tables_held():
+            # Another process moved the upper, hence tables, too: drop them, they are read again
+            # after it.
             for shard, state in list(self._shards.items()):
                 if state.tables:
                     del self._shards[shard]
@@ -263,7 +253,7 @@ class Machine:
         self._tables_known = not (TABLES_UPPER in self._in_doubt and self._exclusive)
 
     def _look(self, key: str, seqno: int | None) -> None:
-        """A set in doubt can do nothing once its key has moved on from where it expects it."""
+        """Clear the doubt of a key that moved on from the seqno that the set in doubt expects."""
         if self._in_doubt and self._in_doubt.get(key, -1) != seqno:
             self._in_doubt.pop(key, None)
 
@@ -280,8 +270,8 @@ class Machine:
         tables: bool = False,
         extra: Sequence[Cas] = (),
     ) -> R:
-        """Applies `change` to these shards (and the tables' upper) with the `extra` keys, all
-        in one set. Raises what `change` raises, `Mismatch` and `StorageError`."""
+        """Apply `change` to these shards (and the tables' upper) with the `extra` keys, all in one
+        set. Raises what `change` raises, `Mismatch` and `StorageError`."""
         names = sorted(set(shards))
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
@@ -290,6 +280,7 @@ class Machine:
             try:
                 return await self._change(names, change, tables, extra, tries)
             except StorageError as error:
+                # An earlier attempt with an open outcome may have landed, or may still.
                 if error.determinate and tries.uncertain:
                     raise type(error)(
                         f"{error}; an earlier attempt may have gone through", determinate=False
@@ -318,9 +309,13 @@ class Machine:
                 refusal = error
             if outcome is None or not outcome.writes:
                 if tries.uncertain and self._doubtful(names, tables):
+                    # Reads of several documents may be torn across the open set, and miss its
+                    # token: no answer without a set before it is settled.
                     await self._settle_all(names, tables, tries)
                     continue
                 if not tries.fresh:
+                    # The answer came from a cache that another process may have outdated: ask
+                    # again, fresh.
                     tries.fresh = await self._read_fresh(names, tables or _of_tables(held))
                     continue
                 if outcome is None:
@@ -352,8 +347,7 @@ class Machine:
         return not self._in_doubt.keys().isdisjoint(keys)
 
     async def _settle_all(self, names: Sequence[ShardId], tables: bool, tries: Tries) -> None:
-        """What was read one by one, while an attempt of this change was open, may be half of before
-        it and half of behind: no answer without a set is to be had from that."""
+        """Settle the documents, which may be torn across an attempt with an open outcome."""
         if tables:
             await self._settle_tables()
         for shard in names:
@@ -369,11 +363,11 @@ class Machine:
         held: Mapping[ShardId, ShardState | None],
         late: int,
     ) -> None:
-        """Reads what somebody else changed. Raises `Mismatch`, `StorageError`."""
+        """Read what another process changed. Raises `Mismatch`, `StorageError`."""
         before = {name: state and state.seqno for name, state in held.items()}
         tables_before = self._tables_seqno
         if late > _AT_ONCE:
-            # Who came too late twice has met somebody who writes as often: out of step, then.
+            # Two losses in a row: another process writes in step. A random pause breaks it.
             limit_ms = min(self._settings.retry_delay_ms_min, 1 << min(late, 16))
             await anyio.sleep(self._random.uniform(0, limit_ms) / 1000)
         await self._read_all(names, tables)
@@ -400,7 +394,8 @@ class Machine:
             old = held[shard]
             data = None
             if state is not None:
-                # Another process may remember a shard of this name that was dropped.
+                # Born at a random seqno: another process may remember a shard of this name that was
+                # dropped, and no two lives of it may share a seqno (`location`).
                 seqno = self._random.getrandbits(FIRST_BITS) if old is None else old.seqno + 1
                 born = seqno if old is None else state.born
                 state = replace(self._renew(state), seqno=seqno, born=born)
@@ -412,10 +407,11 @@ class Machine:
         if outcome.tables is not None:
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
         elif outcome.floored and not (self._exclusive and self._tables_known):
+            # Others may move the tables' upper: compare it in the same set, unchanged.
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, None, kept=True))
         try:
-            # A scope that is cancelled waits for the answer; a task that is (`Task.cancel`) does
-            # not, and leaves it open.
+            # A cancelled scope waits for the answer; `Task.cancel` does not, and leaves the outcome
+            # open.
             with anyio.CancelScope(shield=True):
                 tables_seqno = self._tables_held() + 1
                 if not await self._consensus.compare_and_set(ops):
@@ -440,7 +436,7 @@ class Machine:
         tables_seqno: int,
         sizes: Mapping[ShardId, int],
     ) -> None:
-        """One turn of the loop: no reader sees half of a set."""
+        """Update the cache and wake waiters, without a suspension: no reader sees half of a set."""
         for shard, state in become.items():
             self._look(shard_key(shard), None if state is None else state.seqno)
             if state is None:
@@ -450,7 +446,7 @@ class Machine:
                 self._bytes[shard] = sizes[shard]
                 self._written(state)
         if tables is not None:
-            if self._tables_held() < tables_seqno:
+            if self._tables_held() < tables_seqno:  # `_read_tables` may have been faster
                 self._tables, self._tables_seqno = tables, tables_seqno
             self._look(TABLES_UPPER, self._tables_seqno)
             self._changed(TABLES_UPPER)
@@ -464,15 +460,16 @@ class Machine:
             await self._read_shard(shard)
 
     async def _read_fresh(self, names: Sequence[ShardId], tables: bool) -> bool:
-        """Reads all again, with the tables' upper if it matters; whether that is enough to answer
-        from: not when one turned out to be a table, whose upper is to be read before it."""
+        """Read all again, with the tables' upper if it matters; return whether to answer from
+        that."""
         await self._read_all(names, tables)
+        # Not when one turned out to be a table: its upper must be read before it.
         return tables or not _of_tables({name: self._shards.get(name) for name in names})
 
     async def _read_back(
         self, names: Sequence[ShardId], tables: bool, failure: StorageError, attempt: int
     ) -> None:
-        """Reads what an open set may have changed; raises `failure` when that cannot be done."""
+        """Read what an open set may have changed, with retries; raise `failure` when all fail."""
         while attempt <= ATTEMPTS_MAX:
             await self._pause(attempt)
             try:
@@ -482,7 +479,7 @@ class Machine:
         raise failure
 
     def _forget_doubtful(self, names: Sequence[ShardId]) -> None:
-        """What may change without our hearing of it is read again by whoever needs it."""
+        """Drop documents in doubt from the cache: they may change without a notification."""
         for shard in names:
             if shard_key(shard) in self._in_doubt:
                 self._shards.pop(shard, None)
@@ -495,5 +492,5 @@ class Machine:
 
 
 def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
-    """Whether the tables' upper says anything of one of these shards."""
+    """Return whether one of these shards is a table, and the tables' upper matters."""
     return any(state is not None and state.tables for state in states.values())

@@ -1,7 +1,7 @@
-"""Which shards belong to which objects, as far as the catalog's document tells.
+"""Maps objects to shards, read from the catalog's document.
 
-The catalog is the controller's; who only looks at shards from outside reads of it what every
-format that it knows has: names, kinds, shards.
+The catalog is the controller's; other processes read only the parts that all of its known formats
+share: names, kinds, shards.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from actors.persist.location import VersionedData
 from actors.progress import ShardId
 
 CATALOG: Final = "catalog"
-"""The key of its document."""
+"""Consensus key of the catalog."""
 FORMATS: Final = (2, 3)
 _READ: Final = ("table", "source table", "view")
-"""Kinds whose shard holds rows that users know."""
+"""Kinds whose shard holds rows of a user's schema."""
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -41,8 +41,8 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def objects_of(head: VersionedData | None) -> tuple[Named, ...]:
-    """All objects; none where there is no catalog. Raises `Corrupt`, `InvalidUsage` (a format that
-    this version does not know)."""
+    """Return all objects; none without a catalog. Raises `Corrupt`, `InvalidUsage` (an unknown
+    format)."""
     if head is None:
         return ()
     try:
@@ -58,7 +58,7 @@ def objects_of(head: VersionedData | None) -> tuple[Named, ...]:
 
 
 def owners(objects: Sequence[Named]) -> dict[ShardId, str]:
-    """Each shard with what it is of: ``view by_carrier``, ``view by_carrier, hidden``."""
+    """Map each shard to its owner: ``view by_carrier``, ``view by_carrier, hidden``."""
     told: dict[ShardId, str] = {}
     for found in objects:
         if found.shard is not None:
@@ -69,8 +69,8 @@ def owners(objects: Sequence[Named]) -> dict[ShardId, str]:
 
 
 def shard_of(objects: Sequence[Named], name: str) -> ShardId:
-    """The shard with an object's rows. Names are compared without regard to case, as the catalog
-    does. Raises `UnknownObject` naming those with nearly that name, `InvalidUsage`."""
+    """Return the shard with an object's rows; names are compared without regard to case, as in the
+    catalog. Raises `UnknownObject`, which lists names close to it, `InvalidUsage`."""
     for found in objects:
         if found.name.lower() == name.lower() and found.kind in _READ and found.shard is not None:
             return found.shard

@@ -1,8 +1,7 @@
 """Opens the stores of one service: those of its state directory, or those that URLs name.
 
-A state directory is locked, always: what is local lies there. Its own stores need no more than the
-lock, and their owner is alone. Documents by URL may be used by several processes: they are taken
-over (`fence`), and nobody is alone with them.
+A state directory is always locked, and its stores have a single owner. Documents by URL may be used
+by several processes: the service takes them over (`fence`), and is never exclusive.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ class Stores(msgspec.Struct, frozen=True):
     consensus: Consensus
     directory: StateDirectory
     process: str
-    """Our name in the documents."""
+    """Name of this process in the documents."""
     exclusive: bool
-    """Nobody else writes there."""
+    """True if no other service writes there."""
 
 
 def process_name(random: Random) -> str:
-    """A name that no other process has."""
+    """Return a name that no other process has."""
     return f"{random.getrandbits(64):016x}"
 
 
 async def open_stores(directory: Path, settings: Settings, clock: Clock, random: Random) -> Stores:
-    """Raises `StateDirectoryError`, `BadSettings` (documents one at a time), `InvalidUsage` (a URL
-    that is not understood), `Corrupt`, `StorageError`."""
+    """Open the stores. Raises `StateDirectoryError`, `BadSettings` (documents that change one at a
+    time), `InvalidUsage` (an unknown URL), `Corrupt`, `StorageError`."""
     place = await clock.run_blocking(lambda: StateDirectory.open(directory))
     try:
         return await _opened(place, settings, clock, random)
     except BaseException:
+        # Frees the lock, so that a corrected start can take it.
         place.close()
         raise
 
@@ -65,6 +65,7 @@ async def _opened(
         blob = FileBlob(place.blobs, clock, settings.disk_timeout_ms)
         await blob.prepare(exclusive=not shared)
     if not shared:
+        # The directory's lock excludes other services: no fencing needed.
         own = SqliteConsensus(
             place.consensus, clock, settings.store_poll_ms, settings.disk_timeout_ms
         )
@@ -76,6 +77,7 @@ async def _opened(
         )
     consensus = await open_consensus(settings.consensus_url, settings, clock, random)
     try:
+        # Checked before the takeover: a refused service must not fence the present one.
         if not several_at_once(consensus):
             raise BadSettings(
                 f"consensus_url: {without_user(settings.consensus_url)} changes one document at a"

@@ -1,16 +1,12 @@
-"""Removes blobs that no state names: what killed processes wrote and never appended, and results in
-the stash that nobody took.
+"""Removes orphans: blobs that killed processes wrote and never appended, and stashed results that
+no reader took.
 
-What is written and not yet named looks the same as what is left. Of this process's own it is known
-(`PartStore.pending`); of others' nothing is, so a blob goes only when it was seen unnamed twice,
-the grace apart. *The grace is measured by our own monotonic clock, between two listings of ours*:
-no clock of a store is compared with one of ours, and neither may differ, or jump, to any harm. The
-first listing of a process therefore removes nothing. Before a blob is removed its shard's state is
-read from the store: what another process has appended meanwhile is named by it.
+A blob to be appended looks the same as an orphan. Of its own blobs this process knows
+(`PartStore.pending`); another's is removed only after it was seen unnamed twice, the grace apart.
 
-Who writes a part beside others that collect names it within half of the grace, or is refused
-(`part_store.py`): all processes need the same `blob_orphan_grace_ms`. What is left to luck is a
-request of theirs that the store carries out more than the other half later.
+A writer beside other collectors names its part within half of the grace, or is refused
+(`part_store.py`): all processes need the same `blob_orphan_grace_ms`. The remaining risk is a
+request that the store carries out later than the other half.
 """
 
 from __future__ import annotations
@@ -38,7 +34,10 @@ class Suspects:
         self._since: dict[str, float] = {}
 
     def seen(self, keys: Iterable[str], now_ms: float) -> list[str]:
-        """A whole listing's unnamed blobs, at a monotonic time: those whose grace is over."""
+        """Take the unnamed blobs of a whole listing, at a monotonic time; return those past the
+        grace."""
+        # Our own monotonic clock, between two listings of ours: no clock of a store is trusted. So
+        # the first listing of a process removes nothing.
         before = self._since
         self._since = {key: before.get(key, now_ms) for key in keys}
         limit = now_ms - self._grace_ms
@@ -46,7 +45,7 @@ class Suspects:
 
 
 class Orphans:
-    """The collection of one process; one at a time."""
+    """Collects the orphans of one store; one collection at a time."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Orphans:
         self._one = anyio.Lock()
 
     async def collect(self) -> int:
-        """Looks once; how many blobs it removed. Raises `StorageError`."""
+        """Collect once; return the number of removed blobs. Raises `StorageError`."""
         async with self._one:
             self._parts.give_up()
             now = self._clock.monotonic_ms()
@@ -90,24 +89,24 @@ class Orphans:
             return count
 
     async def _unnamed_of(self, shard: ShardId, keys: list[str]) -> list[str]:
-        """By what this process knows of the shard: a first look."""
+        """Return the blobs that the cached state does not name: a first, cheap check."""
         try:
             named = (await self._machine.state(shard)).blob_keys()
         except UnknownObject:
             named = set()
         except StorageError:
-            return []  # what cannot be read names who knows what
+            return []  # an unreadable state may name all of them
         return [key for key in keys if key not in named and not self._parts.pending(key)]
 
     async def _remove(self, shard: ShardId, keys: list[str]) -> int:
         try:
-            # After the listing: what was appended since then is named by this state.
+            # Read after the listing: this state names what was appended meanwhile.
             state = await self._machine.refresh(shard)
         except StorageError:
             return 0
         named = set() if state is None else state.blob_keys()
         used = self._book.used(keys)
-        # Looked at again, one by one: any may be claimed while others are deleted.
+        # A generator: each key is checked right before its turn, as it may be claimed meanwhile.
         gone = (
             key
             for key in keys

@@ -1,19 +1,13 @@
-"""Lists of parts: where the parts of a large batch are described, so that its document need not.
+"""Lists of parts: blobs that describe the parts of large batches, outside of the document.
 
 A document is written whole with each change, so it must not grow with the data. A batch of
-`part_list_parts_min` parts or more therefore has a *list*: an immutable blob with their
-descriptions, written before a document names it, as a part is, and retired with its batch. The
-document has the list's key, size and crc32 in place of the parts.
+`part_list_parts_min` parts or more therefore has a *list*: an immutable blob of their descriptions,
+written before a document names it, and retired with its batch. The document has the list's key,
+size and crc32 in place of the parts.
 
-Rules
-- In memory a state is *whole*: it has all descriptions. One that was just decoded is not, until its
-  lists were read; that writes the same document as the whole one.
-- A list that was read is never read again while a document names it: it cannot change.
-- Whoever reads a document has no lease yet on what it names. When a list is gone by the time that
-  it is read, its batch was compacted away meanwhile: the document has moved on, and is read again.
-  The same document without its list is `Corrupt`.
-
-What it does not do: decide which lists may be deleted (`shard.deletable`, as for parts).
+In memory a state is *whole* if it has all descriptions. A state that was just decoded is not, until
+its lists are read; it encodes to the same document as the whole one. A list is never read twice
+while a document names it. `shard.deletable` decides on the deletion of lists.
 """
 
 from __future__ import annotations
@@ -35,19 +29,19 @@ from actors.threshold_probes import LOOP_BYTES
 
 Parts: TypeAlias = tuple[Part, ...]
 LOOKS_MAX: Final = 16
-"""At a document whose lists go while they are read."""
+"""Bound of reads of a document whose lists are deleted meanwhile."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Part, ...])
 
 
 def encode_list(parts: Parts) -> bytes:
-    """As stored."""
+    """Encode a list of parts."""
     return _encoder.encode(parts)
 
 
 def decode_list(listed: PartList, data: bytes) -> Parts:
-    """What was stored. Raises `Corrupt` for any byte that differs."""
+    """Decode a list and verify it. Raises `Corrupt` for any byte that differs."""
     found = zlib.crc32(data)
     if len(data) != listed.bytes or found != listed.checksum:
         raise Corrupt(
@@ -72,7 +66,7 @@ def decode_list(listed: PartList, data: bytes) -> Parts:
 
 
 def unread(state: ShardState, beyond: Frontier = TIME_MIN) -> list[PartList]:
-    """Lists that are to be read: of batches with times beyond a frontier."""
+    """Return the lists to be read: of batches with times beyond a frontier."""
     return [
         batch.listed
         for batch in state.batches
@@ -83,8 +77,8 @@ def unread(state: ShardState, beyond: Frontier = TIME_MIN) -> list[PartList]:
 def with_parts(
     state: ShardState, known: Mapping[str, Parts], before: ShardState | None = None
 ) -> ShardState:
-    """The state with the parts of those of its lists that are known, found to be right: but for
-    those that the state `before` had. Raises `Corrupt`."""
+    """Return the state with the parts of its known lists, validated except for those that `before`
+    had. Raises `Corrupt`."""
     if state.is_whole:
         return state
     batches = tuple(
@@ -99,12 +93,12 @@ def with_parts(
 
 
 def parts_by_list(state: ShardState) -> dict[str, Parts]:
-    """What the lists of a state say."""
+    """Return the contents of a state's lists, by key."""
     return {b.listed.key: b.parts for b in state.batches if b.listed is not None and b.parts}
 
 
 def without_parts(state: ShardState) -> ShardState:
-    """As it is stored: the parts that lists describe are not in the document."""
+    """Return the state as it is stored: without the parts that lists describe."""
     if all(batch.listed is None for batch in state.batches):
         return state
     batches = tuple(
@@ -114,7 +108,7 @@ def without_parts(state: ShardState) -> ShardState:
 
 
 def lost(shard: str, listed: PartList) -> Corrupt:
-    """A document names it, and it is not there."""
+    """Return the error for a list that a document names and that does not exist."""
     return Corrupt(
         f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"
         " from a copy",
@@ -123,14 +117,15 @@ def lost(shard: str, listed: PartList) -> Corrupt:
 
 
 class PartLists:
-    """Reads lists of one store of blobs."""
+    """Reads lists of one blob store."""
 
     def __init__(self, blob: Blob, clock: Clock) -> None:
         self._blob = blob
         self._clock = clock
 
     async def read(self, listed: PartList) -> Parts | None:
-        """What it says; None: it is not there. Raises `Corrupt`, `StorageError`."""
+        """Return the contents of a list; None if it does not exist. Raises `Corrupt`,
+        `StorageError`."""
         data = await self._blob.get(listed.key)
         if data is None:
             return None
@@ -141,11 +136,14 @@ class PartLists:
     async def read_all(
         self, state: ShardState, known: dict[str, Parts], beyond: Frontier = TIME_MIN
     ) -> PartList | None:
-        """Adds to `known` what the lists say of batches beyond a frontier; the first that is not
-        there ends it. Raises as `read` does."""
+        """Add to `known` the lists of batches beyond a frontier; return the first missing one, if
+        any. Raises as `read` does."""
         for listed in unread(state, beyond):
             if listed.key not in known:
                 parts = await self.read(listed)
+                # The reader has no lease yet: a compaction may have deleted the list. The caller
+                # reads the document again, and only the same document without its list is
+                # `Corrupt`.
                 if parts is None:
                     return listed
                 known[listed.key] = parts

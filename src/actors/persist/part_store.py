@@ -2,20 +2,16 @@
 them, read after.
 
 A part that was written and not yet appended is *pending*: this process never takes it for an
-orphan. It stops being pending when it is appended or discarded; what a killed process left is
-found by the collection of orphans.
+orphan. It stops being pending when it is appended or discarded; the collection of orphans finds
+those of killed processes.
 
-Parts may go from one actor to another before they are appended: they are *offered*, then claimed.
-What was offered and nobody has claimed in time is given up, and so an orphan. While an append is
-under way nobody discards its parts; whoever appends parts that were given up or discarded is
-refused. So parts have one owner at any moment, or none and an end.
+A pending part may be *offered* to another actor, and claimed; unclaimed it becomes an orphan in
+time. While an append is under way nobody discards its parts; an append of parts that were given up
+or discarded is refused. So a part has one owner at any moment, or none for ever. An append with an
+indeterminate outcome *leaves* its parts: only the collection of orphans may delete them, unless
+they are appended again in time.
 
-An append that ends without an answer (it was cancelled, or the store failed) *leaves* its parts: a
-state may name them, now or later, so nobody deletes them but the collection of orphans, which looks
-whether one does. It does so once nobody has appended them again in time, or they were discarded.
-
-Other processes that collect know nothing of what is pending here: where there are any, a part is
-named within `link_within_ms` after its writing began, or not at all.
+Beside other collectors a part must be named within `link_within_ms` after its writing began.
 """
 
 from __future__ import annotations
@@ -57,24 +53,26 @@ from actors.settings import Settings
 from actors.threshold_probes import LOOP_BYTES, PART_LIST
 
 _DELETED_AT_ONCE: Final = 8
-"""Of one call: a store far away answers each after two trips."""
+"""Concurrent deletes of one call: a remote store answers each after two round trips."""
 
 
 class _Pending(msgspec.Struct):
     """A part that no state names yet."""
 
     since_ms: float
-    """When its writing began here, on the monotonic clock."""
+    """Monotonic time at which its writing began."""
     free: bool = True
-    """Whether it may be deleted: surely no state names it."""
+    """True if it may be deleted: surely no state names it."""
     appending: bool = False
-    """Whether an append of it is under way."""
+    """True if an append of it is under way."""
 
 
 class PartStore:
-    """Writes and reads parts. `writer` names this process, as no other process is named; `missing`
-    says why a blob (shard, key) is not there. `link_within_ms`: see above; None where nobody else
-    collects."""
+    """Writes and reads parts.
+
+    `writer`: unique name of this process. `missing` explains why a blob (shard, key) does not
+    exist. `link_within_ms`: see above; None if no other process collects.
+    """
 
     def __init__(
         self,
@@ -97,16 +95,16 @@ class PartStore:
         self._link_within_ms = link_within_ms
         self._pending: dict[str, _Pending] = {}
         self._offered: dict[str, float] = {}
-        """Of those, key → until when it may be claimed, on the monotonic clock."""
+        """Deadlines for claims of pending parts, by key, on the monotonic clock."""
         self._deleting: set[str] = set()
 
     @property
     def writer(self) -> str:
-        """Names this process in documents and blob keys."""
+        """Return the unique name of this process in documents and blob keys."""
         return self._nonce
 
     def memory(self) -> list[MemoryUse]:
-        """Tell what is kept of decoded parts, for a `MemoryLedger`."""
+        """Return the memory of the decoded parts, for a `MemoryLedger`."""
         kept = self._decoded
         return [MemoryUse("decoded parts", "", kept.rows, kept.bytes)]
 
@@ -118,9 +116,11 @@ class PartStore:
         *,
         keep: bool = True,
     ) -> tuple[Part, ...]:
-        """Durable parts of these updates, with the shard's newest schema; kept decoded for their
-        first readers if wanted. Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`,
-        `StorageError`; then none is left behind."""
+        """Write the updates as durable parts with the shard's newest schema; `keep` caches them
+        decoded.
+
+        Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then no part remains.
+        """
         pieces = encode(
             updates,
             state.schema,
@@ -128,7 +128,7 @@ class PartStore:
             bytes_target=self._settings.part_bytes_target,
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
-        # A thread costs more than to encode what is small.
+        # A thread costs more than the encoding of a small table.
         small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
         parts: list[Part] = []
         try:
@@ -154,7 +154,7 @@ class PartStore:
             if isinstance(error, StorageError) or not keep:
                 with anyio.CancelScope(shield=True):
                     await self.discard(parts)
-            for part in parts:  # nobody has them: what is there is left to the collection
+            for part in parts:  # no caller has them: the collection removes what remains
                 self._pending.pop(part.key, None)
             raise
 
@@ -166,7 +166,7 @@ class PartStore:
         times: tuple[Time, Time],
         has_errors: bool,
     ) -> Part:
-        """Takes over a Parquet file; its statistics are its footer's. Raises `InvalidUsage`,
+        """Take over a Parquet file, with the statistics of its footer. Raises `InvalidUsage`,
         `StoreFull`, `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
             raise InvalidUsage(
@@ -194,8 +194,7 @@ class PartStore:
         )
 
     def _footer(self, path: Path, state: ShardState) -> tuple[int, tuple[ColumnStatistics, ...]]:
-        """Of a file that is to be adopted: which of the shard's schemas it has, the newest that
-        fits, and statistics."""
+        """Return the newest of the shard's schemas that the file fits, and its statistics."""
         try:
             with pq.ParquetFile(path) as file:
                 kinds, footer = file.schema_arrow, file.metadata
@@ -203,6 +202,7 @@ class PartStore:
             raise InvalidUsage(f"{path} is no Parquet file: {error}") from None
         except OSError as error:
             raise storage_error(f"read the footer of {path}", error) from error
+        # Compared by name: the newest of schemas that differ in types alone.
         for schema_id in range(state.schema_id, -1, -1):
             schema = schema_of(state, schema_id)
             if set(schema.names) == set(kinds.names) - SYSTEM_COLUMNS:
@@ -214,28 +214,29 @@ class PartStore:
         )
 
     async def write_list(self, shard: ShardId, parts: tuple[Part, ...]) -> PartList | None:
-        """A durable list of the parts of one batch, which is pending as they are; None: they are so
-        few that the document describes them. Raises `StoreFull`, `StorageError`."""
+        """Write a list of the parts of one batch, pending as they are; None if the document
+        describes so few. Raises `StoreFull`, `StorageError`."""
         if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
             return None
         data = await self._clock.run_blocking(partial(encode_list, parts))
         listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
         try:
             await self._blob.set(listed.key, data)
-        except BaseException:  # what is there is left to the collection
+        except BaseException:  # the collection removes what was written
             self._pending.pop(listed.key, None)
             raise
         return listed
 
     def _new_key(self, shard: ShardId, kind: str = "parquet") -> str:
+        # The writer's name makes keys of two processes differ: a blob key is never written twice.
         key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.{kind}"
+        # Before the write begins: the collection may list the blob at any time after.
         self._pending[key] = _Pending(self._clock.monotonic_ms())
         return key
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
-        """The part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
-        # Kept is what was written: it may be read before the part is placed, and after, and as
-        # any schema of its shard.
+        """Return the part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+        # Cached as written: it may be read before the part is placed and after, and as any schema.
         own = self._schemas.written_with(part)
         written = await self._decoded.get(part, lambda: self._read(part, own))
         name = f"part {part.key}" if part.key else "inline part"
@@ -245,6 +246,7 @@ class PartStore:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
+        # Decode large parts in a thread: the event loop must not stall.
         if not LOOP_BYTES.exceeded_by(len(data)):
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
@@ -256,7 +258,7 @@ class PartStore:
         return data
 
     async def save(self, part: Part, path: Path) -> None:
-        """Writes the part's blob to a file. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+        """Write the part's blob to a file. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
         data = await self._bytes(part)
 
         def write() -> None:
@@ -270,26 +272,28 @@ class PartStore:
             raise storage_error(f"write {path}", error) from error
 
     def path(self, part: Part) -> str | None:
-        """The file's path, where there is one."""
+        """Return the file's path, if there is one."""
         return self._blob.path(part.key) if part.key else None
 
     def pending(self, key: str) -> bool:
-        """Whether this process wrote it and may still append it."""
+        """Return whether this process wrote or claimed the blob and may still append it."""
         return key in self._pending
 
     def pending_keys(self) -> list[str]:
-        """All of them."""
+        """Return the keys of all pending blobs."""
         return sorted(self._pending)
 
     async def claim(self, shard: ShardId, parts: Iterable[Part]) -> bool:
-        """Makes parts of another process pending here; False when one of them is gone."""
+        """Make another process's parts pending here; return False when one of them is gone."""
         keys = {part.key for part in parts if part.inline is None}
         self.give_up()
+        # A delete under way cannot be taken back.
         if keys & self._deleting:
             return False
         now = self._clock.monotonic_ms()
         new = {key: _Pending(now) for key in keys if key not in self._pending}
-        self._pending |= new  # before the look: no collector takes them meanwhile
+        self._pending |= new  # before the listing: our collector spares them meanwhile
+        # After they became pending: a blob that is listed now will not be collected here.
         found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
         if keys <= found:
             for key in keys:
@@ -300,7 +304,7 @@ class PartStore:
         return False
 
     def offer(self, parts: Iterable[Part], within_ms: int) -> None:
-        """Whoever claims them in time has them; nobody else is to care for them."""
+        """Make the parts orphans unless they are claimed in time."""
         until = self._clock.monotonic_ms() + within_ms
         self._offered |= {part.key: until for part in parts if self._free(part.key)}
 
@@ -309,16 +313,16 @@ class PartStore:
         return found is not None and found.free and not found.appending
 
     def check_kept(self, parts: Iterable[Part]) -> None:
-        """To be called right before a state is to name them. Raises `InvalidUsage` when one that
-        this process wrote is no longer kept for that, so that it may be gone."""
+        """Raise `InvalidUsage` when this process wrote a part that is no longer pending, and may be
+        deleted. Call it right before a state names the parts."""
         for part in parts:
             own = part.key.rpartition("/")[2].startswith(f"{self._nonce}-")
             if own and part.key not in self._pending:
                 raise _given_up(part)
 
     def check_young(self, parts: Iterable[Part | PartList], *, uncertain: bool) -> None:
-        """To be called right before a state is to name them. Raises `StorageError` when another
-        process may have collected one; `uncertain`: an earlier attempt may have named them."""
+        """Raise `StorageError` when another process may have collected a part. Call it right before
+        a state names the parts; `uncertain`: an earlier attempt may have named them."""
         if self._link_within_ms is None:
             return
         now = self._clock.monotonic_ms()
@@ -334,31 +338,35 @@ class PartStore:
                 )
 
     def give_up(self) -> None:
-        """What was offered, or left, and nobody has claimed or appended in time is nobody's."""
+        """Make parts orphans that were offered, or left, and neither claimed nor appended in
+        time."""
         now = self._clock.monotonic_ms()
         for key in [key for key, until in self._offered.items() if until <= now]:
             del self._offered[key]
             self._pending.pop(key, None)
 
     def begin(self, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """An append of these begins: until it ends nobody discards them. Those that no other has
-        begun, for `end` or `leave`. Raises `InvalidUsage` when a placed part is not ours."""
+        """Pin the parts for an append; return those to pass to `end` or `leave`: not pinned by
+        another. Raises `InvalidUsage` when a placed part is not pending here."""
         given = tuple(parts)
         for part in given:
+            # A placed part may be another process's, which `check_kept` cannot tell by its key: it
+            # must have been claimed.
             if part.at is not None and part.key not in self._pending:
                 raise _given_up(part)
         begun = []
         for part in given:
             found = self._pending.get(part.key)
             if found is not None and not found.appending:
+                # Its `end` or `leave` belongs to the append that pinned it first.
                 found.appending = True
                 self._offered.pop(part.key, None)
                 begun.append(part)
         return tuple(begun)
 
     def end(self, parts: Iterable[Part], within_ms: int) -> None:
-        """They surely were not appended this time. Whoever wants them appends, claims or discards
-        them in time; then they are nobody's."""
+        """Unpin parts that surely were not appended; they become orphans unless they are appended,
+        claimed or discarded in time."""
         until = self._clock.monotonic_ms() + within_ms
         for part in parts:
             found = self._pending.get(part.key)
@@ -367,31 +375,33 @@ class PartStore:
                 self._offered[part.key] = until
 
     def leave(self, parts: Iterable[Part | PartList], within_ms: int) -> None:
-        """Whether they were appended is open, and nobody will know more. Whoever wants them appends
-        them again in time; then they are the collection's, unless a state names them."""
+        """Unpin parts of an append with an open outcome; unless they are appended again in time
+        they are left to the collection."""
         until = self._clock.monotonic_ms() + within_ms
         for part in parts:
             found = self._pending.get(part.key)
             if found is not None:
+                # Never free again: a delete could remove a part that a state names.
                 found.appending = found.free = False
                 self._offered[part.key] = until
 
     def named(self, parts: Iterable[Part | PartList]) -> None:
-        """They were appended."""
+        """Forget parts that were appended."""
         for part in parts:
             self._offered.pop(part.key, None)
             self._pending.pop(part.key, None)
 
     def forget(self, shard: ShardId) -> None:
-        """The shard is gone: what was written for it is orphaned."""
+        """Forget the pending parts of a dropped shard, which makes them orphans."""
         for key in [key for key in self._pending if key.startswith(f"{shard}/")]:
             del self._pending[key]
             self._offered.pop(key, None)
 
     async def discard(self, parts: Iterable[Part | PartList]) -> None:
-        """Deletes parts that were never appended, unless an append of them is under way. Failures
-        are left to the collection, and those of which a state may know."""
+        """Delete parts that were never appended, except those of an append under way. Blobs that a
+        state may name, and failed deletes, are left to the collection."""
 
+        # A generator: an append may begin meanwhile, and pin parts that are not yet reached.
         def freed() -> Iterator[str]:
             for part in parts:
                 found = self._pending.get(part.key)
@@ -404,8 +414,8 @@ class PartStore:
         await self.delete(freed())
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
-        """Deletes blobs, a few at a time; those that are gone now: one that cannot be deleted stays
-        for later. Of `keys` the next is asked for when it is its turn."""
+        """Delete blobs, a few at a time; return the deleted ones. Failed deletes are left for
+        later. `keys` is consumed lazily, each key right before its turn."""
         gone: list[str] = []
         left, begun = iter(keys), count(1)
 
@@ -413,13 +423,14 @@ class PartStore:
             for key in left:
                 self._deleting.add(key)
                 if next(begun) < _DELETED_AT_ONCE:
-                    group.start_soon(delete_some)  # for what may be left
+                    group.start_soon(delete_some)  # one worker more, while keys may remain
                 try:
                     await self._blob.delete(key)
                 except StorageError:
                     continue
                 finally:
                     self._deleting.discard(key)
+                # Only after a successful delete: a failed one leaves a part that may still be read.
                 self._decoded.drop(key)
                 gone.append(key)
 
@@ -436,6 +447,7 @@ def _given_up(part: Part) -> InvalidUsage:
 
 
 def _is_whole(table: pa.Table, part: Part) -> bool:
-    """Whether keeping it keeps little else: it is no small piece of a large table."""
+    """Return whether caching the table keeps little else in memory: it is no slice of a large
+    one."""
     held = table.get_total_buffer_size()
     return bool(held <= part.bytes or held <= 2 * table.nbytes)

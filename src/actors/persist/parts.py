@@ -1,11 +1,10 @@
-"""Parts as bytes: updates to Parquet or inline Arrow and back, with a checksum over all of it.
+"""Codec of parts: updates to Parquet or inline Arrow and back, with a checksum over all of it.
+Pure.
 
-A Parquet part holds the user columns, ``__time``, ``__diff`` and, only where there are error
-updates, ``__error``; zstd; the format version stands in the file's metadata. Files written by
-Spark carry no such metadata: their version is that of their `Part`. Small updates stay inline,
-as an Arrow IPC stream in the shard's document. Rows are sorted by time, so that parts cover
-short spans of times and readers can leave them out. Of a placed part (`shard.placed`) all rows are
-read at the time that its description says. Pure: bytes in, bytes out.
+A Parquet part holds the user columns, ``__time``, ``__diff`` and, only with error updates,
+``__error``; zstd; the format version is in the file's metadata. Files written by Spark have none:
+their version is that of their `Part`. Small updates stay inline, as an Arrow IPC stream in the
+shard's document. All rows of a placed part (`shard.placed`) are read at its time.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from actors.threshold_probes import (
 )
 
 VERSION: Final = 1
-"""Of parts as they are written."""
+"""Version of parts as they are written."""
 _VERSION_KEY: Final = b"penstock.part"
 _OPENINGS_MAX: Final = 256
-"""Beginnings of inline parts that are kept, one a schema."""
+"""Bound of cached IPC headers of inline parts, one a schema."""
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -51,14 +50,14 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 def part_schema(schema: Schema, *, errors: bool) -> pa.Schema:
-    """The columns of a part."""
+    """Return the columns of a part."""
     shape = schema.arrow_updates()
     return shape.append(pa.field(ERROR, pa.string())) if errors else shape
 
 
 def conform(updates: pa.Table, schema: Schema) -> pa.Table:
-    """The updates with exactly a part's columns, sorted by time; the error column is left out
-    when it holds nothing. Raises `TypeMismatch`, `InvalidUsage`."""
+    """Return the updates with exactly a part's columns, sorted by time, without an error column of
+    NULLs. Raises `TypeMismatch`, `InvalidUsage`."""
     given = updates.schema
     errors = has_errors(updates) and updates[ERROR].null_count < updates.num_rows
     shape = part_schema(schema, errors=errors)
@@ -76,17 +75,19 @@ def conform(updates: pa.Table, schema: Schema) -> pa.Table:
             table = table.cast(shape)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise TypeMismatch(f"updates do not fit the columns {schema.ddl()}: {error}") from None
+    # Sorted by time, parts cover short spans of times: readers skip those outside theirs.
     return _by_time(table.replace_schema_metadata(None))
 
 
 def has_errors(updates: pa.Table) -> bool:
-    """Whether they have the error column. (Names of columns take longer to be listed.)"""
+    """Return whether the updates have the error column."""
+    # Faster than a search in the list of column names.
     return bool(updates.schema.get_field_index(ERROR) >= 0)
 
 
 def takes_at_most(table: pa.Table, size: int) -> bool:
-    """Whether its values take so many bytes at most. What it keeps in memory is known at once;
-    that is more where it is a piece of another."""
+    """Return whether the table's values take at most `size` bytes."""
+    # The buffer size is known at once, and is larger for a slice: only then are values counted.
     return bool(table.get_total_buffer_size() <= size or table.nbytes <= size)
 
 
@@ -96,7 +97,7 @@ def _by_time(table: pa.Table) -> pa.Table:
         raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
     if table.num_rows == 1:
         return table
-    if not PART_ROWS.exceeded_by(table.num_rows):  # as below: sooner than Arrow is called
+    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
         known = times.to_pylist()
         if all(before <= after for before, after in pairwise(known)):
             return table
@@ -115,8 +116,8 @@ def encode(
     bytes_target: int,
     statistics_bytes_max: int = 0,
 ) -> Iterator[Encoded]:
-    """Parts that together hold the updates, none if there are none; one at a time, so that no
-    more than one is in memory. Those of blobs have statistics. Raises as `conform` does."""
+    """Yield parts that together hold the updates, one at a time; those of blobs have statistics.
+    Raises as `conform` does."""
     table = conform(updates, schema)
     rows = table.num_rows
     if rows == 0:
@@ -128,6 +129,7 @@ def encode(
             return
     else:
         INLINE_PART.crossed(True)
+    # One part at a time in memory, each of about `bytes_target` decoded bytes.
     step = max(1, rows * bytes_target // max(1, table.nbytes))
     PART_COUNT.crossed(step < rows)
     for start in range(0, rows, step):
@@ -146,9 +148,9 @@ def _opening(schema: Schema, errors: bool) -> bytes:
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
-    """`table` is sorted by time."""
+    """Describe a table, sorted by time, and its bytes as a part without a key."""
     times, diffs = table[TIME], table[DIFF]
-    if not PART_ROWS.exceeded_by(table.num_rows):  # Python finds them sooner than Arrow is called
+    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
         known = times.to_pylist()
         first, last, least = known[0], known[-1], min(diffs.to_pylist())
     else:
@@ -168,7 +170,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
 
 
 def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
-    """A file, and its footer."""
+    """Return a Parquet file, and its footer."""
     footers: list[Any] = []
     ROW_GROUPS.exceeded_by(table.num_rows)
     sink = pa.BufferOutputStream()
@@ -180,14 +182,15 @@ def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
         row_group_size=ROW_GROUPS.limit,
         use_dictionary=_repeating(table.schema),
         metadata_collector=footers,
-        write_page_checksum=True,  # Spark reads files itself, and knows no checksum of ours
+        write_page_checksum=True,  # Spark reads files itself, without the part's checksum
     )
     return sink.getvalue().to_pybytes(), footers[0]
 
 
 def _repeating(shape: pa.Schema) -> list[str]:
-    """Columns that are worth a dictionary: texts, and those that mostly repeat one number. To look
-    for others' values in one takes more than all the rest, and zstd finds most of what it would."""
+    """Return the columns that are worth a dictionary: texts, and those that mostly repeat one
+    number."""
+    # Probing the others takes longer than all the rest, and zstd finds most of the repetition.
     return [
         field.name
         for field in shape
@@ -198,14 +201,16 @@ def _repeating(shape: pa.Schema) -> list[str]:
 
 
 def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
-    """The updates in a part's bytes. Raises as `decode_written` does."""
+    """Return the updates in a part's bytes. Raises as `decode_written` does."""
     return at_its_time(part, decode_written(part, data, schema))
 
 
 def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
-    """The updates as they were written, whatever time the part was placed at since, with the
-    columns of the schema that they were written with (None: as the part says). Raises `Corrupt`
-    when a byte is not what was written, and `StorageError` for a part of a newer version."""
+    """Decode and verify a part with its original times, in the columns of the schema that it was
+    written with (None: in the file's columns).
+
+    Raises `Corrupt` when a byte differs, and `StorageError` for a part of a newer version.
+    """
     name = _name(part)
     check_bytes(part, data)
     try:
@@ -228,8 +233,7 @@ def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
 
 
 def check_bytes(part: Part, data: bytes) -> None:
-    """Raises `Corrupt` when a byte is not what was written, and `StorageError` for a part of a
-    newer version."""
+    """Raise `Corrupt` when a byte differs, and `StorageError` for a part of a newer version."""
     if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
         raise Corrupt(
             f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
@@ -244,7 +248,7 @@ def _name(part: Part) -> str:
 
 
 def at_its_time(part: Part, written: pa.Table) -> pa.Table:
-    """What was written (`decode_written`) as it is meant: a placed part's rows all at its time."""
+    """Return the decoded updates; all rows of a placed part at its time."""
     if part.at is None:
         return written
     return set_column(written, TIME, pa.repeat(pa.scalar(part.at, pa.int64()), part.rows))
@@ -253,7 +257,7 @@ def at_its_time(part: Part, written: pa.Table) -> pa.Table:
 def _from_parquet(name: str, data: bytes) -> pa.Table:
     # `pq.read_table` would make a dataset of it: four times the cost of a small part.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
-        # Smaller files are read by one thread: to wake others takes longer.
+        # One thread reads a small file: waking others takes longer.
         table = file.read(use_threads=PARQUET_THREADS.exceeded_by(len(data)))
     marks = table.schema.metadata or {}
     if _VERSION_KEY in marks:

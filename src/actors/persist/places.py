@@ -1,4 +1,4 @@
-"""Stores by URL: which kind, where, and what each is told. Nothing else in this room reads a URL.
+"""Opens stores by URL: which kind, where, and with which limits.
 
 | URL | blobs | documents |
 |---|---|---|
@@ -8,8 +8,8 @@
 | ``s3://``, ``gs://bucket/path``, ``az://container/path`` | objects | objects, one key at a time |
 | ``postgresql://user@host/database`` | – | one table |
 
-A PATH is absolute (``file:/var/x``, ``file:///var/x``) or of the working directory (``file:x``).
-Blobs and documents may be given the same bucket and path: they lie in ``blobs/`` and
+A PATH is absolute (``file:/var/x``, ``file:///var/x``) or relative to the working directory
+(``file:x``). Blobs and documents may share a bucket and path: they lie in ``blobs/`` and
 ``documents/`` below it.
 """
 
@@ -49,20 +49,23 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _blobs: WeakValueDictionary[str, MemoryBlob] = WeakValueDictionary()
 _documents: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
-"""By name, as long as somebody has them."""
+"""Named stores in memory, while any client has them."""
 
 
 async def open_blob(
     url: str, settings: Settings, clock: Clock, *, exclusive: bool = True, below: str = ""
 ) -> Blob:
-    """The store of blobs that a URL names; `exclusive`: no other process writes there; `below`: a
-    folder of it, and of a bucket instead of ``blobs/``. Buckets are asked nothing yet. Raises
-    `InvalidUsage`, `StorageError`."""
+    """Open the blob store of a URL.
+
+    `exclusive`: no other process writes there. `below`: a folder of it, and of a bucket instead of
+    ``blobs/``. Sends no request to a bucket yet. Raises `InvalidUsage`, `StorageError`.
+    """
     scheme, rest = _split(url, BLOB_FORMS)
     match scheme:
         case "mem":
             name = _memory_name(url, rest)
             kept = f"{name}/{below}" if below else name
+            # A nameless store is private to its client.
             return MemoryBlob(clock) if not name else _blobs.setdefault(kept, MemoryBlob(clock))
         case "file":
             blob = FileBlob(_path(url, rest) / below, clock, settings.disk_timeout_ms)
@@ -77,9 +80,8 @@ async def open_blob(
 
 
 async def open_consensus(url: str, settings: Settings, clock: Clock, random: Random) -> Consensus:
-    """The store of documents that a URL names; `random` draws pauses and what must be unlike
-    everywhere else. Buckets are asked nothing yet. Raises `InvalidUsage`, `StorageError`,
-    `Corrupt`."""
+    """Open the consensus store of a URL; `random` draws pauses and nonces. Sends no request to a
+    bucket yet. Raises `InvalidUsage`, `StorageError`, `Corrupt`."""
     scheme, rest = _split(url, CONSENSUS_FORMS)
     match scheme:
         case "mem":
@@ -112,6 +114,7 @@ async def _sqlite(path: Path, clock: Clock, settings: Settings) -> Consensus:
 
 async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
     try:
+        # Imported here: psycopg is an optional dependency.
         from actors.persist.consensus_postgres import PostgresConsensus
         from actors.persist.postgres_link import postgres_place
     except ImportError as error:
@@ -124,14 +127,16 @@ async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
     try:
         await consensus.open()
     except BaseException:
+        # It may hold a connection.
         await consensus.close()
         raise
     return consensus
 
 
 async def _bucket(url: str, settings: Settings, clock: Clock) -> tuple[BucketStore, str]:
-    """The bucket, and the prefix of what lies below the URL."""
+    """Open the bucket; return it with the prefix of the objects below the URL."""
     place = bucket_path(url)
+    # `BucketStore` reads the limits of copies: pass those of stores in their place.
     limits = replace(
         settings,
         copy_request_timeout_ms=settings.store_request_timeout_ms,
@@ -164,6 +169,7 @@ def _memory_name(url: str, rest: str) -> str:
 def _path(url: str, rest: str) -> Path:
     parts = urlsplit(f"file:{rest}")
     path = unquote(parts.path)
+    # A second slash too many makes the first folder a host's name.
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
         raise InvalidUsage(
             f"{without_user(url)!r}: a path of this machine is meant: write"

@@ -1,12 +1,10 @@
-"""One connection to a PostgreSQL that keeps documents: made when it is needed, given up after
-every failure. What an operator says of the server is a URL, without a password.
+"""One connection to PostgreSQL, opened on demand and dropped after every failure; and its URL.
 
     postgresql://user@host:port/database?schema=penstock&password_env=NAME&sslmode=verify-full
 
-Parameters are libpq's, and three of our own: `schema`, where the table stands; `password_env`, an
-environment variable with the password; `password_file`, a file with nothing but the password. Of
-libpq's own ways `passfile`, ``PGPASSWORD`` and ``~/.pgpass`` serve, too. A password in a URL is
-refused: URLs stand in process lists and logs.
+Parameters are libpq's, and three of our own: `schema` of the table; `password_env`, an environment
+variable with the password; `password_file`, a file with nothing but the password. Of libpq's own
+ways `passfile`, ``PGPASSWORD`` and ``~/.pgpass`` work, too.
 """
 
 from __future__ import annotations
@@ -36,27 +34,27 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "client_encoding": "UTF8",
 }
-"""Of what the URL does not say. A peer that is gone is noticed within half a minute."""
+"""Defaults beside the URL. Keepalives detect a dead peer within half a minute."""
 _FULL: Final = frozenset({"53100", "53200"})
 """Disk full, out of memory: nothing of the transaction stays."""
 AGAIN: Final = frozenset({"40001", "40P01", "55P03", "53300", "57P03", "25006", "55006", "57014"})
-"""Worth another try: serialization, deadlock, lock time-out, too many connections, starting up,
-read only (the server has become a standby), in use, statement time-out."""
+"""Worth a retry: serialization, deadlock, lock time-out, too many connections, starting up, read
+only (the server has become a standby), in use, statement time-out."""
 
 
 class PostgresPlace(msgspec.Struct, frozen=True):
-    """Where the documents are."""
+    """Location of the documents."""
 
     conninfo: str
-    """For libpq, without a password."""
+    """Connection string for libpq, without a password."""
     schema: str
     password_env: str
     password_file: str
     shown: str
-    """The URL as it may be shown."""
+    """The URL for messages."""
 
     def password(self) -> str | None:
-        """The password, if we are to give it. Raises `StorageError`."""
+        """Return the password, if a parameter names one. Raises `StorageError`."""
         if self.password_env:
             found = os.environ.get(self.password_env)
             if found is None:
@@ -79,7 +77,7 @@ class PostgresPlace(msgspec.Struct, frozen=True):
 
 
 def postgres_place(url: str) -> PostgresPlace:
-    """What a URL means. Raises `InvalidUsage`, without showing a password."""
+    """Parse a URL. Raises `InvalidUsage`, without showing a password."""
     try:
         parts = urlsplit(url)
         secret, port = parts.password is not None, parts.port
@@ -91,6 +89,7 @@ def postgres_place(url: str) -> PostgresPlace:
     if parts.scheme not in SCHEMES or parts.fragment:
         raise InvalidUsage("write PostgreSQL's place as postgresql://user@host:port/database?…")
     shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # URLs show in process lists and logs.
     if secret or any(name in ("password", "sslpassword") for name, _ in options):
         raise InvalidUsage(
             f"{shown}: a password must not stand in a URL; name it: password_env=VARIABLE,"
@@ -108,6 +107,7 @@ def postgres_place(url: str) -> PostgresPlace:
     plain = urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(rest), ""))
     try:
         known = conninfo.conninfo_to_dict(plain)
+        # The URL's own parameters override the defaults.
         whole = conninfo.make_conninfo(**{**_DEFAULTS, **known})  # type: ignore[arg-type]
     except psycopg.ProgrammingError as error:
         raise InvalidUsage(f"{shown}: {_one_line(error)}") from None
@@ -120,7 +120,7 @@ _OWN: Final = ("schema", "password_env", "password_file")
 
 
 class PostgresLink:
-    """One connection, every statement a transaction of its own unless it begins one."""
+    """One connection; each statement is a transaction of its own unless it begins one."""
 
     def __init__(self, place: PostgresPlace, settings: Settings) -> None:
         self.place = place
@@ -128,7 +128,8 @@ class PostgresLink:
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
     async def connected(self) -> psycopg.AsyncConnection[Any]:
-        """Raises what psycopg raises, `StorageError`, TimeoutError."""
+        """Return the open connection, or open one. Raises what psycopg raises, `StorageError`,
+        TimeoutError."""
         if self._connection is not None and self._is_alive(self._connection):
             return self._connection
         await self.drop()
@@ -140,13 +141,15 @@ class PostgresLink:
                 self.place.conninfo, autocommit=True, **given
             )
             self._connection = made
+            # Server-side limits, too: a statement must not outlive a client that has given up.
             await made.execute(_SESSION, self._session())
         return made
 
     def _is_alive(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Whether the server has not ended it while nobody looked: to learn that from the next
-        transaction would leave open what became of that."""
+        """Return whether the server has not closed the idle connection."""
         try:
+            # Found now, before a transaction, whose outcome would be open if it met the closed
+            # connection.
             connection.pgconn.consume_input()
         except psycopg.OperationalError:
             return False
@@ -156,7 +159,7 @@ class PostgresLink:
         return {"timeout": f"{self._timeout_ms}ms", "lock": f"{max(1, self._timeout_ms // 2)}ms"}
 
     async def drop(self) -> None:
-        """Ends the connection, without waiting for the server."""
+        """Close the connection, without waiting for the server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pgconn.finish()
@@ -172,28 +175,30 @@ SELECT set_config('statement_timeout', %(timeout)s, false),
                   CASE current_setting('synchronous_commit')
                        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)
 """
-"""An acknowledged commit is durable, whatever the server's settings say; the rest are limits."""
+"""Session limits; and synchronous commits even if the server's default is off: an acknowledged
+commit must be durable."""
 
 Failure = psycopg.Error | TimeoutError | OSError | StorageError
-"""What a call may fail with."""
+"""Errors of a call to the server."""
 FAILURES: Final = (psycopg.Error, TimeoutError, OSError, StorageError)
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The code the server gave, if it was the server that said no and the session goes on: then
-    nothing of the transaction stays. None for everything else: a lost connection, a session that
-    the server ended (FATAL), a client's time-out."""
+    """Return the code of a statement's ERROR, after which nothing of the transaction stays; None
+    for all else: a lost connection, a session that the server ended (FATAL), a client's
+    time-out."""
     if not isinstance(error, psycopg.Error) or error.sqlstate is None:
         return None
     return error.sqlstate if error.diag.severity_nonlocalized == "ERROR" else None
 
 
 def worth_another_try(error: BaseException) -> bool:
-    """Whether the same again may succeed soon."""
+    """Return whether a retry may succeed soon."""
     if isinstance(error, StorageError):
         return False
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     if code is None or code in AGAIN or code.startswith(("08", "57P")):
+        # A failed connection has no SQLSTATE; no retry helps against a refused password.
         text = str(error)
         return "password authentication" not in text and "no password" not in text
     return False
@@ -202,7 +207,7 @@ def worth_another_try(error: BaseException) -> bool:
 def as_storage_error(
     what: str, place: PostgresPlace, error: Failure, *, determinate: bool
 ) -> StorageError:
-    """In our family; no secret goes on."""
+    """Convert a failure, without any secret."""
     if isinstance(error, StorageError):
         return error
     where = f"{place.shown} (schema {place.schema})"
@@ -225,4 +230,4 @@ def _one_line(error: BaseException) -> str:
 
 
 Draw = Callable[[], float]
-"""A number from 0 to 1."""
+"""Source of numbers from 0 to 1."""

@@ -1,24 +1,20 @@
-"""Leased readers of a shard, and the book that this process keeps of them.
+"""Leased readers of a shard, and this process's registry of them.
 
-A lease of this process costs no write of its own: the book is asked whenever a state is about to
-be written and adds the leases of all open readers, renewed. Where another process may write to
-the same shards a lease is also written when its reader opens, and again every `RENEWALS`th of its
-time; its name then ends in ``@`` and the process's own, so that readers of two processes never
-share one.
+A lease costs no write of its own where this process is the only writer: the book is asked whenever
+a state is about to be written, and adds the leases of all open readers, renewed. Where another
+process may write to the same shards a lease is also written when its reader opens, and again every
+`RENEWALS`th of its time; its name then ends in ``@`` and the process's own, so that readers of two
+processes never share one.
 
-*When a lease of another process has run out* is told without its clock: a lease that is written
-again is another one, and one that stays the same for all of its time, by our own monotonic clock
-and from when we first saw it, is of a process that is gone. So clocks may differ, or jump; one
-that has just started waits a whole lease for the dead ones. All processes need the same
-`reader_lease_ms`. Those of a service that was fenced are dropped by its successor at once. A
-process that is alone (`exclusive`) drops at once what other lonely ones left; leases with an ``@``
-are of such that read beside it, and are kept as long as they are renewed.
+*Expiry of other processes' leases* uses no wall clock: a renewed lease differs, and one that stays
+the same for all of its time, on our own monotonic clock and from our first sight of it, belongs to
+a dead process. So a fresh process waits a whole lease for dead ones, and all processes need the
+same `reader_lease_ms`. A successor drops the leases of the service that it fenced at once. An
+`exclusive` process drops at once leases of earlier exclusive ones; leases with an ``@`` are of
+guests, and are kept as long as they are renewed.
 
-Blobs in use by readers of this process are counted by key; they are never deleted, whatever
-the state says.
-
-A part is taken in the same turn of the loop in which the state that names it was looked at, so
-nothing can retire and delete it in between.
+Blobs in use by readers of this process are counted by key; they are never deleted, whatever the
+state says.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ log = logging.getLogger("penstock.persist")
 
 _NEVER: Final = -1
 RENEWALS: Final = 4
-"""In the time of a lease, by whoever does nothing but read."""
+"""Renewals within the time of a lease, by a process that only reads."""
 
 
 class LeaseBook:
@@ -57,8 +53,8 @@ class LeaseBook:
         dead: str = "",
         guest: bool = False,
     ) -> None:
-        """`process` names us; `dead` one that cannot write any more (empty: none is known);
-        `guest`: we are one (`guests.py`)."""
+        """Take the process's name; `dead`: a fenced process ("" if none); `guest`: see
+        `guests.py`."""
         self._clock = clock
         self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms
@@ -66,16 +62,16 @@ class LeaseBook:
         self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
         self._others: dict[ShardId, dict[str, tuple[Lease, float]]] = {}
-        """Leases of other processes, and since when they are as they are (monotonic)."""
+        """Leases of other processes, and the monotonic time since which each is unchanged."""
         self._renewed_ms: dict[ShardId, float] = {}
-        """When the leases of our readers were last written (monotonic)."""
+        """Monotonic time of the last write of our readers' leases."""
         self._readers: dict[ShardId, dict[str, Reader]] = {}
         self._gone: dict[ShardId, set[str]] = {}
         """Closed readers whose leases may still stand in the state."""
         self._used: Counter[str] = Counter()
 
     def add(self, reader: Reader) -> str:
-        """Enters a reader; the name of its lease, which no other open reader has."""
+        """Register a reader; return the name of its lease, unique among open readers."""
         readers = self._readers.setdefault(reader.shard, {})
         first = f"{PREFIX}{reader.reader_id}" if self._guest else reader.reader_id
         name, number = f"{first}{self._suffix}", 1
@@ -87,7 +83,7 @@ class LeaseBook:
         return name
 
     def remove(self, reader: Reader) -> None:
-        """Its lease goes with the next write of the shard."""
+        """Unregister a reader; its lease is dropped with the next write of the shard."""
         readers = self._readers.get(reader.shard, {})
         if readers.pop(reader.lease_id, None) is None:
             return
@@ -96,58 +92,60 @@ class LeaseBook:
         self._gone.setdefault(reader.shard, set()).add(reader.lease_id)
 
     async def close_readers(self, shard: ShardId) -> None:
-        """Closes all readers of a shard."""
+        """Close all readers of a shard."""
         for reader in list(self._readers.get(shard, {}).values()):
             await reader.close()
 
     def forget(self, shard: ShardId) -> None:
-        """The shard was dropped: its readers keep their parts, there is no lease to drop."""
+        """Forget a dropped shard: its readers keep their parts, no lease remains to be dropped."""
         self._gone.pop(shard, None)
         self._others.pop(shard, None)
         self._renewed_ms.pop(shard, None)
 
     def without_hold(self, state: ShardState) -> frozenset[str]:
-        """Leases of the state that keep no blob: of our readers (`used` tells what they use), and
-        of earlier owners of the stores. One that ran out keeps its blobs until a write has dropped
-        it: it may have been renewed since we looked."""
+        """Return the leases of the state that pin no blob: those of our readers (`used` counts
+        their blobs), and of earlier exclusive owners."""
+        # An expired lease pins its blobs until a write has dropped it: it may have been renewed
+        # since it was seen.
         own = self.own(state.id)
         return frozenset(
             name for name in state.leases if name in own or (self._exclusive and "@" not in name)
         )
 
     def own(self, shard: ShardId) -> frozenset[str]:
-        """Leases of the open readers."""
+        """Return the names of the open readers' leases."""
         return frozenset(self._readers.get(shard, ()))
 
     def shards(self) -> list[ShardId]:
-        """Those with open readers."""
+        """Return the shards with open readers."""
         return list(self._readers)
 
     def to_renew(self) -> list[ShardId]:
-        """Those with open readers, or with leases that are still to be dropped."""
+        """Return the shards with open readers, or with leases still to be dropped."""
         return list(dict.fromkeys([*self._readers, *self._gone]))
 
     def holding(self, shard: ShardId, key: str) -> list[Reader]:
-        """Open readers that hold a part."""
+        """Return the open readers that hold a part."""
         return [each for each in self._readers.get(shard, {}).values() if each.holds(key)]
 
     def used(self, keys: Iterable[str]) -> set[str]:
-        """Those of the blobs that a reader of this process uses."""
+        """Return those of the blobs that a reader of this process uses."""
         return {key for key in keys if key in self._used}
 
     def take(self, keys: Iterable[str]) -> None:
-        """Counts one more user of each blob."""
+        """Count one more user of each blob."""
         self._used.update(keys)
 
     def give_back(self, keys: Iterable[str]) -> None:
-        """Counts one user less."""
+        """Count one user less of each blob."""
         for key in keys:
             self._used[key] -= 1
             if self._used[key] <= 0:
                 del self._used[key]
 
     def renew(self, state: ShardState) -> ShardState:
-        """The state with leases as they are now."""
+        """Return the state with renewed leases, without those of closed readers and dead
+        processes."""
         now = self._clock.now_ms()
         self._see(state)
         open_ = self._readers.get(state.id, {})
@@ -159,11 +157,11 @@ class LeaseBook:
         if self._guest:
             return renewed_by_guest(state, own, self._gone.get(state.id, ()), now)
         gone = self._dead(state) | self._gone.get(state.id, set())
-        # No clock decides here: which leases have run out is told above.
+        # Expiry by wall clock is off: `_dead` has found the expired leases.
         return renewed(state, own, gone, _NEVER)
 
     def _see(self, state: ShardState) -> None:
-        """Notes since when the leases of others are as they are."""
+        """Record since when the leases of other processes are unchanged."""
         if not state.leases:
             self._others.pop(state.id, None)
             return
@@ -178,7 +176,7 @@ class LeaseBook:
             self._others[state.id] = others
 
     def _dead(self, state: ShardState) -> frozenset[str]:
-        """Leases of processes that are gone."""
+        """Return the leases of dead processes."""
         if not state.leases:
             return frozenset()
         own, seen = self._readers.get(state.id, {}), self._others.get(state.id, {})
@@ -195,7 +193,7 @@ class LeaseBook:
         )
 
     def written(self, state: ShardState) -> None:
-        """The state is durable: leases given up are gone from it."""
+        """Record that the state, with our leases and without dropped ones, is durable."""
         waiting = self._gone.get(state.id)
         if waiting is not None:
             waiting.intersection_update(state.leases)
@@ -211,7 +209,7 @@ class LeaseBook:
             self._renewed_ms.pop(state.id, None)
 
     def reread(self, state: ShardState) -> None:
-        """Somebody else wrote the state: a lease that we wrote and that is not there is lost."""
+        """Mark readers as lost whose durable lease another process has dropped."""
         self._see(state)
         for name, reader in self._readers.get(state.id, {}).items():
             if reader.registered and not reader.lost and name not in state.leases:
@@ -219,11 +217,11 @@ class LeaseBook:
                 log.warning("%s", reader.lease_lost())
 
     def due(self, state: ShardState) -> bool:
-        """Whether the leases should be written for their own sake: when one is of the dead, who
-        would hold the since of an idle shard for ever; else never when alone, and when a part of
-        their time is over, or one is to be dropped."""
+        """Return whether the leases need a write of their own."""
+        # A dead process's lease would pin the since of an idle shard for ever.
         if self._dead(state):
             return True
+        # No other process could drop the leases of an exclusive one.
         if self._exclusive:
             return False
         if self._gone.get(state.id):
@@ -235,8 +233,8 @@ class LeaseBook:
 
 
 class Reader:
-    """Reads one shard under a lease: no since passes the reader's, and no part that it was told
-    of is deleted before `release` or `close`."""
+    """Reads one shard under a lease: the since stays at or below the reader's, and no part that it
+    was given is deleted before `release` or `close`."""
 
     def __init__(
         self,
@@ -252,27 +250,29 @@ class Reader:
         self.since = since
         self.lost = False
         self.registered = False
-        """Its lease was durable at least once."""
+        """True once its lease was durable."""
         self._wait_upper = wait_upper
         self._book = book
         self._observe = observe
         self._keys: dict[str, int] = {}
-        """Parts that it was told of and has not released, and the state that named them first."""
+        """Parts that it was given and has not released, and the seqno of the first state that named
+        them."""
         self._closed = False
         self.lease_id = book.add(self)
 
     def seqno_held(self, current: int) -> int:
-        """The oldest state of which parts may be in use."""
+        """Return the seqno of the oldest state whose parts may be in use."""
         return min(current, min(self._keys.values(), default=current))
 
     async def snapshot(
         self, as_of: Time, wanted: PartFilter | None = None
     ) -> tuple[tuple[Part, ...], Frontier]:
-        """Parts that together hold the contents at `as_of`, once it is sealed, and the upper of
-        the last batch among them. They may hold later times: keep rows with time <= as_of.
-        `wanted`: parts that surely hold no such row are left out; the others may hold any.
+        """Return parts that together hold the contents at `as_of`, once that is sealed, and the
+        upper of the last batch among them.
 
-        Raises `ReadBelowSince`, `LeaseLost`, `UnknownObject`, `Closed`, `StorageError`.
+        They may hold later times: keep rows with time <= as_of. `wanted`: parts that surely hold no
+        such row are left out; the others may hold any row. Raises `ReadBelowSince`, `LeaseLost`,
+        `UnknownObject`, `Closed`, `StorageError`.
         """
         state, upper = await self._seen(as_of, as_of)
         batches = [batch for batch in state.batches if batch.lower <= as_of]
@@ -281,13 +281,17 @@ class Reader:
         parts = [part for batch in batches for part in batch.parts if part.time_min <= as_of]
         if wanted is not None:
             parts = [part for part in parts if wanted.verdict(part) is Verdict.KEEP]
+        # In the same loop turn as the look at the state: nothing can retire and delete a part
+        # between.
         self._take(state, parts)
         return tuple(parts), upper
 
     async def next(self, frontier: Frontier) -> tuple[tuple[Batch, ...], Frontier]:
-        """What was sealed from `frontier` on, once there is anything, and the new upper. A
-        batch may repeat earlier times: keep rows with time >= frontier; parts that hold only
-        such are left out. Raises as `snapshot` does."""
+        """Return the batches from `frontier` on, once there are any, and the new upper.
+
+        A batch may repeat earlier times: keep rows with time >= frontier; parts with only earlier
+        times are left out. Raises as `snapshot` does.
+        """
         state, upper = await self._seen(frontier, frontier)
         batches = []
         for batch in state.batches:
@@ -298,11 +302,13 @@ class Reader:
         return tuple(batches), upper
 
     async def _seen(self, beyond: Frontier, time: Time) -> tuple[ShardState, Frontier]:
-        """The state once its upper is beyond a frontier. No waiting after the last look."""
+        """Wait until the upper is beyond a frontier; return the state, with no suspension after it
+        was read."""
         while True:
             self.check()
             state, upper = await self._observe(self.shard)
             self.check()
+            # Checked in every round: while it waits another process may let the since pass.
             if time < state.since:
                 raise ReadBelowSince(
                     f"shard {self.shard}: {time} lies below its since {state.since}"
@@ -312,15 +318,15 @@ class Reader:
             await self._wait_upper(self.shard, beyond, self.check)
 
     def check(self) -> None:
-        """Raises `Closed`, and `LeaseLost` when another process let its lease expire: parts that
-        it holds may be deleted, its since may be passed."""
+        """Raise `Closed`, or `LeaseLost` when another process dropped its lease: its parts may be
+        deleted, its since may be passed."""
         if self._closed:
             raise Closed(f"reader {self.reader_id} of shard {self.shard} is closed")
         if self.lost:
             raise self.lease_lost()
 
     def lease_lost(self) -> LeaseLost:
-        """The error that says so."""
+        """Return the error for a lost lease."""
         return LeaseLost(
             f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the"
             " reader again, and renew leases more often than they run out",
@@ -328,7 +334,7 @@ class Reader:
         )
 
     def holds(self, key: str) -> bool:
-        """Whether it was told of a part and has not released it."""
+        """Return whether the reader was given a part and has not released it."""
         return key in self._keys
 
     def _take(self, state: ShardState, parts: Iterable[Part]) -> None:
@@ -337,22 +343,22 @@ class Reader:
         self._book.take(keys)
 
     def release(self, keys: Iterable[str]) -> None:
-        """These parts are no longer needed. Unknown keys, and those of inline parts, are fine."""
+        """Release parts. Unknown keys, and those of inline parts, are ignored."""
         free = self._keys.keys() & set(keys)
         for key in free:
             del self._keys[key]
         self._book.give_back(free)
 
     async def downgrade(self, since: Time) -> None:
-        """Nothing below `since` will be read; made durable with the shard's next write."""
+        """Advance the reader's since; durable with the shard's next write."""
         self.since = max(self.since, since)
 
     async def close(self) -> None:
-        """Gives back all parts and the lease; closing twice is fine."""
+        """Release all parts and the lease; idempotent."""
         self.give_up()
 
     def give_up(self) -> None:
-        """As `close`, where nothing can be awaited."""
+        """Close the reader without awaiting."""
         if not self._closed:
             self._closed = True
             self._book.remove(self)
@@ -362,14 +368,17 @@ class Reader:
 def why_missing(
     shard: ShardId, key: str, state: ShardState | None, holding: Iterable[Reader]
 ) -> StorageError:
-    """What it means that a blob is not there: a store that lost it (`Corrupt`), or that nobody
-    had a promise of it any more (`LeaseLost`). `state` is as it is now, None: no such shard;
-    `holding`: the open readers of this process that hold the part."""
+    """Return the error for a missing blob: `Corrupt` if the store lost it, `LeaseLost` if it was
+    deleted and no lease covered it.
+
+    `state`: read just now; None if the shard does not exist. `holding`: open readers of this
+    process that hold the part.
+    """
     readers = list(holding)
     leased = [reader.reader_id for reader in readers if not reader.lost]
     if state is None:
         return LeaseLost(f"part {key} is gone: shard {shard} was dropped", determinate=True)
-    if key in state.live_keys():  # one that was retired may be gone
+    if key in state.live_keys():  # a retired blob may have been deleted
         names = f"shard {shard} names it"
     elif leased:
         names = f"reader {', '.join(leased)} of this process holds it"

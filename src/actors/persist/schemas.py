@@ -1,20 +1,19 @@
-"""The schemas of a shard, one after the other: what may change, and how old parts are read.
+"""Schema evolution of a shard: which changes are allowed, and how old parts are read.
 
 A shard begins with schema 0. `evolve` adds the next, as a compare-and-set on the number of the
-newest, and accepts backward-compatible ones only: then whatever was written with an older schema
-is exactly one thing in the newer. Every part names the schema it was written with.
+newest, and accepts backward-compatible ones only. Every part names the schema it was written with.
 
 Rules
-- Columns keep their names and places. New ones come last and are nullable: an older part holds
-  NULL in them.
+- Columns keep their names and places. New ones come last and are nullable: an older part holds NULL
+  in them.
 - A type stays, or becomes a wider one in which every value is itself (`WIDER`), so that rows that
   were equal are equal. NOT NULL may be given up, never asked for. The key stays.
 - A part is read as any schema of its shard (`read_as`): as a newer one, always; as an older one,
   without the later columns, as long as its values fit.
-- Compaction writes the newest. So do writers, once they have seen it; parts written before, with
-  an older one, may be appended after.
+- Compaction writes the newest. So do writers, once they have seen it; parts written before, with an
+  older one, may be appended after.
 
-What it does not do: it changes no part, and tells nobody; who reads as an older schema goes on.
+Parts are never rewritten for a schema, and readers may go on with an older one.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from actors.plan.schema import DIFF, ERROR, TIME, Schema, arrow_type
 from actors.progress import ShardId
 
 SCHEMAS_MAX: Final = 256
-"""Of one shard."""
+"""Bound for one shard."""
 WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
     pa.int16(): (pa.int32(), pa.int64()),
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
-"""What a type may become."""
+"""Types that a type may become."""
 
 
 class Evolved(msgspec.Struct, frozen=True):
@@ -53,7 +52,7 @@ class Evolved(msgspec.Struct, frozen=True):
 
 
 class SchemaMismatch(msgspec.Struct, frozen=True):
-    """Nothing was changed: the newest schema is another one than expected."""
+    """The schema was not changed: the newest one is not the expected one."""
 
     shard: ShardId
     expected: int
@@ -62,7 +61,7 @@ class SchemaMismatch(msgspec.Struct, frozen=True):
 
 
 def schema_of(state: ShardState, schema_id: int) -> Schema:
-    """Raises `Corrupt` for a number that the shard has not."""
+    """Return a schema of the shard. Raises `Corrupt` for an unknown number."""
     if not 0 <= schema_id <= state.schema_id:
         raise Corrupt(
             f"shard {state.id} has schemas 0 to {state.schema_id}, a part names {schema_id}",
@@ -72,7 +71,7 @@ def schema_of(state: ShardState, schema_id: int) -> Schema:
 
 
 def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
-    """Raises `IncompatibleSchema`, which names the first rule that the new one breaks."""
+    """Raise `IncompatibleSchema`, which names the first rule that the new one breaks."""
 
     def refuse(what: str) -> IncompatibleSchema:
         return IncompatibleSchema(
@@ -83,6 +82,7 @@ def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
         raise refuse("a column is there twice")
     for place, column in enumerate(old.columns):
         if column.name not in new.names:
+            # Only a guess, for the message: a column of another name in the same place.
             named = len(new.columns) == len(old.columns) and new.names[place] not in old.names
             what = f"renamed to {new.names[place]}" if named else "dropped"
             raise refuse(f"column {column.name} would be {what}")
@@ -90,6 +90,8 @@ def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
             raise refuse(f"column {column.name} would be moved: new columns come last")
         then = new.columns[place]
         was, becomes = arrow_type(column.type), arrow_type(then.type)
+        # `char(n)` and `varchar(n)` share one Arrow type, but their length is part of their
+        # meaning.
         same = was == becomes and _padded(column.type) == _padded(then.type)
         if not same and becomes not in WIDER.get(was, ()):
             raise refuse(f"column {column.name} cannot become {then.type} from {column.type}")
@@ -104,20 +106,23 @@ def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
 
 
 def _padded(text: str) -> str:
-    """What matters of a type beside its Arrow type: a text's length is part of its meaning."""
+    """Return the text of a ``char`` or ``varchar`` type, whose length matters beside its Arrow
+    type."""
     low = text.strip().lower()
     return low if low.startswith(("char", "varchar")) else ""
 
 
 def evolved(state: ShardState, expected: int, schema: Schema) -> ShardState | SchemaMismatch:
-    """With that schema as the newest, provided that the newest was `expected`; as it is when it
-    has it already. Raises `IncompatibleSchema`."""
+    """Return the state with that schema as the newest, if number `expected` is the newest;
+    unchanged when it is already. Raises `IncompatibleSchema`."""
     current = state.schema_id
+    # A retry after a lost answer finds the schema in place.
     if schema == state.schema and current in (expected, expected + 1):
         return state
     if current != expected:
         return SchemaMismatch(state.id, expected, current, state.schema)
     check_compatible(state.id, state.schema, schema)
+    # Old schemas stay in the document for ever.
     if current + 1 >= SCHEMAS_MAX:
         raise IncompatibleSchema(
             f"shard {state.id} has had {SCHEMAS_MAX} schemas: copy its contents into a new one"
@@ -126,9 +131,12 @@ def evolved(state: ShardState, expected: int, schema: Schema) -> ShardState | Sc
 
 
 def read_as(name: str, written: pa.Table, schema: Schema) -> pa.Table:
-    """The updates of a part (`name`, for errors) with a schema's columns: later columns are left
-    out, those that the part has not are NULL, widened ones are cast. Raises `TypeMismatch` when a
-    value does not fit an older schema's type, `Corrupt` for a part of another kind."""
+    """Return a part's updates in a schema's columns: later columns are dropped, missing ones are
+    NULL, narrower ones are cast.
+
+    `name` is for errors. Raises `TypeMismatch` when a value does not fit an older schema's type,
+    `Corrupt` for a part of another kind.
+    """
     shape = _shape(schema, ERROR in written.column_names)
     if written.schema.equals(shape):
         return written
@@ -153,7 +161,8 @@ def _shape(schema: Schema, errors: bool) -> pa.Schema:
 
 
 def _may_lack(schema: Schema, name: str) -> bool:
-    """Older parts lack later columns, of which the first is none."""
+    """Return whether an older part may lack the column: a later, nullable one."""
+    # The first column belongs to schema 0, hence to every part.
     return any(column.name == name and column.nullable for column in schema.columns[1:])
 
 
@@ -164,6 +173,7 @@ def _as(name: str, field: pa.Field, values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values.cast(field.type)
     if values.type in WIDER.get(field.type, ()):
         found, fits = values.cast(field.type, safe=False), False
+        # A round trip, as a narrowing cast may wrap or round without an error.
         back = found.cast(values.type)
         if pa.types.is_floating(field.type):
             fits = pc.all(pc.or_(pc.equal(back, values), pc.is_nan(values))).as_py() is not False
@@ -190,28 +200,28 @@ def _another(name: str, written: pa.Table, schema: Schema, why: str) -> Corrupt:
 
 
 class SchemaRegistry:
-    """The schemas of all shards, durable with each call."""
+    """The schemas of all shards; each call is durable."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def written_with(self, part: Part) -> Schema | None:
-        """The schema of a part, without waiting; None: it is inline, or its shard is not known
-        here: then the part itself says its columns. Raises `Corrupt`."""
+        """Return the schema of a part, without waiting; None for an inline part or an uncached
+        shard: then the part's own columns count. Raises `Corrupt`."""
         state = self._machine.cached(part.key.partition("/")[0]) if part.key else None
         return None if state is None else schema_of(state, part.schema_id)
 
     async def schemas(self, shard: ShardId) -> tuple[Schema, ...]:
-        """All, oldest first; the number of each is its place. Raises `UnknownObject`,
-        `StorageError`."""
+        """Return all schemas, oldest first; the place of each is its number. Raises
+        `UnknownObject`, `StorageError`."""
         state = await self._machine.state(shard)
         return (*state.older, state.schema)
 
     async def evolve(
         self, shard: ShardId, expected: int, schema: Schema
     ) -> Evolved | SchemaMismatch:
-        """Makes this the shard's newest schema, provided that the newest is number `expected`.
-        Raises `IncompatibleSchema`, `UnknownObject`, `StorageError`."""
+        """Make this the shard's newest schema, if number `expected` is the newest. Raises
+        `IncompatibleSchema`, `UnknownObject`, `StorageError`."""
 
         def change(documents: Documents) -> Outcome[Evolved | SchemaMismatch]:
             state = documents.shard(shard)
@@ -221,5 +231,5 @@ class SchemaRegistry:
             done = Evolved(then.schema_id)
             return Outcome(done) if then is state else Outcome(done, {shard: then})
 
-        await self._machine.refresh(shard)  # a mismatch is told only of what was just read
+        await self._machine.refresh(shard)  # a stale cache must not answer with a mismatch
         return await self._machine.change([shard], change)

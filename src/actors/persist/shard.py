@@ -1,33 +1,26 @@
 """The state of one shard and every way in which it may change: pure, no clock, no store.
 
-A shard is one durable collection. Its state is one small document: where its batches lie, what
-may be read (`since`), what is sealed (`upper`), who holds what. Each function here takes a state
-and gives the next one, or raises, or answers with a value that says why not; `machine.py` makes
-the change durable by compare-and-set and counts `seqno`.
+A shard is one durable collection. Its state is one small document: its batches, its `since`, its
+`upper`, its holds and leases. Each function here takes a state and returns the next one, raises, or
+returns a refusal; `machine.py` makes the change durable by compare-and-set and counts `seqno`.
 
 Rules
-- Batches are contiguous: each starts where the one before ends, the last ends at `upper`. Those
-  of an idle shard do not multiply: an append of nothing extends the last batch.
+- Batches are contiguous: each starts where the one before ends, the last ends at `upper`.
 - Times in a batch lie in its interval: ``lower <= t < upper``. Compaction raises times to
-  `compact_to` only, one below the since: so contents are exact at every ``t >= since``, **and**
-  a reader that listens from ``frontier == since`` can still tell what it has seen (``t < since``)
-  from what it has not, although a merged batch holds both.
-- ``since = min(holds and leases)``, and never goes back. A hold lasts until it is dropped; a
-  lease until it expires. Without any, the since stays. It moves in `renewed` alone, the last
-  step of every change.
+  `compact_to` only: so contents are exact at every ``t >= since``.
+- ``since = min(holds and leases)``, and never goes back. A hold lasts until it is dropped; a lease
+  until it expires. Without any, the since stays.
 - A part that compaction replaced is *retired*: its blob may be deleted when no lease was taken
   before it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
-- The last append of each writer is remembered by its number, so that one whose answer was lost
-  is never done twice. Of copies the last are remembered by their uuids, for whoever asks again.
-- Of a batch of many parts a *list* describes them, a blob of its own, and the document names the
-  list alone: it does not grow with the data. The list is retired with its batch.
-- A part may be written before its time is known, and be *placed* when it is: then all its rows
-  lie at the time that its description says (`at`), whatever the file says.
+- Each writer's last call is remembered (`Mark`, an idempotency token), so that a retry after a lost
+  answer is never done twice; the last copies by their uuids.
+- A *list*, a blob of its own, describes the parts of a large batch. It is retired with its batch.
+- A part may be written before its time is known, and be *placed* later: then all its rows lie at
+  the time in its description (`at`), whatever the file says.
 - A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
-  what is appended to it must not lie below either.
+  appended times must not lie below either.
 
-What must hold of a state is in `invariants.py`. What it does not do: decide when to compact
-(`compaction.py`), or know which readers live in this process (`reader.py`).
+The invariants are checked in `invariants.py`.
 """
 
 from __future__ import annotations
@@ -44,12 +37,12 @@ from actors.plan.schema import Schema
 from actors.progress import EMPTY, TIME_MAX, TIME_MIN, Frontier, ShardId, Time
 
 FORMAT: Final = 3
-"""Of the state documents; older ones are read, and written as this."""
+"""Format of the state documents; older ones are read, and written as this."""
 TABLES_UPPER: Final = "tables_upper"
 """Key of the tables' shared upper; also the `shard` of a mismatch on it."""
 WRITERS_MAX: Final = 16
 COPIES_MAX: Final = 16
-"""Copies into one shard that are remembered."""
+"""Bound of remembered copies into one shard."""
 PLACED: Final = 2
 """Version of parts whose rows all lie at a time that their file does not say."""
 
@@ -57,7 +50,7 @@ Bytes: TypeAlias = bytes
 
 
 def shard_key(shard: ShardId) -> str:
-    """The consensus key of a shard's state."""
+    """Return the consensus key of a shard's state."""
     return f"shard/{shard}"
 
 
@@ -75,18 +68,19 @@ class Part(msgspec.Struct, frozen=True):
     time_max: Time
     version: int
     retracts: bool = True
-    """Whether a diff may be less than zero; False: surely none is."""
+    """True if a diff may be less than zero; False: surely none is."""
+    # A placed file says 0, so that a reader that reads it from `at` on and raises times to its own
+    # start finds it right.
     at: Time | None = None
-    """Where all its rows lie; None: each where the part says. A file says 0 then, so that who
-    reads it from `at` on and raises times to its own finds it right."""
+    """Time of all rows; None: the part's own times count."""
     schema_id: int = 0
-    """Of the shard's schemas, the one that it was written with."""
+    """Number of the shard's schema that it was written with."""
     statistics: tuple[ColumnStatistics, ...] = ()
-    """Of its columns, as far as they are known."""
+    """Statistics of its columns, as far as they are known."""
 
 
 def placed(part: Part, time: Time) -> Part:
-    """A part that was written at 0, with all its rows at `time`."""
+    """Return a part that was written at 0, with all its rows at `time`."""
     return replace(part, at=time, time_min=time, time_max=time, version=PLACED)
 
 
@@ -106,16 +100,16 @@ class Batch(msgspec.Struct, frozen=True):
     upper: Frontier
     parts: tuple[Part, ...]
     listed: PartList | None = None
-    """Where the parts are described instead of in the document (`part_lists.py`)."""
+    """The list that describes the parts outside of the document (`part_lists.py`)."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether `parts` says what there is: a list that was not read yet does."""
+        """Return whether `parts` is complete: not so while its list is unread."""
         return self.listed is None or bool(self.parts)
 
     @property
     def bytes(self) -> int:
-        """Of all parts."""
+        """Return the bytes of all parts."""
         return sum(part.bytes for part in self.parts)
 
     @property
@@ -125,23 +119,23 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def inline_bytes(self) -> int:
-        """Of the parts that live in the state document."""
+        """Return the bytes of the parts in the state document."""
         if self.listed is not None:
             return 0
         return sum(part.bytes for part in self.parts if part.inline is not None)
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A reader's promise from us: no since beyond its own, no blob deleted that it may know."""
+    """A reader's lease: pins the since and the blobs that it may reference."""
 
     since: Time
     seqno: int
-    """The oldest state of which the reader may still use parts."""
+    """The oldest state whose parts the reader may still use."""
     expires_ms: int
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """A blob that no batch names since state `seqno`."""
+    """A tombstone: a blob that no batch names since state `seqno`."""
 
     key: str
     seqno: int
@@ -155,7 +149,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A copy that was appended: so many rows, at one time."""
+    """An appended copy: its number of rows, at one time."""
 
     uuid: str
     rows: int
@@ -175,25 +169,25 @@ class ShardState(msgspec.Struct, frozen=True):
     holds: dict[str, Time] = {}
     leases: dict[str, Lease] = {}
     tables: bool = False
-    """Sealed up to the tables' shared upper, too."""
+    """True if it is sealed up to the tables' shared upper, too."""
     retired: tuple[Retired, ...] = ()
     writers: dict[str, Mark] = {}
     copies: tuple[Copied, ...] = ()
-    """The last ones, oldest first."""
+    """The last copies, oldest first."""
     born: int = 0
-    """Seqno of its first state: another one means another shard of the same name."""
+    """Seqno of its first state; it differs between shards that had the same name."""
     tokens: dict[str, bytes] = {}
-    """Of those holds that are critical readers (`critical.py`)."""
+    """Fencing tokens of those holds that are critical readers (`critical.py`)."""
     older: tuple[Schema, ...] = ()
     """Schemas before the present one, from number 0 on (`schemas.py`)."""
 
     @property
     def schema_id(self) -> int:
-        """Number of the present schema."""
+        """Return the number of the present schema."""
         return len(self.older)
 
     def copied(self, uuid: str) -> Copied | None:
-        """The copy of that uuid, if it was appended and is remembered."""
+        """Return the copy of that uuid, if it was appended and is remembered."""
         return next((copy for copy in self.copies if copy.uuid == uuid), None)
 
     @property
@@ -203,16 +197,16 @@ class ShardState(msgspec.Struct, frozen=True):
 
     @property
     def inline_bytes(self) -> int:
-        """Of all inline parts."""
+        """Return the bytes of all inline parts."""
         return sum(batch.inline_bytes for batch in self.batches)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all lists of parts were read."""
+        """Return whether all lists of parts were read."""
         return all(batch.is_whole for batch in self.batches)
 
     def live_keys(self) -> set[str]:
-        """Every blob of which the contents are made, lists included; the state must be whole."""
+        """Return the keys of all blobs of the contents, lists included. The state must be whole."""
         assert self.is_whole, f"shard {self.id}: its lists of parts were not read"
         return self._live_keys()
 
@@ -221,11 +215,12 @@ class ShardState(msgspec.Struct, frozen=True):
         return keys | {batch.listed.key for batch in self.batches if batch.listed is not None}
 
     def blob_keys(self) -> set[str]:
-        """Every blob that this state names, the retired ones included; it must be whole."""
+        """Return the keys of all blobs that this state names, retired ones included. It must be
+        whole."""
         return self.live_keys() | {retired.key for retired in self.retired}
 
     def own_keys(self) -> set[str]:
-        """Those that the document itself names: without what lists name that were not read."""
+        """Return the keys in the document itself, and in lists that were read."""
         return self._live_keys() | {retired.key for retired in self.retired}
 
 
@@ -257,19 +252,19 @@ class Append(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     holds: tuple[tuple[ShardId, str, Time], ...] = ()
     copied: Copied | None = None
-    """What this is a copy of, to be remembered."""
+    """The copy that this appends, to be remembered."""
     listed: PartList | None = None
-    """Of the parts, where they are many: who appends writes it, not the caller."""
+    """List of the parts, where they are many; set by the `Appender`, not by the caller."""
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """It is durable; the uppers of the shards appended to."""
+    """The append is durable; the uppers of its shards."""
 
     uppers: tuple[tuple[ShardId, Frontier], ...]
 
 
 class UpperMismatch(msgspec.Struct, frozen=True):
-    """Nothing was appended: the shard was not at the upper expected."""
+    """The append was refused: the shard was not at the expected upper."""
 
     shard: ShardId
     expected: Frontier
@@ -280,7 +275,7 @@ class UpperMismatch(msgspec.Struct, frozen=True):
 
 
 def created(new: NewShard, writer: str, call: int) -> ShardState:
-    """The first state. Raises `InvalidUsage` for a hold below the since."""
+    """Return the first state. Raises `InvalidUsage` for a hold below the since."""
     for holder, since in new.holds.items():
         if since < new.since:
             raise InvalidUsage(
@@ -300,37 +295,39 @@ def created(new: NewShard, writer: str, call: int) -> ShardState:
 
 
 def marked(state: ShardState, writer: str, call: int) -> ShardState:
-    """The state with this call noted as one that changed it."""
+    """Return the state with the writer's last call recorded."""
     return replace(state, writers=mark(state.writers, writer, call, state.seqno + 1))
 
 
 def mark(writers: Mapping[str, Mark], writer: str, call: int, seqno: int) -> dict[str, Mark]:
-    """The writers with this call noted; the longest silent ones fall out beyond a bound."""
+    """Return the writers with this call recorded; beyond `WRITERS_MAX` the longest silent are
+    evicted."""
     kept = {**writers, writer: Mark(call, seqno)}
     while len(kept) > WRITERS_MAX:
+        # By (seqno, name): every process evicts the same one.
         del kept[min(kept, key=lambda name: (kept[name].seqno, name))]
     return kept
 
 
 def is_done(document: ShardState | TablesUpper, writer: str, call: int) -> bool:
-    """Whether this call of this writer changed the document already."""
+    """Return whether this call of this writer has already changed the document."""
     found = document.writers.get(writer)
     return found is not None and found.call == call
 
 
 def sealed(state: ShardState, tables: Frontier) -> Frontier:
-    """What readers may take as the upper."""
+    """Return the upper for readers; of a table, with the shared one."""
     return max(state.upper, tables) if state.tables else state.upper
 
 
 def appended(
     state: ShardState, append: Append, floor: Frontier, writer: str, call: int
 ) -> ShardState | UpperMismatch:
-    """The updates of [lower, upper), provided that the upper is `lower`.
+    """Return the state with the updates of [lower, upper) appended, if the upper is `lower`.
 
-    `floor`: no time may lie below it (the tables' shared upper, for a table). Raises
-    `InvalidUsage` when the interval or a part does not fit, `ShardClosed` when nothing ever will,
-    `Fenced` for a copy that was appended.
+    `floor`: no time may lie below it (the tables' shared upper, for a table). Raises `InvalidUsage`
+    when the interval or a part does not fit, `ShardClosed` when the upper is the empty frontier,
+    `Fenced` for a copy that was appended before.
     """
     _check_interval(state, append)
     if state.upper != append.lower:
@@ -342,6 +339,7 @@ def appended(
         )
     _check_parts(state, append, max(append.lower, floor))
     if not append.parts and state.batches:
+        # Extend the last batch: the batches of an idle shard do not multiply.
         last = replace(state.batches[-1], upper=append.upper)
         batches = (*state.batches[:-1], last)
     else:
@@ -387,11 +385,7 @@ def _check_parts(state: ShardState, append: Append, lower: Time) -> None:
 
 
 def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
-    """A hold taken or moved; one that exists is never moved below the since (it stops there).
-
-    Raises `ReadBelowSince` for a new holder that asks for what is gone already, `Fenced` for a
-    critical reader.
-    """
+    """Return the state with a hold taken or moved; an existing one stops at the since."""
     _check_plain(state, holder)
     if since < state.since:
         if holder not in state.holds:
@@ -413,7 +407,8 @@ def _check_plain(state: ShardState, holder: str) -> None:
 
 
 def without_hold(state: ShardState, holder: str) -> ShardState:
-    """A hold given up; no error if there is none. Raises `Fenced` for a critical reader."""
+    """Return the state without the hold; no error if there is none. Raises `Fenced` for a critical
+    reader."""
     _check_plain(state, holder)
     if holder not in state.holds:
         return state
@@ -424,9 +419,12 @@ def without_hold(state: ShardState, holder: str) -> ShardState:
 def renewed(
     state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
 ) -> ShardState:
-    """Leases as they are now: this process's `own`, those of others until they expire; `gone`
-    ones are dropped. The last step of every change: only here does the since follow, since only
-    here is everything known that holds it."""
+    """Return the state with this process's leases `own`, those of others until they expire, without
+    the `gone` ones; and advance the since.
+
+    The last step of every change: only here the since advances, as only here all of its holders are
+    known.
+    """
     leases = {
         reader: lease
         for reader, lease in state.leases.items()
@@ -435,13 +433,16 @@ def renewed(
     for reader, lease in own.items():
         leases[reader] = replace(lease, since=max(lease.since, state.since))
     held = [*state.holds.values(), *(lease.since for lease in leases.values())]
-    # Who has read a closed shard to its end holds nothing: the last time stays readable.
+    # A reader at the end of a closed shard holds the empty frontier, which pins no time: capped, so
+    # that the last time stays readable.
     since = max(state.since, min(min(held, default=state.since), TIME_MAX))
     return replace(state, leases=leases, since=since)
 
 
 def compact_to(state: ShardState, upper: Frontier) -> Time:
-    """To which time a batch that ends at `upper` may have its times raised."""
+    """Return the time to which times of a batch that ends at `upper` may be raised."""
+    # One below the since: a reader that listens from ``frontier == since`` still tells what it has
+    # seen (``t < since``) from what it has not, although a merged batch holds both.
     return max(TIME_MIN, min(state.since, upper) - 1)
 
 
@@ -451,8 +452,8 @@ def compacted(
     parts: tuple[Part, ...],
     listed: PartList | None = None,
 ) -> ShardState | None:
-    """Adjacent batches replaced by one with the same contents; None when they are not there any
-    more. The last one may have been extended meanwhile."""
+    """Return the state with adjacent batches replaced by one of the same contents; None when they
+    are no longer there."""
     starts = [i for i, batch in enumerate(state.batches) if batch.lower == inputs[0].lower]
     if not starts:
         return None
@@ -463,6 +464,7 @@ def compacted(
     for wanted, batch in zip(inputs, found, strict=True):
         if (wanted.lower, wanted.parts) != (batch.lower, batch.parts):
             return None
+    # The upper found, not the input's: an empty append may have extended the last batch meanwhile.
     merged = Batch(inputs[0].lower, found[-1].upper, parts, listed)
     batches = (*state.batches[:first], merged, *state.batches[first + len(inputs) :])
     kept = {part.key for part in parts}
@@ -473,7 +475,9 @@ def compacted(
 
 
 def deletable(state: ShardState, own: frozenset[str]) -> tuple[str, ...]:
-    """Retired blobs that no reader of another process can know; `own` leases do not count."""
+    """Return the retired blobs that no reader of another process can know; `own` leases do not
+    count."""
+    # Retired up to the oldest state that a lease refers to: no such state names the blob.
     held = min(
         (lease.seqno for reader, lease in state.leases.items() if reader not in own),
         default=state.seqno,
@@ -482,7 +486,7 @@ def deletable(state: ShardState, own: frozenset[str]) -> tuple[str, ...]:
 
 
 def collected(state: ShardState, keys: frozenset[str]) -> ShardState:
-    """Retired blobs that were deleted are forgotten."""
+    """Return the state without the retired blobs that were deleted."""
     if not any(retired.key in keys for retired in state.retired):
         return state
     retired = tuple(retired for retired in state.retired if retired.key not in keys)

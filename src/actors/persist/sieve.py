@@ -1,10 +1,7 @@
-"""The filter of one listener at work: which described parts it leaves out, and the proof.
+"""Applies one listener's filter to parts, and audits it.
 
-The verdict is `filtering.PartFilter`'s. Of the parts that are left out some are read all the
-same (`filtering.Audit`), before anything is told of the interval that they lie in: one that does
-hold a row that passes is `UnsoundFilter`, and the interval is never sealed. A store that cannot
-give the part now says nothing about the filter: that audit does not count. A part that is damaged
-is, as it would be for one who reads it.
+Some of the skipped parts are read all the same (`filtering.Audit`), before the interval that they
+lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ class Sieve:
         return str(self._wanted)
 
     def told(self) -> Filtered:
-        """What it has done so far."""
+        """Return the counts of skipped parts, their bytes, and audits so far."""
         return Filtered(self._parts, self._bytes, self._audited)
 
     def discards(self, part: Part) -> bool:
-        """Whether a part is left out. Counts it."""
+        """Return whether a part is skipped, and count it."""
         if self._wanted.verdict(part) is Verdict.KEEP:
             self._audit.kept(part)
             return False
@@ -50,13 +47,13 @@ class Sieve:
         return True
 
     def chooses(self, part: Part) -> bool:
-        """Whether a part that was left out is to be proved."""
+        """Return whether a skipped part is to be audited."""
         return self._audit.chooses(part)
 
     async def prove(
         self, parts: Iterable[Part], fetch: Callable[[Part], Awaitable[pa.Table]], clock: Clock
     ) -> None:
-        """Reads parts that were left out, and looks at their rows beside the loop. Raises
+        """Audit skipped parts: read them, and filter their rows off the event loop. Raises
         `UnsoundFilter`, `Corrupt`."""
         for part in parts:
             try:
@@ -64,6 +61,8 @@ class Sieve:
             except Corrupt:
                 raise
             except StorageError as error:
+                # A store that fails now says nothing about the filter; a corrupt part does matter,
+                # as to any reader.
                 log.warning("part %s was left out and not audited: %s", part.key, error)
                 continue
             self._audited += 1
@@ -78,5 +77,5 @@ class Sieve:
 
 
 def sieve(wanted: PartFilter, settings: Settings) -> Sieve:
-    """With the settings' audit."""
+    """Return a sieve with the settings' audit."""
     return Sieve(wanted, Audit(settings.filter_audit_one_in, settings.filter_audit_bytes_max))

@@ -1,9 +1,8 @@
 """Blobs that no state names: results on their way to one reader.
 
-They live in a folder of their own, under names that begin with the process that wrote them. A
-process that starts alone on its stores removes what earlier ones left (`clear`); the collection
-of orphans removes what is older than `stash_orphan_ms`, whoever wrote it. The last four bytes of a
-blob are the CRC32C of those before: what is damaged is an error, and no answer.
+They live in a folder of their own, under names that begin with their writer's process name, so that
+a service can remove those of earlier processes (`clear`); the collection of orphans removes those
+older than `stash_orphan_ms`. The last four bytes of a blob are the CRC32C of the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ CHECKSUM_BYTES: Final = 4
 
 
 class StashedBlobs:
-    """That folder of a blob store. `writer` names this process."""
+    """The stash folder of a blob store. `writer` names this process."""
 
     def __init__(self, blob: Blob, writer: str) -> None:
         self._blob = blob
@@ -29,20 +28,20 @@ class StashedBlobs:
         self._count = 0
 
     def key(self, name: str) -> str:
-        """The key of a new blob; `name` is unique in this process."""
+        """Return the key of a new blob; `name` is unique in this process."""
         return f"{FOLDER}/{self._writer}-{name}"
 
     def fresh(self) -> str:
-        """The key of a new blob, for whoever counts none of its own."""
+        """Return the key of a new blob, numbered here."""
         self._count += 1
         return self.key(f"n{self._count:08x}")
 
     async def set(self, key: str, data: bytes) -> None:
-        """Writes one. Raises `StoreFull`, `StorageError`."""
+        """Write a blob. Raises `StoreFull`, `StorageError`."""
         await self._blob.set(_checked(key), data + _checksum(data))
 
     async def get(self, key: str) -> bytes | None:
-        """Reads one; None when it was removed. Raises `InvalidUsage`, `Corrupt`,
+        """Return a blob; None when it was removed. Raises `InvalidUsage`, `Corrupt`,
         `StorageError`."""
         found = await self._blob.get(_checked(key))
         if found is None:
@@ -57,7 +56,7 @@ class StashedBlobs:
         return data
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
-        """Removes them; those that could not be removed now."""
+        """Remove blobs; return those that could not be removed now."""
         left = []
         for key in keys:
             try:
@@ -67,7 +66,8 @@ class StashedBlobs:
         return left
 
     async def clear(self) -> int:
-        """Removes what other processes wrote; how many. Raises `StorageError`."""
+        """Remove the blobs of other processes; return their number. Raises `StorageError`."""
+        # Own blobs stay: this process may still serve them.
         own = self.key("")
         found = [info.key for info in await self._blob.list_keys(f"{FOLDER}/")]
         others = [key for key in found if not key.startswith(own)]
@@ -79,7 +79,8 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _checked(key: str) -> str:
-    """A key comes from a peer: it must not name anything else in the store."""
+    """Return the key. Raises `InvalidUsage` for one outside of the stash."""
+    # A peer sends the key: it must not name anything else in the store.
     if not key.startswith(f"{FOLDER}/"):
         raise InvalidUsage(f"{key!r} is not in the stash")
     return key

@@ -1,24 +1,20 @@
-"""What is known of a part's columns without reading it: bounds and NULLs, in few bytes. Pure.
+"""Statistics of a part's columns for partition pruning: bounds and NULLs, in few bytes. Pure.
 
-Who looks for rows may leave out a part whose statistics say that none can be there
-(`filtering.py`). So they must be *sound*, not exact: for every value ``v`` of a column that is
-neither NULL nor NaN, ``low <= v <= high`` in Spark's order; a bound that is None says nothing. As
-many rows as `nulls` says are NULL (None: nobody knows).
+A reader may skip a part whose statistics exclude all its rows (`filtering.py`). So they must be
+*sound*, not exact: for every value ``v`` of a column that is neither NULL nor NaN, ``low <= v <=
+high`` in Spark's order; a bound of None says nothing. `nulls` is the exact number of NULLs, or
+None.
 
 Rules
-- Values are kept as they are stored: a date as its days, a timestamp as its microseconds, a
-  decimal as its unscaled number: all of those compare as integers do. Text is its UTF-8 and
-  compares byte by byte, as binary does.
+- Values are kept as they are stored: a date as its days, a timestamp as its microseconds, a decimal
+  as its unscaled number: all of those compare as integers do. Text is its UTF-8 and compares byte
+  by byte, as binary does.
 - NaN is greater than every number and equal to itself; so a column that holds one has no `high`.
-  -0.0 equals 0.0, here as there.
-- Long text is cut: a lower bound is cut off, an upper bound is cut off and its last byte raised,
-  or dropped where none can be.
-- All of a part takes at most so many bytes as stored; the longest columns are dropped first.
-- Nested columns have none, nor those of a type whose comparison pads (``char``), nor inline parts
-  and parts with error updates, which are always read.
-
-They cost little: Parquet's writer has looked at every value anyway, and its footer is asked. Only
-of floating numbers the footer is not enough, as it does not tell of NaN.
+  -0.0 equals 0.0.
+- Long text is cut: a lower bound is cut off, an upper bound is cut off and its last byte raised, or
+  dropped where no byte can be raised.
+- Nested columns have no statistics, nor those of a type whose comparison pads (``char``), nor
+  inline parts and parts with error updates, which are always read.
 """
 
 from __future__ import annotations
@@ -34,15 +30,15 @@ from actors.plan.schema import Schema
 from actors.threshold_probes import PART_STATISTICS
 
 BOUND_BYTES_MAX: Final = 32
-"""Of one bound that is text or binary."""
+"""Bound of one bound that is text or binary."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 Value: TypeAlias = bool | int | float | bytes
-"""As stored: see the module's rules."""
+"""A value as stored: see the module's rules."""
 
 
 class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
-    """Of one column of a part."""
+    """Statistics of one column of a part."""
 
     column: str
     nulls: int | None
@@ -54,7 +50,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[ColumnStatistics, ...]:
-    """As many as fit, the longest left out first; in their order."""
+    """Return the columns within `bytes_max`, the longest left out first; in their order."""
     kept = [(column, len(_encoder.encode(column))) for column in columns]
     total = sum(size for _, size in kept)
     PART_STATISTICS.crossed(total > bytes_max)
@@ -67,11 +63,15 @@ def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[Column
 def of_footer(
     footer: Any, kinds: pa.Schema, schema: Schema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
-    """From a Parquet file's footer (`pyarrow.parquet.FileMetaData`), whoever wrote it. `kinds`:
-    the columns of the file; those that differ from the schema's have no statistics. Of floating
-    numbers there is no `high`: a footer does not say whether there is a NaN."""
+    """Return statistics from a Parquet file's footer (`pyarrow.parquet.FileMetaData`), of any
+    writer.
+
+    `kinds`: columns of the file; those that differ from the schema's have no statistics.
+    """
     if bytes_max <= 0:
         return ()
+    # The writer has computed these bounds anyway. For floats there is no `high`, as a footer does
+    # not say whether there is a NaN.
     wanted = {
         name: kind
         for name, kind in _plain(schema)
@@ -91,7 +91,7 @@ def of_footer(
 def of_written(
     footer: Any, table: pa.Table, schema: Schema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
-    """Of a table that was just written with this footer: as `of_footer`, floats in full."""
+    """Return statistics of a table that was just written with this footer: floats in full."""
     exact = {
         name: _of_floats(name, table[name])
         for name, kind in _plain(schema)
@@ -102,7 +102,7 @@ def of_written(
 
 
 def _plain(schema: Schema) -> list[tuple[str, pa.DataType]]:
-    """Columns whose values have an order that is Parquet's and Spark's."""
+    """Return the columns whose order is the same in Parquet and Spark."""
     return [
         (column.name, field.type)
         for column, field in zip(schema.columns, schema.arrow(), strict=True)
@@ -111,7 +111,7 @@ def _plain(schema: Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def has_bounds(text: str, kind: pa.DataType) -> bool:
-    """Whether a column of that type (as Spark's text, and as Arrow) has statistics."""
+    """Return whether a column of that type (Spark's text, and Arrow's) has statistics."""
     nested = pa.types.is_nested(kind) or pa.types.is_null(kind)
     return not nested and not text.strip().lower().startswith("char")
 
@@ -120,7 +120,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     """A column of a row group: bounds as stored, uncut."""
 
     values: int
-    """NULLs included."""
+    """Number of values, NULLs included."""
     nulls: int | None
     low: Value | None = None
     high: Value | None = None
@@ -131,6 +131,7 @@ def _of_chunk(kind: pa.DataType, chunk: Any) -> _Chunk:
     if found is None:
         return _Chunk(chunk.num_values, None)
     nulls = found.null_count if found.has_null_count else None
+    # Bounds of INT96 timestamps are not reliable in Parquet.
     if not found.has_min_max or chunk.physical_type == "INT96":
         return _Chunk(chunk.num_values, nulls)
     low, high = _stored(kind, found.min_raw), _stored(kind, found.max_raw)
@@ -138,12 +139,13 @@ def _of_chunk(kind: pa.DataType, chunk: Any) -> _Chunk:
 
 
 def _together(name: str, kind: pa.DataType, chunks: Sequence[_Chunk]) -> ColumnStatistics | None:
-    """Of all row groups; None when nothing is known."""
+    """Merge the statistics of all row groups; None when nothing is known."""
     counts = [chunk.nulls for chunk in chunks if chunk.nulls is not None]
     nulls = sum(counts) if len(counts) == len(chunks) else None
     valued = [chunk for chunk in chunks if chunk.nulls != chunk.values]
     lows: list[Any] = [chunk.low for chunk in valued]
     highs: list[Any] = [chunk.high for chunk in valued]
+    # One unknown bound makes the bound of the whole unknown.
     low = min(lows) if lows and None not in lows else None
     high = max(highs) if highs and None not in highs else None
     if nulls is None and low is None and high is None:
@@ -152,7 +154,7 @@ def _together(name: str, kind: pa.DataType, chunks: Sequence[_Chunk]) -> ColumnS
 
 
 def _stored(kind: pa.DataType, raw: Any) -> Value | None:
-    """A value as a footer has it, as we keep it; None where it says nothing."""
+    """Convert a footer's value to the stored form; None for NaN."""
     if pa.types.is_decimal(kind) and isinstance(raw, bytes):
         raw = int.from_bytes(raw, "big", signed=True)
     elif isinstance(raw, str):
@@ -173,17 +175,17 @@ def _of_floats(name: str, values: pa.ChunkedArray) -> ColumnStatistics:
 
 
 def lower_bound(value: Value | None) -> Value | None:
-    """Not greater than the value, and short; None: nothing short is."""
+    """Return a short value that is not greater; None if there is none."""
     if isinstance(value, bytes):
         return value[:BOUND_BYTES_MAX]
-    # A decimal may be beyond what the state's encoding has numbers for.
+    # msgpack has no integers beyond 64 bits, and a decimal may be larger.
     return value if not isinstance(value, int) or value in _INT64 else None
 
 
 def upper_bound(value: Value | None, kind: pa.DataType) -> Value | None:
-    """Not less than the value, and short; None: nothing short is."""
+    """Return a short value that is not less; None if there is none."""
     if pa.types.is_floating(kind):
-        return None
+        return None  # a NaN may be above it
     if isinstance(value, bytes) and len(value) > BOUND_BYTES_MAX:
         kept = value[:BOUND_BYTES_MAX].rstrip(b"\xff")
         return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
@@ -191,5 +193,5 @@ def upper_bound(value: Value | None, kind: pa.DataType) -> Value | None:
 
 
 def column_of(columns: Sequence[ColumnStatistics], name: str) -> ColumnStatistics | None:
-    """Those of a column, if there are any."""
+    """Return the statistics of a column, if there are any."""
     return next((column for column in columns if column.column == name), None)

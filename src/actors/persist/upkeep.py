@@ -1,10 +1,8 @@
-"""Keeping shards small: runs compaction, deletes blobs that nothing names or uses.
+"""Keeps shards small: runs compaction, deletes blobs that nothing names or uses.
 
-One compaction at a time in a process, whatever asks: that bounds its memory. Beside it there may
-be one collection. A store may take long to delete: who appends waits for it only beyond the limit
-of the document's size, and then for a turn of it. A blob goes in this order: no batch names it
-(retired) → no reader of this process uses it and no lease of another can → its file is deleted →
-the state forgets it. A crash in between repeats the last steps.
+A blob goes in this order: no batch names it (retired) → no reader of this process uses it and no
+lease of another can → its file is deleted → the state forgets it. A crash in between repeats the
+last steps.
 """
 
 from __future__ import annotations
@@ -43,19 +41,19 @@ from actors.threshold_probes import STATE_RELIEF
 
 log = logging.getLogger("penstock.persist")
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told of rows done and rows in all."""
+"""Callback with rows done and rows in all."""
 _RELIEF_SHARE = 0.75
-"""Of the bytes that a state should have at most; beyond, who appends waits for its upkeep."""
+"""Share of `state_bytes_max` beyond which an append waits for a compaction (backpressure)."""
 _ROUNDS_MAX = 8
-"""Compactions of one shard in a row."""
+"""Bound of compactions of one shard in a row."""
 _COLLECTED_AT_ONCE = 64
-"""So many blobs are deleted before the state forgets them."""
+"""Blobs that are deleted before the state forgets them."""
 _DECODED_SHARE = 2
-"""Of decoded bytes a merge keeps this part of a part's target size in memory."""
+"""Divisor of a part's target size: the decoded bytes that a merge keeps in memory."""
 
 
 def nobody(done: int, total: int) -> None:
-    """Where nobody wants to know."""
+    """Ignore the progress."""
 
 
 class Upkeep:
@@ -79,23 +77,24 @@ class Upkeep:
         self._clock = clock
         self._scratch = scratch
         self._guest = guest
+        # One compaction at a time in a process bounds its memory.
         self._compacting = anyio.Lock()
         self._collecting = anyio.Lock()
         self._numbers = count(1)
 
     async def maintain(self, shard: ShardId) -> None:
-        """Compacts while there is a reason to, writes leases that need it, collects. Raises
-        `UnknownObject`, `StorageError`, `Corrupt`."""
+        """Compact while it is due, write leases that need it, and collect. Raises `UnknownObject`,
+        `StorageError`, `Corrupt`."""
         for _ in range(_ROUNDS_MAX):
             async with self._compacting:
                 if not await self._compact_once(shard):
                     break
         if self._book.due(await self._machine.state(shard)):
-            await self.heartbeat(shard)  # first: what the dead hold is free then
+            await self.heartbeat(shard)  # first: it drops leases of dead processes
         await self._collect(shard)
 
     async def _compact_once(self, shard: ShardId) -> bool:
-        """Whether there was something to merge, and it was; in the turn of the caller."""
+        """Merge batches if it is due, under the caller's lock; return whether it was done."""
         limits = self._settings
         state = await self._machine.state(shard)
         inline_bytes_max = limits.inline_bytes_per_shard_max // 2
@@ -103,24 +102,26 @@ class Upkeep:
         return chosen is not None and await self._compact(state, *chosen)
 
     async def state_now(self, shard: ShardId) -> ShardState:
-        """The state as it is in the store. Raises `UnknownObject`, `StorageError`."""
+        """Return the state in the store now. Raises `UnknownObject`, `StorageError`."""
         state = await self._machine.refresh(shard)
         if state is None:
             raise UnknownObject(f"no shard {shard}")
         return state
 
     async def relieve(self, shards: Iterable[ShardId]) -> None:
-        """Compacts those of the shards whose documents are too large, if that can help: whoever
-        appends faster than is merged waits here. The document names what was merged until it is
-        collected: while nobody does that, and beyond the limit always, who appends collects some,
-        else it would grow for ever beside a slow store. What fails is left to the next time."""
+        """Compact the shards whose documents are too large, and collect some of their blobs:
+        backpressure for writers that append faster than is merged. Failures are left to the next
+        append."""
         for shard in shards:
             if not self._is_large(shard):
                 continue
             try:
                 async with self._compacting:
-                    if self._is_large(shard):
+                    if self._is_large(shard):  # another append may have relieved it meanwhile
                         await self._compact_once(shard)
+                # The document names merged blobs until they are collected. An append collects some
+                # beyond the limit, else it would grow for ever beside a slow store; or if no
+                # collection runs.
                 too_large = self._machine.document_bytes(shard) > self._settings.state_bytes_max
                 if too_large or not self._collecting.locked():
                     await self._collect(shard, 4 * self._settings.batches_per_shard_max)
@@ -128,7 +129,7 @@ class Upkeep:
                 log.warning("shard %s is large and was not compacted: %s", shard, error)
 
     def _is_large(self, shard: ShardId) -> bool:
-        """Whether its document is, as far as is known, and a compaction makes it smaller."""
+        """Return whether the document is nearly too large, and a compaction would shrink it."""
         limits = self._settings
         size = self._machine.document_bytes(shard)
         if not STATE_RELIEF.crossed(size > limits.state_bytes_max * _RELIEF_SHARE):
@@ -137,27 +138,27 @@ class Upkeep:
         return state is not None and len(state.batches) > 2 * limits.batches_per_shard_max
 
     async def heartbeat(self, shard: ShardId) -> None:
-        """Writes the leases of this process's readers."""
+        """Write the leases of this process's readers."""
 
         def change(documents: Documents) -> Outcome[None]:
+            # An unchanged state: the machine adds the renewed leases to every write.
             return Outcome(None, {shard: documents.shard(shard)})
 
         await self._machine.change([shard], change)
 
     async def renew_leases(self) -> None:
-        """Writes those that need it, of all shards. What fails is tried again at the next call:
-        a lease lasts for several."""
+        """Write the leases of all shards that need it."""
         for shard in self._book.to_renew():
             try:
                 if self._book.due(await self._machine.state(shard)):
                     await self.heartbeat(shard)
             except UnknownObject:
-                self._book.forget(shard)  # it was dropped, and its leases with it
-            except StorageError as error:
+                self._book.forget(shard)  # the shard was dropped, and its leases with it
+            except StorageError as error:  # retried at the next call: a lease lasts for several
                 log.warning("leases on shard %s are not renewed yet: %s", shard, error)
 
     async def close_readers(self, *, written: bool) -> None:
-        """Closes all; their leases go with the next writes, or at once (`written`)."""
+        """Close all readers; their leases go with the next writes, or at once (`written`)."""
         for shard in self._book.to_renew():
             await self._book.close_readers(shard)
             if written:
@@ -167,9 +168,12 @@ class Upkeep:
     # -- compaction -------------------------------------------------------------------------------
 
     async def compact(self, shard: ShardId, progress: Progress = nobody) -> tuple[int, int] | None:
-        """Merges all batches into one, with times raised as far as the since allows: how many
-        parts there were, and are. None: there was nothing to gain, and nothing was done. Raises
-        `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
+        """Merge all batches into one, with times raised as far as the since allows; return the
+        numbers of parts before and after.
+
+        None: a merge would gain nothing, and none was done. Raises `UnknownObject`, `StoreFull`,
+        `Corrupt`, `StorageError`.
+        """
         before = await self._compact_all(shard, progress)
         if before is None:
             return None
@@ -178,7 +182,8 @@ class Upkeep:
         return before, sum(len(batch.parts) for batch in after.batches)
 
     async def _compact_all(self, shard: ShardId, progress: Progress) -> int | None:
-        """How many parts there were; None: there was nothing to gain."""
+        """Merge all batches; return the number of parts before; None when nothing would be
+        gained."""
         async with self._compacting:
             for _ in range(_ROUNDS_MAX):
                 state = await self.state_now(shard)
@@ -199,12 +204,14 @@ class Upkeep:
         to_blob: bool,
         progress: Progress = nobody,
     ) -> bool:
-        """Merges the batches; False when somebody else was first."""
+        """Merge the batches; return False when another process was first."""
         keys = [part.key for batch in inputs for part in batch.parts if part.key]
+        # The inputs count as used: no collection of this process deletes them meanwhile.
         self._book.take(keys)
         try:
             parts = await self._merge(state, inputs, to_blob, progress)
         except LeaseLost:
+            # Another process compacted and deleted an input: go on from its state.
             await self._machine.refresh(state.id)
             return False
         finally:
@@ -218,6 +225,8 @@ class Upkeep:
             uncertain = documents.uncertain
             outcome = _replace(documents, state.id, inputs, parts, listed)
             if outcome.writes:
+                # Right before a state names them: beside other collectors old parts may be deleted
+                # already.
                 self._parts.check_young(made, uncertain=uncertain)
             return outcome
 
@@ -231,7 +240,7 @@ class Upkeep:
             raise
         if done:
             self._parts.named(made)
-        elif uncertain:  # they may have been there, and replaced since: readers may have them
+        elif uncertain:  # an open attempt may have named them: readers may use them
             self._parts.leave(made, self._settings.stash_orphan_ms)
         else:
             await self._drop(made)
@@ -293,20 +302,20 @@ class Upkeep:
     # -- collection -------------------------------------------------------------------------------
 
     async def collect(self, shard: ShardId) -> None:
-        """Deletes what compaction replaced and nobody can use any more; a guest leaves it. Raises
-        `UnknownObject`, `StorageError`."""
+        """Delete retired blobs that no reader can use; a guest skips that. Raises `UnknownObject`,
+        `StorageError`."""
         await self.state_now(shard)
         await self._collect(shard)
 
     async def _collect(self, shard: ShardId, at_most: int | None = None) -> None:
-        """Deletes retired blobs that nobody can use; a guest cannot tell, and leaves them."""
-        if self._guest:
+        """Delete retired blobs that no reader can use."""
+        if self._guest:  # it does not know the owner's readers (`guests.py`)
             return
         tried: set[str] = set()
         most = math.inf if at_most is None else at_most
         while len(tried) < most:
             turn = int(min(_COLLECTED_AT_ONCE, most - len(tried)))
-            async with self._collecting:  # in turns: who appends may wait for one
+            async with self._collecting:  # in turns: an append waits for one at most
                 state = await self._machine.state(shard)
                 keys = deletable(state, self._book.without_hold(state))
                 used = self._book.used(keys) | tried
@@ -315,6 +324,7 @@ class Upkeep:
                     return
                 tried.update(some)
                 if gone := frozenset(await self._parts.delete(some)):
+                    # After the delete: a crash between the two only repeats the delete.
                     await self._forget(shard, gone)
 
     async def _forget(self, shard: ShardId, gone: frozenset[str]) -> None:
@@ -326,7 +336,7 @@ class Upkeep:
         await self._machine.change([shard], change)
 
     async def dropped(self, states: Sequence[ShardState]) -> None:
-        """The shards are gone: so are their blobs, as far as no reader uses them."""
+        """Delete the blobs of dropped shards, except those in use by readers."""
         for state in states:
             self._book.forget(state.id)
             self._parts.forget(state.id)
@@ -348,6 +358,6 @@ def _replace(
     if parts and any(
         (b.lower, b.parts) == (lower, parts) and b.upper >= upper for b in state.batches
     ):
-        return Outcome(True)  # an earlier attempt, whose answer was lost
+        return Outcome(True)  # an earlier attempt succeeded, and its answer was lost
     merged = compacted(state, inputs, parts, listed)
     return Outcome(False) if merged is None else Outcome(True, {shard: merged})

@@ -1,9 +1,9 @@
-"""Reads every part of a shard, and compares it with what its document says.
+"""Verifies a shard: reads every part, and compares it with its description.
 
-Nothing is written and nothing is held: what the owner compacts away meanwhile is left out, and what
-took its place is read instead. A fault is what cannot be right in any interleaving: bytes that
-differ from the checksum, a blob that a document names and that is not there, rows or times or
-diffs unlike those described. It goes on after a fault, to find all.
+It writes nothing and holds nothing: parts that are compacted away meanwhile are skipped, and their
+successors read instead. A fault is what is wrong in any interleaving: bytes that differ from the
+checksum, a missing blob that a document names, rows or times or diffs unlike the description. It
+continues after a fault, to find all.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import ShardId, format_frontier
 
 _ROUNDS_MAX = 16
-"""Looks at a shard that is compacted again and again."""
+"""Bound of rounds over a shard that is compacted again and again."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong, and where; `batch` and `part` are "" for a fault of the whole document."""
+    """A fault, and its place; `batch` and `part` are "" for a fault of the whole document."""
 
     shard: ShardId
     batch: str
@@ -38,7 +38,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What was read of a shard, and what is wrong."""
+    """Counts of the parts of a shard that were read, and the faults."""
 
     shard: ShardId
     parts: int
@@ -48,7 +48,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def batch_name(batch: Batch) -> str:
-    """Its interval."""
+    """Return the batch's interval as text."""
     upper = "…" if format_frontier(batch.upper) == "[]" else str(batch.upper)
     return f"[{batch.lower}, {upper})"
 
@@ -56,8 +56,8 @@ def batch_name(batch: Batch) -> str:
 async def verify(
     client: PersistClient, shard: ShardId, told: Callable[[Part], None] = lambda part: None
 ) -> Verified:
-    """Reads and compares; `told` of each part that was read. Raises `UnknownObject` (dropped
-    meanwhile), `StorageError` only for documents that could not be read."""
+    """Verify a shard; `told` is called with each part that was read. Raises `UnknownObject`
+    (dropped meanwhile), `StorageError` only for documents that could not be read."""
     seen: set[tuple[str, int]] = set()
     lists: set[str] = set()
     faults: list[Fault] = []
@@ -72,6 +72,7 @@ async def verify(
             (number, batch, part)
             for batch in state.batches
             for number, part in enumerate(batch.parts)
+            # A compaction between two rounds moves parts: each is read once.
             if _name(batch, number, part) not in seen
         ]
         if not due:
@@ -81,7 +82,7 @@ async def verify(
             try:
                 wrong = await _compared(client, state, part)
             except LeaseLost:
-                moved = True  # what replaced it is read in the next round
+                moved = True  # its successor is read in the next round
                 continue
             seen.add(_name(batch, number, part))
             rows += part.rows
@@ -89,6 +90,7 @@ async def verify(
             name = part.key or f"inline {number}"
             faults += [Fault(shard, batch_name(batch), name, text) for text in wrong]
             told(part)
+        # Every part of one state was read: the shard is covered.
         if not moved:
             break
     return Verified(shard, len(seen), rows, read, tuple(faults))
@@ -97,13 +99,14 @@ async def verify(
 async def _lists_read(
     client: PersistClient, state: ShardState, seen: set[str], faults: list[Fault]
 ) -> bool:
-    """Whether all lists of parts were there: this process may know what they said. One that is gone
-    from a state that is still the same is a fault."""
+    """Return whether all lists of parts exist in the store. A missing one is a fault if the state
+    has not moved on."""
     for batch in state.batches:
         listed = batch.listed
         if listed is None or listed.key in seen:
             continue
         try:
+            # Read from the store: this process may have the contents cached.
             found = await client.lists.read(listed)
             if found is None:
                 if (await client.upkeep.state_now(state.id)).seqno != state.seqno:
@@ -116,7 +119,7 @@ async def _lists_read(
 
 
 def _name(batch: Batch, number: int, part: Part) -> tuple[str, int]:
-    """What part it is, over several looks. An inline one is told by where it lies."""
+    """Identify a part over several rounds; an inline one by its place."""
     return (part.key, 0) if part.key else (f"{batch.lower} {number}", part.checksum)
 
 
@@ -133,8 +136,8 @@ async def _compared(client: PersistClient, state: ShardState, part: Part) -> lis
 
 
 def differences(part: Part, updates: pa.Table) -> list[str]:
-    """In what the updates are not as the part is described; bytes, rows and columns were compared
-    when they were decoded."""
+    """Return the differences of the updates from the part's description. Decoding has compared
+    bytes, rows and columns before."""
     found = []
     bounds = pc.min_max(updates[TIME])
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
@@ -157,14 +160,16 @@ def differences(part: Part, updates: pa.Table) -> list[str]:
 
 
 def _unlike(known: ColumnStatistics, values: pa.ChunkedArray) -> list[str]:
-    """In what statistics are not sound: a bound that a value passes, a wrong number of NULLs."""
+    """Return violations of the statistics: a value beyond a bound, a wrong number of NULLs."""
     found = []
     if known.nulls is not None and known.nulls != values.null_count:
         found.append(f"column {known.column}: {values.null_count} NULLs, described {known.nulls}")
     rest: Any = values.drop_null()
     if pa.types.is_floating(values.type):
+        # NaN is above every number, hence above any upper bound.
         if known.high is not None and pc.any(pc.is_nan(rest)).as_py():
             found.append(f"column {known.column}: NaN lies above the bound {known.high!r}")
+        # `min_max` must not see NaN: bounds are of the other numbers.
         rest = rest.filter(pc.invert(pc.is_nan(rest)))
     if not len(rest):
         return found

@@ -1,4 +1,4 @@
-"""Who waits for which documents to change, within this process."""
+"""Waiters for changes of documents, within this process."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import anyio
 
 
 class Waiters:
-    """Events by document key. A wait begins in the same turn in which the caller looked at the
-    documents, so that no change falls in between."""
+    """Events by document key."""
 
     def __init__(self) -> None:
-        # Dicts, not sets: they wake in the order in which they came, in every process.
+        # Dicts, not sets: waiters wake in the order in which they came, in every process.
         self._events: dict[str, dict[anyio.Event, None]] = {}
 
     def wake(self, key: str) -> None:
-        """The document changed."""
+        """Wake the waiters of a document that changed."""
         for event in self._events.get(key, ()):
             event.set()
 
     def wake_all(self) -> None:
-        """The owner closes."""
+        """Wake all waiters: the owner closes."""
         for key in self._events:
             self.wake(key)
 
     async def wait(self, keys: Sequence[str]) -> None:
-        """Until one of the documents changes."""
+        """Wait until one of the documents changes."""
+        # Registered without a suspension after the caller's look: no change falls in between.
         event = anyio.Event()
         for key in keys:
             self._events.setdefault(key, {})[event] = None

@@ -1,9 +1,9 @@
-"""Rows between the old and the new value of a bound: all that a bound's change decides anew.
+"""Rows between the old and the new value of a bound: all that a change of the bound can affect.
 
-Theory of operation. Rows are compared with one row, ``placed > (SELECT max(placed) …) - 24 hours``,
-and that row changes. A row beyond all values that the bound had compares with each of them alike:
-it meets the bound that goes and the one that comes, and what it makes of both sums to nothing, as
-long as the changes of the one row sum to nothing at each time, and nothing else is read of it.
+Rows are compared with one row, ``placed > (SELECT max(placed) …) - 24 hours``, and that row
+changes. A row beyond all values that the bound had compares with each of them alike: it meets the
+bound that is retracted and the new one, and its changes for both sum to nothing, as long as the
+changes of the one row sum to nothing at each time, and nothing else is read of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.plan.schema import DIFF, TIME
 
 
 class ComparedRange(msgspec.Struct, frozen=True):
-    """Says which rows a changed bound decides anew: a lookup without a key reads no others.
+    """Selects the rows that a changed bound can affect: a lookup without a key reads no others.
 
     `lookup` is its number. Each of `columns`, of its target, is compared with the column of
     `bounds` beside it, of its only origin.
@@ -27,20 +27,20 @@ class ComparedRange(msgspec.Struct, frozen=True):
     bounds: tuple[str, ...]
 
     def text(self) -> str:
-        """Say for people which rows these are."""
+        """Return a text for people that says which rows these are."""
         pairs = zip(self.columns, self.bounds, strict=True)
         return " or ".join(f"{column} in the range of {bound}" for column, bound in pairs)
 
 
 def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> pa.Table:
-    """Return at least the rows that compare otherwise with some bound than with another.
+    """Return at least the rows that do not compare alike with all bounds.
 
     Args:
-        rows: Of the lookup's target.
-        changes: Of the one row: updates with its bounds.
-        wanted: What to compare.
+        rows: Rows of the lookup's target.
+        changes: Updates of the one row, with its bounds.
+        wanted: Columns to compare.
 
-    All rows where a bound is NULL or NaN, or where the one row is not replaced by another.
+    Returns all rows where a bound is NULL or NaN, or where the one row is not replaced by another.
     """
     if not _is_replaced(changes):
         return rows
@@ -50,18 +50,19 @@ def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> p
         if found is None:
             return rows
         kept = found if kept is None else pc.or_kleene(kept, found)
+    # This drops rows whose column is NULL, too: NULL compares alike with every bound.
     return rows.filter(kept)
 
 
 def _is_replaced(changes: pa.Table) -> bool:
-    """Return whether one row goes for each that comes, at every time."""
+    """Return whether retractions and inserts sum to nothing, at every time."""
     sums = changes.select([TIME, DIFF]).group_by(TIME).aggregate([(DIFF, "sum")])
     return not pc.any(pc.not_equal(sums[f"{DIFF}_sum"], 0)).as_py()
 
 
 def _between(values: pa.ChunkedArray, bounds: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Return which values are no less than the least bound and no greater than the greatest; None
-    where that cannot be said."""
+    where that is not known."""
     kind = bounds.type
     if bounds.null_count or not _compares(values.type, kind):
         return None

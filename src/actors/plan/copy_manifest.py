@@ -29,7 +29,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     version: int
     copy: ObjectId
-    """Names this copy and no other."""
+    """Id of this copy and no other."""
     object: str
     as_of: Time
     format: str

@@ -1,8 +1,8 @@
 """Changes of a table up to the edges of their groups: all that may move the groups' first rows.
 
-Theory of operation. Of a group whose first rows are kept (`views.rule_top`) a hidden state tells
-the last, its edge; a change behind it is nothing to the view. Where group and order are columns of
-a table, that is known before Spark runs, and where no change is left Spark does not run at all.
+Of a group whose first rows are kept (`views.rule_top`) a hidden state holds the last one, its edge;
+a change behind the edge does not affect the view. Where group and order are columns of a table,
+that is known before Spark runs, and where no change is left Spark does not run at all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from actors.plan.nearby import SortColumn, group_codes, order_codes
 
 
 class CoveredChanges(msgspec.Struct, frozen=True):
-    """The input ``k{n}`` of a step: of the changes ``d{source}`` those that stand no further than
-    the edge of their group, which is in ``h{edges}``; all changes of groups without one.
+    """The input ``k{n}`` of a step: the changes ``d{source}`` that stand no further than the edge
+    of their group, which is in ``h{edges}``, and all changes of groups without one.
 
     `keys` and `order` are columns of the table, the `edge_columns` those of the state for them.
     """
@@ -29,11 +29,11 @@ class CoveredChanges(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the table that it looks at: keys, then order."""
+        """Return the columns of the table that are read: keys, then order."""
         return (*self.keys, *(each.column for each in self.order))
 
     def text(self) -> str:
-        """Say for people which changes these are."""
+        """Return a text for people that says which changes these are."""
         by = f" by {', '.join(self.keys)}" if self.keys else ""
         return f"up to the edges in h{self.edges}{by}"
 
@@ -62,6 +62,7 @@ def covered_changes(
     _, place = np.unique(np.stack(codes), axis=1, return_inverse=True)
     place = place.reshape(-1)
     count = changes.num_rows
+    # A group without an edge has all of its changes before it.
     last = np.full(int(group.max()) + 1, len(place), np.int64)
     last[group[count:]] = place[count:]
     kept = place[:count] <= last[group[:count]]

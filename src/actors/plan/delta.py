@@ -37,11 +37,11 @@ AUTO: Final = "auto"
 CHANGED: Final = "drck"
 """The letters of inputs that hold changes, as against state."""
 STATE_LETTERS: Final = "hc"
-"""Those of inputs with the columns of a hidden state."""
+"""The letters of inputs with the columns of a hidden state."""
 INTERVAL: Final = "i0"
 INTERVAL_SCHEMA: Final = Schema((Column("lo", "bigint"), Column("hi", "bigint")))
 DUE_BUCKET_MS: Final = 1000
-"""How many milliseconds have one value of `Hidden.bucket`."""
+"""Milliseconds that share one value of `Hidden.bucket`."""
 ROW_COUNT: Final = "n"
 """The column of a grouping that counts its rows."""
 
@@ -68,11 +68,11 @@ class Select(msgspec.Struct, frozen=True, tag=True):
 
 
 class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
-    """Updates of rows that are there only at some times: each at the later of its own time and
-    `begins`, and taken back at `ends`; nothing of one that ends before it begins.
+    """Updates of rows that exist only for a while: each at the later of its own time and `begins`,
+    and retracted at `ends`; none for a row that ends before it begins.
 
     `begins` and `ends` are columns of milliseconds, none of them NULL; empty: there is no such
-    bound. What would stand at `hi` or later is left out. `interval` is the step's.
+    bound. Updates at `hi` or later are left out. `interval` is the step's.
     """
 
     input: Node
@@ -258,12 +258,12 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     keys: tuple[str, ...]
     calls: tuple[WindowColumn, ...]
     above: tuple[WindowLayer, ...] = ()
-    """Each over the rows of the one before it; `keys` are among its own."""
+    """Layers, each over the rows of the one before it; `keys` are among its own columns."""
 
 
 class TopGate(msgspec.Struct, frozen=True, tag=True):
-    """The updates of the input in groups of which `switch` has a row; with `closes` of which it has
-    none. Without keys all rows are one group."""
+    """The updates of the input in groups that have a row in `switch`, or with `closes` in groups
+    that have none. Without keys all rows are one group."""
 
     input: Node
     switch: Node
@@ -272,8 +272,8 @@ class TopGate(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopCovered(msgspec.Struct, frozen=True, tag=True):
-    """The `changes` up to the edge of their group in an order (peers of it among them); all changes
-    of groups of which `edges` has no row."""
+    """The `changes` up to the edge of their group in an order (peers of it among them), and all
+    changes of groups without a row in `edges`."""
 
     changes: Node
     edges: Node
@@ -282,7 +282,7 @@ class TopCovered(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopShortage(msgspec.Struct, frozen=True, tag=True):
-    """The keys of groups that have an edge and of which at some time fewer than `count` rows are
+    """The keys of groups that have an edge and in which at some time fewer than `count` rows are
     left of the `candidates` and the `changes` since. Without keys a row with the one column
     ``short``, or none."""
 
@@ -294,7 +294,7 @@ class TopShortage(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopCandidates(msgspec.Struct, frozen=True, tag=True):
-    """Compute what becomes of the first rows of groups at the end of a step (`views.rule_top`).
+    """The changes of groups' first rows and edges at the end of a step (`views.rule_top`).
 
     A group's new candidates are the old ones and the `changes`; of a group of which `shortage` has
     a row they are all of `rows`, as of before the step, and the changes. Where they are more than
@@ -345,7 +345,7 @@ Node: TypeAlias = (
 
 
 def columns_of(node: Node) -> tuple[str, ...]:
-    """The columns that a node makes, without time and diff."""
+    """Return the columns that a node makes, without time and diff."""
     match node:
         case Input(columns=columns):
             return columns
@@ -385,7 +385,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
 
 
 def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
-    """The nodes that a part of a limit reads."""
+    """Return the nodes that a part of a limit reads."""
     match node:
         case TopGate():
             return node.input, node.switch
@@ -398,7 +398,7 @@ def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node
 
 
 def inputs_below(node: Node) -> Iterator[Input]:
-    """The inputs of a tree, as often as they are named."""
+    """Yield the inputs of a tree, as often as they are named."""
     match node:
         case Input():
             yield node
@@ -440,12 +440,13 @@ class Lookup(msgspec.Struct, frozen=True):
     key: tuple[str, ...]
     origins: tuple[tuple[str, tuple[str, ...]], ...]
     nulls: bool = True
-    """Whether NULL must match NULL; else key values with a NULL may be passed over."""
+    """True if NULL must match NULL; else key values with a NULL may be passed over."""
     number: int = -1
-    """Its own in the plan; it stands in several strata where its origins have rows anew."""
+    """Number of its own in the plan. A lookup stands in several strata if its origins get rows
+    anew."""
     fills: tuple[tuple[int, ...], ...] = ()
-    """For each origin the lookups whose rows it means, by number; none: all rows of the input.
-    What one term of a join finds must not lead another further."""
+    """Lookups whose rows each origin means, by number; none: all rows of the input. Rows that one
+    term of a join finds must not lead another further."""
 
 
 class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -456,20 +457,21 @@ class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
     usual: tuple[str, ...] = ()
-    """Those of which it needs rows where no stratum has made one that seldom does; in a plan that
-    has such strata."""
+    """Inputs of which it needs rows while no stratum that seldom makes a row has made one; only in
+    a plan that has such strata."""
     seldom: bool = False
-    """Says whether it seldom makes a row. A run may be optimistic: it counts as if it made none,
-    and the step is void where the answer tells of one (`DeltaPlan`)."""
+    """True if it seldom makes a row. A run may be optimistic: it counts as if this made none, and
+    the step is void where the answer tells of one (`DeltaPlan`)."""
     ranges: tuple[ComparedRange, ...] = ()
-    """Limits what lookups without a key read."""
+    """Limits of what lookups without a key read."""
 
 
 def missed_later(
     strata: Sequence[Stratum], first: int, last: int, *, optimistic: bool = False
 ) -> bool:
-    """Whether later strata read an output that a run of strata `first` to `last` keeps to itself:
-    it hands out the last one's alone. None is missed that `optimistic` runs count as empty."""
+    """Return whether later strata read an output that a run of strata `first` to `last` does not
+    hand out: it hands out the last one's alone. With `optimistic`, strata that seldom make a row do
+    not count."""
     inner = {f"r{k}" for k in range(first, last) if not (optimistic and strata[k].seldom)}
     later = strata[last + 1 :] if inner else ()
     return any(
@@ -482,8 +484,8 @@ def missed_later(
 class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
     """Durable hidden state of one grouping: schema and its key columns.
 
-    One of a temporal filter says in which column stands when a row comes due, in milliseconds, and
-    in which that divided by `DUE_BUCKET_MS`.
+    A temporal filter's has a column `due`, the time when a row comes due in milliseconds, and a
+    column `bucket`, that time divided by `DUE_BUCKET_MS`.
     """
 
     schema: Schema
@@ -497,14 +499,14 @@ class EagerSums(msgspec.Struct, frozen=True):
 
     source: int
     columns: tuple[str, ...]
-    """Holds the key: the table's own names."""
+    """Key columns, by the table's own names."""
     rows_for_each: int
     """About how many rows of it there were for each row that they are joined to, when the view was
-    made; 0: not known."""
+    made; 0 if unknown."""
 
 
 class DeltaPlan(msgspec.Struct, frozen=True):
-    """Everything a dataflow needs to maintain one view.
+    """All that a dataflow needs to maintain one view.
 
     Without `hidden` the last stratum's output has the view's columns under their own names.
     With it, one table carries all deltas: the view's columns prefixed ``o_``, those of hidden
@@ -525,7 +527,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The weakest of its nodes: ``incremental``, ``keyed`` (touched groups are computed
     afresh), ``opaque``."""
     reason: str
-    """Why it is not incremental, or what it reads whole at times although it is."""
+    """Reason why it is not incremental, or what it reads whole at times although it is."""
     strata: tuple[Stratum, ...] = ()
     hidden: tuple[Hidden, ...] = ()
     conf: tuple[tuple[str, str], ...] = ()
@@ -536,31 +538,32 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     tree: str = ""
     """The relational plan for people, a node a line."""
     nearby: tuple[NearbyRows, ...] = ()
-    """Says of each input ``n{k}`` which rows it has."""
+    """Rows of each input ``n{k}``."""
     covered: tuple[CoveredChanges, ...] = ()
-    """Says of each input ``k{n}`` which changes it has."""
+    """Changes of each input ``k{n}``."""
     eager: tuple[EagerSums, ...] = ()
-    """Says what is summed below a join; a view that is compiled again goes on with that."""
+    """Sums below a join; a view that is compiled again goes on with them."""
     eager_open: bool = False
-    """Says whether that could not be chosen: a table had no rows when the view was made."""
+    """True if these sums could not be chosen: a table had no rows when the view was made."""
 
     @property
     def temporal(self) -> bool:
-        """Says whether contents change as time passes, without a change of an import."""
+        """Return whether contents change as time passes, without a change of an import."""
         return any(state.due for state in self.hidden)
 
     @property
     def optimistic(self) -> bool:
-        """Says whether steps first count on some strata to make no rows."""
+        """Return whether steps first count on some strata to make no rows."""
         return any(stratum.seldom for stratum in self.strata)
 
     @property
     def keeps_state(self) -> bool:
-        """Says whether a step reads anything but the changes."""
+        """Return whether a step reads anything but the changes."""
         return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
 
     def input_schema(self, name: str) -> Schema | None:
-        """Return the schema of an input but for a stratum's output; None: there is none such."""
+        """Return the schema of an input other than a stratum's output; None if there is no such
+        input."""
         if name == INTERVAL:
             return INTERVAL_SCHEMA
         number = int(name[1:]) if name[1:].isdigit() else -1
@@ -609,8 +612,8 @@ def columns_kept(schema: Schema, read: Set[str]) -> tuple[Column, ...]:
 
 
 def summed_first(plan: DeltaPlan) -> DeltaPlan:
-    """Return the plan with every union that takes rows back summed up, before anything is computed
-    of its rows: an expression then raises for no row that is not there in the end.
+    """Return the plan with every union that retracts rows summed up before anything is computed of
+    its rows: no expression then raises for a row that is gone in the end.
 
     Only a view computed from scratch needs it, and only if it raises: a step that raises is
     computed from scratch.
@@ -633,6 +636,7 @@ def _unions_summed(node: Node, made: dict[Node, Node]) -> Node:
         if isinstance(node, Union):
             inputs = tuple(_unions_summed(each, made) for each in node.inputs)
             whole: Node = Union(inputs)
+            # A weighed input may retract rows of the others.
             takes_back = any(isinstance(each, Weigh) for each in node.inputs)
             made[node] = Consolidate(whole) if takes_back else whole
         else:

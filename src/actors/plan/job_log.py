@@ -1,8 +1,7 @@
-"""Which jobs an engine has, and which it had last: for people, not for the engine itself. Pure.
+"""The jobs that an engine has and the last ones that it had, for people to read. Pure.
 
-An engine notes what happens to each job; times are given by its owner. Jobs that are there are
-kept until they end, so as many as the engine's own limits allow; of ended ones the last
-`ended_max`.
+An engine notes what happens to each job; times are given by its owner. Jobs are kept until they
+end, so as many as the engine's own limits allow; of ended ones the last `ended_max`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class JobNote(msgspec.Struct, frozen=True, gc=False):
     asked_ms: int
     waited_ms: float
     ms: float | None = None
-    """Since it went to the engine; None: it has not."""
+    """Duration since it went to the engine; None if it has not."""
     spark_ms: float | None = None
     rows: int | None = None
     tasks_done: int | None = None
@@ -33,7 +32,7 @@ class JobNote(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def dataflow(self) -> str:
-        """Who wants it: the first part of its id."""
+        """Return the dataflow that wants it: the first part of its id."""
         return self.id.partition("/")[0]
 
 
@@ -46,30 +45,30 @@ class _Running(msgspec.Struct):
 
 
 class JobLog:
-    """Of one engine."""
+    """The jobs of one engine."""
 
     def __init__(self, ended_max: int) -> None:
         self._running: dict[str, _Running] = {}
         self._ended: deque[JobNote] = deque(maxlen=ended_max)
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
-        """A job has come."""
+        """Note a new job."""
         self._running[job.job_id] = _Running(type(job).__name__, now_ms, monotonic_ms)
 
     def started(self, job_id: str, monotonic_ms: float) -> None:
-        """It went to the engine; again, if it was there before."""
+        """Note that a job went to the engine, for the first time or again."""
         found = self._running.get(job_id)
         if found is not None:
             found.started = monotonic_ms
 
     def progressed(self, progress: Progress) -> None:
-        """It says how far it is."""
+        """Note the progress of a job."""
         found = self._running.get(progress.job_id)
         if found is not None:
             found.tasks = (progress.tasks_done, progress.tasks)
 
     def ended(self, job_id: str, monotonic_ms: float, result: Answer | PenstockError | str) -> None:
-        """It has its answer, or an error (or the class of one)."""
+        """Note a job's answer, or its error (or the class of one)."""
         found = self._running.pop(job_id, None)
         if found is None:
             return
@@ -89,7 +88,7 @@ class JobLog:
         )
 
     def notes(self, monotonic_ms: float) -> tuple[JobNote, ...]:
-        """Those that are there, the oldest first; then those that ended, the last one first."""
+        """Return the current jobs, the oldest first, then the ended ones, the last one first."""
         there = [
             _note(id_, found, monotonic_ms, "waiting" if found.started is None else "running")
             for id_, found in self._running.items()

@@ -1,7 +1,7 @@
 """Jobs for the engine and their answers: declarative, complete, never closures.
 
-Sent to the `SparkExecutor` actor (which adds a reply slot) and by it, as msgpack frames, to the
-child process that holds PySpark. Rows travel as Arrow IPC streams when small, as files when
+They are sent to the `SparkExecutor` actor (which adds a reply slot) and by it, as msgpack frames,
+to the child process that holds PySpark. Rows travel as Arrow IPC streams when small, as files when
 large. A job is a pure function of its message: sending it again gives the same answer.
 """
 
@@ -16,7 +16,7 @@ from actors.plan.relational import Project
 from actors.plan.schema import Schema
 
 NO_UPPER: Final = 1 << 62
-"""Beyond every time."""
+"""A bound beyond every time."""
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
@@ -39,15 +39,15 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobSpan(msgspec.Struct, frozen=True, gc=False):
-    """What the engine's process tells of a traced job: `name` is of the table in
-    `actors.telemetry`, times are of the wall clock, in ns."""
+    """A span of a traced job in the engine's process: `name` is of the table in `actors.telemetry`,
+    times are of the wall clock, in ns."""
 
     name: str
     start_ns: int
     end_ns: int
     attributes: dict[str, str | int | float | bool] = {}
     parent: int = -1
-    """Index of its parent among those it came with; -1: the span of the service's side."""
+    """Index of its parent among the spans beside it; -1: the service's span of the job."""
 
 
 class JobTrace(msgspec.Struct, frozen=True, gc=False):
@@ -58,14 +58,14 @@ class JobTrace(msgspec.Struct, frozen=True, gc=False):
 
 
 class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks Spark what a query is over (empty) tables: `tables` are those that it may name."""
+    """Asks Spark to analyse a query over (empty) tables: `tables` are those that it may name."""
 
     job_id: str
     tables: tuple[tuple[str, Schema], ...]
     sql: str
     conf: tuple[tuple[str, str], ...] = ()
     translate: bool = False
-    """Says whether its relational plan is wanted."""
+    """True if its relational plan is wanted."""
 
 
 class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -96,13 +96,13 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     lo: int
     hi: int
     at_once: bool = False
-    """All changes are at one time, ``hi - 1`` (a view computed from scratch)."""
+    """True if all changes are at one time, ``hi - 1`` (a view computed from scratch)."""
     into_files: bool = False
-    """A large answer is wanted as files; only with `at_once`."""
+    """True if a large answer is wanted as files; only with `at_once`."""
     optimistic: bool = False
-    """Says that what seldom makes a row counts as if it made none (`plan.delta.Stratum`)."""
+    """True if strata that seldom make a row count as if they made none (`plan.delta.Stratum`)."""
     traceparent: str | None = None
-    """Context of the sampled trace that wants it; it is answered with a `JobTrace`."""
+    """Context of the sampled trace that wants it; the answer has a `JobTrace` then."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -117,8 +117,8 @@ class LikelyRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rehearse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes ready for such runs of steps to come, and for those with fewer changes. Answered with
-    `Prepared`, also when nothing can be made ready."""
+    """Builds plans for likely runs of later steps, and for those with fewer changes. Answered with
+    `Prepared`, also when no plan can be built."""
 
     job_id: str
     dataflow: str
@@ -141,7 +141,7 @@ class Difference(msgspec.Struct, frozen=True, gc=False, tag=True):
     old: Rows | None = None
     conf: tuple[tuple[str, str], ...] = ()
     traceparent: str | None = None
-    """As a `Step`'s."""
+    """The same as a `Step`'s."""
 
 
 class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -168,7 +168,7 @@ class Select(msgspec.Struct, frozen=True, gc=False, tag=True):
     output: Schema
     conf: tuple[tuple[str, str], ...] = ()
     into_files: bool = False
-    """A large answer is wanted as files, in order."""
+    """True if a large answer is wanted as files, in order."""
     traceparent: str | None = None
 
 
@@ -190,7 +190,7 @@ class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
     `options`: rows with the columns `keep` of `read`, the files' columns. Small answers come as
     Arrow, large ones as Parquet files.
 
-    A file that cannot be read so fails it with ``DefiniteError``, whose text begins with the
+    A file that cannot be read so fails the job with ``DefiniteError``, whose text begins with the
     file's path where Spark tells it.
     """
 
@@ -201,9 +201,9 @@ class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
     keep: tuple[str, ...]
     options: tuple[tuple[str, str], ...] = ()
     bytes: int = 0
-    """Of all files."""
+    """Size of all files."""
     into_files: bool = True
-    """A large answer is wanted as files."""
+    """True if a large answer is wanted as files."""
 
 
 class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -231,13 +231,13 @@ Job: TypeAlias = (
 
 
 class Volatility(msgspec.Struct, frozen=True, gc=False):
-    """The call or literal by which a query's answer is no function of its tables."""
+    """The call or literal that makes a query's answer no function of its tables."""
 
     call: str
     clock: bool = False
-    """It stands for the time, the session or the release; otherwise for chance."""
+    """True if the call stands for the time, the session or the release; false if for chance."""
     temporal: bool = False
-    """It is a call of the clock, which a temporal filter can follow, and there is nothing else."""
+    """True for a call of the clock that a temporal filter can follow, if there is no other call."""
 
 
 class Translation(msgspec.Struct, frozen=True, gc=False):
@@ -247,23 +247,24 @@ class Translation(msgspec.Struct, frozen=True, gc=False):
     root: Project | None
     """A projection onto the output's columns, by name; None: no rule knows the query."""
     reason: str = ""
-    """Names what no rule knows."""
+    """The construct that no rule knows."""
 
 
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Tells what Spark says of a query."""
+    """Spark's analysis of a query."""
 
     job_id: str
     schema: Schema = Schema(())
     sources: tuple[str, ...] = ()
-    """Which of the job's tables it reads, in the order in which its plan names them."""
+    """Names of the job's tables that it reads, in the order in which its plan names them."""
     volatility: Volatility | None = None
-    """None: its answer is a function of its tables, but for the choices that Spark's aggregates
+    """None if its answer is a function of its tables, but for the choices that Spark's aggregates
     are free to make (``first``)."""
     translation: Translation | None = None
-    """None: none was asked for."""
+    """None if it was not asked for."""
     missing: str = ""
-    """A name, as Spark writes it, that is none of the job's tables: nothing else is told then."""
+    """A name, as Spark writes it, that is none of the job's tables; all other fields are empty
+    then."""
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -292,17 +293,17 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     arrow_file: str | None = None
     spark_ms: float = 0.0
     prepared: bool = False
-    """Whether a step's plan was there already and was only executed again."""
+    """True if a step's plan was there already and was only executed again."""
     files: tuple[FileDone, ...] | None = None
     wait_ms: float = 0.0
-    """In the engine, for others' jobs; `spark_ms` is without."""
+    """Time that it waited in the engine for other jobs; `spark_ms` does not include it."""
     frequent: LikelyRun | None = None
-    """A step's own runs, where they are so many that a rehearsal of them pays."""
+    """The run of a step like many before, for which a rehearsal pays."""
     trace: JobTrace | None = None
-    """Of a job with a `traceparent`."""
+    """Trace of a job with a `traceparent`."""
 
     def paths(self) -> tuple[str, ...]:
-        """All files, to be removed with the answer."""
+        """Return all files, which are to be removed with the answer."""
         found = () if self.arrow_file is None else (self.arrow_file,)
         return (*found, *(file.path for file in self.files or ()))
 
@@ -330,8 +331,8 @@ class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """How far a job is that takes long: Spark's tasks, of the stages known so far. It is not the
-    job's answer."""
+    """The progress of a job that takes long: Spark's tasks, of the stages known so far. It is not
+    the job's answer."""
 
     job_id: str
     tasks_done: int
@@ -342,8 +343,8 @@ Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady | P
 
 
 class Run(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """To the executor actor: run this job and answer `reply` (a `kernel.Reply[Answer]`), and
-    while it runs tell its `Progress` to `watcher` (a `kernel.Address`), if there is one.
+    """Asks the executor actor to run this job and answer `reply` (a `kernel.Reply[Answer]`), and
+    meanwhile to send its `Progress` to `watcher` (a `kernel.Address`), if there is one.
 
     A failure is given to the reply as the error itself (`DefiniteError`, `QueryRejected`,
     `Canceled`, `EngineLost`, …), never as a `JobFailed`.
@@ -355,14 +356,14 @@ class Run(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CancelJob(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """To the executor actor: the job's caller gets `Canceled` at once."""
+    """Asks the executor actor to cancel a job, whose caller gets `Canceled` at once."""
 
     job_id: str
 
 
 class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """To the executor actor: answer `reply` (a `kernel.Reply`) with the jobs that are there and
-    those that ended last (`job_log.JobNote`s)."""
+    """Asks the executor actor to answer `reply` (a `kernel.Reply`) with its current jobs and those
+    that ended last (`job_log.JobNote`s)."""
 
     reply: Any
 

@@ -1,27 +1,22 @@
 """Rows of a table near a step's changes: all of a partition that a window function needs.
 
-Theory of operation. A window function reads a whole partition, but ``lag`` or a frame of ten rows
-say nothing new of a row far from every change, and of the first ten rows of a partition only its
-beginning matters. A lookup finds the partition in a file, at little cost; to have Spark sort all of
-it, before and after each change, costs most of a step. So the rows that a lookup found are thinned
-out before Spark sees them.
+A window function reads a whole partition, but ``lag`` or a frame of ten rows say nothing new of a
+row far from every change, and of the first ten rows of a partition only its beginning matters. A
+lookup finds the partition in a file, at little cost; to have Spark sort all of it, before and after
+each change, costs most of a step. So the rows that a lookup found are thinned out first.
 
-Blocks are the rows of a partition that its order leaves equal: what decides between them is
-another's business, so a block is kept whole or not at all. *Static* rows are those that stay for
-the whole step; of a block at least as many are static as it has rows more than the step takes back.
+Blocks are the rows of a partition that its order leaves equal; the order among them is not decided
+here, so a block is kept whole or not at all. *Static* rows are those that stay for the whole step;
+of a block at least as many are static as it has rows more than the step retracts. Kept are
 
-Rules, each with what it is enough for:
-- ``rows``, frames of at most `size` rows to either side: on each side of a changed block the
-  blocks that hold ``2 * size`` static rows. A row whose frame a change may reach is at most `size`
-  static rows away from it, and its own frame reaches `size` further. What is kept beyond reaches no
-  change, neither across the gap, for the same rows stand at either end of it; so it has one value
-  at all times, if a wrong one, and cancels out.
-- ``first``, what holds for the first `size` rows alone: blocks from the beginning that hold `size`
-  static rows. What is kept has its true number, and what is not comes behind `size` rows that stay.
-- ``distinct``: the same of blocks with a static row, for ranks without gaps.
-- ``range``, frames of values at most `size` away: values within ``2 * size`` of a change.
-- ``gap``, what depends on the rows that are no more than `size` after one another (sessions): all
-  such chains that have a change.
+- ``rows``, for frames of at most `size` rows to either side: on each side of a changed block the
+  blocks that hold ``2 * size`` static rows;
+- ``first``, for what holds for the first `size` rows alone: blocks from the beginning that hold
+  `size` static rows;
+- ``distinct``: the same of blocks with a static row, for ranks without gaps;
+- ``range``, for frames of values at most `size` away: values within ``2 * size`` of a change;
+- ``gap``, for what depends on the rows that are no more than `size` after one another (sessions):
+  all such chains that have a change.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ Reach: TypeAlias = Literal["rows", "first", "distinct", "range", "gap"]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Flags: TypeAlias = NDArray[np.bool_]
 SIZE_MAX: Final = 1 << 61
-"""Twice a size is a number of 64 bits."""
+"""Greatest size: twice as much is still a number of 64 bits."""
 
 
 class SortColumn(msgspec.Struct, frozen=True):
@@ -53,7 +48,7 @@ class SortColumn(msgspec.Struct, frozen=True):
 
 
 class NearbyRows(msgspec.Struct, frozen=True):
-    """The input ``n{k}`` of a step: of the rows ``s{source}`` those near the changes ``d{source}``.
+    """The input ``n{k}`` of a step: the rows ``s{source}`` that are near the changes ``d{source}``.
 
     `keys` and `order` are columns of the table. ``range`` and ``gap`` are in the units of the one
     column of `order`: numbers, days of a date, microseconds of a timestamp.
@@ -67,11 +62,11 @@ class NearbyRows(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at."""
+        """Return the columns that are read."""
         return tuple(dict.fromkeys((*self.keys, *(each.column for each in self.order))))
 
     def text(self) -> str:
-        """Say for people which rows these are."""
+        """Return a text for people that says which rows these are."""
         by = ", ".join(self.keys)
         match self.reach:
             case "first" | "distinct":
@@ -83,13 +78,13 @@ class NearbyRows(msgspec.Struct, frozen=True):
 
 
 def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table:
-    """Return the rows that matter where these changes come.
+    """Return the rows near these changes.
 
     Args:
         rows: Settled rows of the table, each once, with a positive diff; a partition that has a
             change must be there whole.
         changes: Updates of the table at any times.
-        near: Which rows matter.
+        near: The distance that counts as near.
     """
     if not rows.num_rows or not changes.num_rows:
         return rows.slice(0, 0)
@@ -99,7 +94,7 @@ def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table
     partition = group_codes(both, near.keys)
     touched = np.zeros(int(partition.max()) + 1, np.bool_)
     touched[partition[changed]] = True
-    # What else the lookups found is of no interest, and is not sorted.
+    # Partitions without a change are not sorted.
     places = np.flatnonzero(touched[partition])
     both, changed, partition = both.take(pa.array(places)), changed[places], partition[places]
     kept = _near_values if near.reach in ("range", "gap") else _near_blocks
@@ -130,11 +125,17 @@ def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
     start = np.searchsorted(owner, owner, "left")
     end = np.searchsorted(owner, owner, "right") - 1
     if near.reach == "rows":
+        # A row whose frame a change may reach is at most `size` static rows away from it, and its
+        # own frame reaches `size` further. A row kept beyond reaches no change, nor one across a
+        # gap, as the same rows stand at the gap's end: its value, if a wrong one, stays the same
+        # and cancels out.
         at = np.flatnonzero(np.bincount(block[moved], minlength=count))
         low = np.searchsorted(before, before[at] - 2 * near.size, "right") - 1
         high = np.searchsorted(before, before[at + 1] + 2 * near.size, "left") - 1
         low, high = np.clip(low, start[at], at), np.clip(high, at, end[at])
     else:
+        # A kept row has its true number, and one that is left out comes behind `size` rows that
+        # stay.
         low = np.unique(start)
         high = np.searchsorted(before, before[low] + near.size, "left") - 1
         high = np.clip(high, low, end[low])
@@ -147,7 +148,8 @@ def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
 
 
 def group_codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
-    """Return a number a row from 0 on, the same for equal keys; NULL is a value like others."""
+    """Return a number for each row, from 0 on, the same for equal keys; NULL is a value like
+    others."""
     found = np.zeros(table.num_rows, np.int64)
     for key in keys:
         encoded = pc.dictionary_encode(table[key].combine_chunks(), null_encoding="encode")
@@ -203,7 +205,7 @@ def _follows(values: _Numbers, owner: _Numbers, moved: _Flags, most: int) -> _Fl
 
 
 def _distance(low: _Numbers, high: _Numbers) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return how far apart ascending numbers are, which may be more than they can be."""
+    """Return the distances of ascending numbers, unsigned: they may be more than an int64 holds."""
     return high.astype(np.uint64) - low.astype(np.uint64)
 
 

@@ -1,8 +1,9 @@
-"""Nested arrays of Arrow, taken apart and put together again; and texts of limited length in them.
+"""Takes nested Arrow arrays apart and puts them together; fits texts of limited length in them.
+Pure.
 
 Spark's CHAR(n) and VARCHAR(n) are texts whose length is part of the type. `fit_texts` does what
 Spark does when a row is written: blanks beyond n are cut off, anything else beyond n is refused,
-and a CHAR is filled up with blanks. So 'ab' and 'ab  ' are one CHAR(4). Pure.
+and a CHAR is filled up with blanks. So 'ab' and 'ab  ' are one CHAR(4).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def children_of(values: pa.Array) -> list[pa.Array]:
     offsets = values.offsets
     first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(values) else (0, 0)
     inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
+    # Arrays inside a slice still hold the values of the whole: the offsets say which are its own.
     return [each.slice(first, last - first) for each in inside]
 
 
@@ -36,6 +38,7 @@ def with_children(values: pa.Array, children: Sequence[pa.Array], type_: pa.Data
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
     offsets = pa.array([0], pa.int32())
     if len(values):
+        # The offsets of a slice do not begin at 0.
         offsets = pc.subtract(values.offsets, values.offsets[0]).cast(pa.int32())
     if pa.types.is_map(type_):
         return pa.MapArray.from_arrays(offsets, *children, type=type_, mask=mask)

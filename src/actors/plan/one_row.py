@@ -1,12 +1,10 @@
 """Arrow IPC streams of one row of integers, written and read without Arrow's cost a call.
 
-Theory of operation. Two streams of one schema with one row and no nulls, by one writer, differ in
-the bytes of the values and nowhere else. So a stream is taken apart by Arrow once (`form_of`),
-which tells where its values stand. A stream that equals it everywhere else *is* that stream with
-other values: `Form.read` compares, and gives them; `Form.write` puts others in their place.
-
-What it does not do: it knows nothing of Arrow's layout, so it cannot read a stream that no form
-was made of; nulls, other types and several rows have no form.
+Two streams of one schema with one row and no nulls, by one writer, differ in the bytes of the
+values and nowhere else. So Arrow takes one stream apart (`form_of`), which tells the places of its
+values. A stream that equals it everywhere else *is* that stream with other values: `Form.read`
+compares, and returns the values; `Form.write` puts others in their places. Nulls, other types and
+several rows have no form.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _CODES = {
     (False, 4): "<I",
     (False, 8): "<Q",
 }
-"""By signed, bytes."""
+"""Codes of `struct`, by (signed, bytes)."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -35,14 +33,14 @@ class Form(msgspec.Struct, frozen=True):
 
     types: tuple[pa.DataType, ...]
     stream: bytes
-    """Of which it was made."""
+    """The stream of which it was made."""
     fixed: tuple[tuple[int, int, bytes], ...]
-    """(from, to, bytes): all that lies beside the values."""
+    """(start, end, bytes) of all that lies beside the values."""
     values: tuple[tuple[int, struct.Struct], ...]
-    """Where each column's value stands, in the columns' order."""
+    """Offset and code of each column's value, in the columns' order."""
 
     def read(self, stream: bytes) -> tuple[int, ...] | None:
-        """The values in a stream; None: it is not of this form."""
+        """Return the values in a stream; None if it is not of this form."""
         if len(stream) != len(self.stream):
             return None
         for start, end, wanted in self.fixed:
@@ -51,7 +49,7 @@ class Form(msgspec.Struct, frozen=True):
         return tuple(code.unpack_from(stream, at)[0] for at, code in self.values)
 
     def write(self, values: tuple[int, ...]) -> bytes | None:
-        """The stream with these values; None when one does not fit its type."""
+        """Return the stream with these values; None when one does not fit its type."""
         made = bytearray(self.stream)
         try:
             for (at, code), value in zip(self.values, values, strict=True):
@@ -62,7 +60,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 def form_of(stream: bytes) -> Form | None:
-    """The form of a stream of just one row of integers; None for any other, or what is none."""
+    """Return the form of a stream of just one row of integers; None for any other bytes."""
     buffer = pa.py_buffer(stream)
     try:
         with pa.ipc.open_stream(buffer) as reader:
@@ -89,7 +87,8 @@ def form_of(stream: bytes) -> Form | None:
 
 
 def _place(column: Any, buffer: pa.Buffer) -> tuple[int, struct.Struct] | None:
-    """Where in the buffer the only value of a column stands."""
+    """Return the offset in the buffer and the code of a column's only value; None if it has
+    none."""
     kind = column.type
     if not pa.types.is_integer(kind) or column.null_count or column.offset:
         return None

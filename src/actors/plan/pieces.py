@@ -19,7 +19,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 def pieces(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> Iterator[Piece]:
-    """Cuts a result; at least one piece, which may be without rows. A piece has at most
+    """Yield a result in pieces, at least one, which may be without rows. A piece has at most
     `bytes_max` bytes unless a single row has more."""
     gathered: list[pa.RecordBatch] = []
     size = rows = 0
@@ -37,7 +37,7 @@ def pieces(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) ->
 
 
 _OVERHEAD = 1_024
-"""Of one batch in a stream, beside its data."""
+"""Bytes of one batch in a stream, beside its data."""
 
 
 def _cut(batch: pa.RecordBatch, room: int) -> Iterator[pa.RecordBatch]:

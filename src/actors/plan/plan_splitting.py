@@ -1,15 +1,12 @@
-"""Strata cut up so that Spark plans little, and nothing twice.
+"""Splits strata so that Spark plans little, and nothing twice.
 
-Theory of operation. Rules name the same subtree in many terms (the old rows of a join stand in
-each term of its delta), and Spark analyses what it is given as often as it is written: of 900
-nodes of a plan 90 may differ. So `divided` makes strata of their own of what occurs more than
-once. Strata that run together are one statement with a WITH, and each is analysed once.
+Rules name the same subtree in many terms (the old rows of a join stand in each term of its delta),
+and Spark analyses it as often as it is written: of 900 nodes of a plan 90 may differ. So `divided`
+makes strata of their own of what occurs more than once. Strata that run together are one statement
+with a WITH, and each is analysed once.
 
-After that Spark puts every stratum where it is named, and a plan of strata above strata grows by
-a multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
 `pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
-plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece. No
-stratum has more than `STRATUM_NODES_MAX` nodes of its own, so that this can always be done; a plan
+plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece. A plan
 that is too much even in pieces is known by its `statement_sizes` before any of it is sent.
 """
 
@@ -49,23 +46,23 @@ from actors.plan.delta import (
 SHARED_NODES_MIN: Final = 4
 """Smaller subtrees are written again: a name for them would cost as much."""
 STRATUM_NODES_MAX: Final = 50
-"""What is larger becomes several strata, whether it occurs once or more."""
+"""Larger subtrees become several strata, so that `pieces` can always split a plan."""
 COLUMNS_OF_A_NODE: Final = 16
 """A node counts once for each so many columns that it computes: each of Spark's rules looks at each
 expression of a plan."""
 
 COMPUTED_TWICE_PART: Final = 4
-"""Says from which part of a statement's nodes on (one in so many) what two statements would compute
-is run by itself."""
+"""Part (one in so many) of a statement's nodes from which on a stratum that two statements would
+compute is run by itself."""
 
 
 class PlanLimits(NamedTuple):
-    """How many nodes a plan may have."""
+    """Limits of the nodes of a plan."""
 
     statement_nodes_max: int = 400
-    """Of one statement; what is larger is run in pieces."""
+    """Nodes of one statement; a larger one is run in pieces."""
     plan_nodes_max: int = 8_000
-    """Of all pieces together, when all inputs change."""
+    """Nodes of all pieces together, when all inputs change."""
 
 
 Strata: TypeAlias = tuple[Node, ...]
@@ -73,7 +70,7 @@ Sizes: TypeAlias = dict[str, int]
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node reads."""
+    """Return the nodes that a node reads."""
     match node:
         case Input():
             return ()
@@ -94,7 +91,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def with_children(node: Node, made: Sequence[Node]) -> Node:
-    """The node over others, in the order of `children`."""
+    """Return the node over others, in the order of `children`."""
     match node:
         case Input():
             return node
@@ -122,7 +119,8 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
 
 
 def divided(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
-    """Strata in which nothing large occurs twice, and where each given one is among them."""
+    """Return strata in which nothing large occurs twice, and the place of each given one among
+    them."""
     made: list[Node] = []
     places: list[int] = []
     for node in strata:
@@ -141,7 +139,7 @@ class _Divider:
         self._done: dict[Node, tuple[Node, int]] = {}
 
     def add(self, root: Node) -> None:
-        """Adds what is shared, then the rest."""
+        """Add what is shared, then the rest."""
         self._count(root, set())
         self._made.append(self._reduced(root)[0])
 
@@ -153,7 +151,7 @@ class _Divider:
                 self._count(child, seen)
 
     def _divide(self, node: Node) -> tuple[Node, int]:
-        """The node with what is shared below it named, and its size."""
+        """Return the node with what is shared below it named, and its size."""
         found = self._done.get(node)
         if found is not None:
             return found
@@ -161,13 +159,14 @@ class _Divider:
             return self._renamed(node), 1
         new, size = self._reduced(node)
         shared = self._parents[node] > 1 and size >= SHARED_NODES_MIN
+        # A term with a bare NULL stays in its union, which alone gives the column a type.
         if (shared or size > STRATUM_NODES_MAX) and not _padding(node):
             new, size = self._named(new), 1
         self._done[node] = new, size
         return new, size
 
     def _reduced(self, node: Node) -> tuple[Node, int]:
-        """The same, but for what is above it."""
+        """Return the node over its divided children, and its size."""
         below = [self._divide(child) for child in children(node)]
         if isinstance(node, Union) and not any(map(_padding, node.inputs)):
             below = self._gathered(below)
@@ -175,7 +174,7 @@ class _Divider:
         return new, weight(node) + sum(count for _, count in below)
 
     def _gathered(self, below: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        """A union's inputs, in unions of their own as long as they are too many."""
+        """Return a union's inputs, in unions of their own as long as they are too many."""
         while sum(size for _, size in below) > STRATUM_NODES_MAX and len(below) > 1:
             groups: list[list[Node]] = []
             room = 0
@@ -189,7 +188,7 @@ class _Divider:
         return below
 
     def _named(self, node: Node) -> Input:
-        """Makes a stratum of a divided node."""
+        """Make a stratum of a divided node, and return its name as an input."""
         self._made.append(node)
         return Input(f"r{len(self._made) - 1}", columns_of(node))
 
@@ -199,12 +198,12 @@ class _Divider:
 
 
 def renamed(name: str, places: Sequence[int]) -> str:
-    """An input's name among divided strata."""
+    """Return an input's name among divided strata."""
     return f"r{places[int(name[1:])]}" if name[0] == "r" else name
 
 
 def _padding(node: Node) -> bool:
-    """Whether a column has a type only in the union that the node is a term of."""
+    """Return whether a column has a type only in the union that the node is a term of."""
     return isinstance(node, Select) and any(c.expression == "NULL" for c in node.columns)
 
 
@@ -216,13 +215,14 @@ def pieces(
     nodes_max: int,
     without: Collection[int] = (),
 ) -> list[tuple[int, ...]]:
-    """The statements that strata `first` to `last` are run in: each the strata in it, the last of
-    them being what it makes.
+    """Return the statements that strata `first` to `last` are run in: each the strata in it, the
+    last of them being its output.
 
     `filled` are the inputs that have rows: terms of the others are not planned. The strata
     `without` count as if they made no rows.
     """
     kept: set[int] = set()
+    # One stratum more at a time: each that is run by itself changes the sizes of all above it.
     while True:
         sizes = _sizes(strata, first, last, filled, kept, without)
         large = [index for index in (*kept, last) if sizes[f"r{index}"] > nodes_max]
@@ -237,8 +237,8 @@ def pieces(
 
 
 def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: int) -> int:
-    """The largest stratum that several statements would compute; -1: none that is worth one of its
-    own."""
+    """Return the largest stratum that several statements would compute; -1 if none is worth a
+    statement of its own."""
     times = Counter(index for statement in made for index in statement[:-1])
     again = [(sizes[f"r{index}"], index) for index, count in times.items() if count > 1]
     size, found = max(again, default=(0, -1))
@@ -263,7 +263,10 @@ def _sizes(
     kept: Collection[int],
     without: Collection[int] = (),
 ) -> Sizes:
-    """Nodes of each stratum with all that it names put in its place; those `kept` count one."""
+    """Return the nodes of each stratum with all that it names put in its place; those `kept` count
+    one."""
+    # Spark puts every stratum where it is named, and a plan of strata above strata grows by a
+    # multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
     sizes = dict.fromkeys(filled, 1)
     own: Sizes = {}
     for index in range(first, last + 1):
@@ -274,9 +277,10 @@ def _sizes(
 
 
 def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collection[int]) -> int:
-    """The stratum whose rows would spare the target's plan most; -1: none would."""
+    """Return the stratum whose rows would spare the target's plan most; -1 if none would."""
     times: Counter[int] = Counter({target: 1})
     best, most = -1, 0
+    # Downwards: a stratum is named by later ones alone, which are counted by then.
     for index in range(target, first - 1, -1):
         if not times[index] or (index in kept and index != target):
             continue
@@ -289,14 +293,14 @@ def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collectio
 
 
 def _named(node: Node, sizes: Sizes) -> list[str]:
-    """The strata that a node names, as often as it does, where they make rows."""
+    """Return the strata that a node names, as often as it does, where they make rows."""
     if isinstance(node, Input):
         return [node.name] if node.name[0] == "r" and sizes.get(node.name) else []
     return [name for child in children(node) for name in _named(child, sizes)]
 
 
 def _statement(strata: Strata, first: int, target: int, left: Collection[int]) -> tuple[int, ...]:
-    """The strata that the target is made of, without those that are left out."""
+    """Return the strata that the target is made of, without those in `left`."""
     wanted = {target}
     for index in range(target, first - 1, -1):
         if index in wanted:
@@ -338,7 +342,7 @@ def makes_rows_of_none(node: Node) -> bool:
 
 
 def weight(node: Node) -> int:
-    """Return as how many nodes one counts, by the columns that it computes itself.
+    """Return the number of nodes that one counts for, by the columns that it computes itself.
 
     >>> from actors.plan.delta import Named
     >>> rows = Input("d0", ("x",))
@@ -362,8 +366,8 @@ def weight(node: Node) -> int:
 
 
 def nodes(node: Node, sizes: Mapping[str, int]) -> int:
-    """About how many nodes are planned for a node, with inputs of these `sizes`; those left out
-    are empty, and what hangs on them is nothing."""
+    """Return about how many nodes are planned for a node, with inputs of these `sizes`. Inputs left
+    out are empty, and nodes that need their rows count nothing."""
     counts = [nodes(child, sizes) for child in children(node)]
     match node:
         case Input():

@@ -64,9 +64,9 @@ class Filter(msgspec.Struct, frozen=True, tag=True):
 
 
 class TimeEdge(msgspec.Struct, frozen=True):
-    """Says where a comparison with the clock turns: at the first time T, in microseconds since the
+    """The time at which a comparison with the clock turns: the first T, in microseconds since the
     epoch, at which ``floor((T + before) / unit) * unit + after`` is no less than `micros`, or with
-    `strict` greater; at no time where `micros` is NULL.
+    `strict` greater; no time where `micros` is NULL.
 
     `micros` is an expression of the row. The comparison becomes true there, or with `ends` false.
     """
@@ -80,7 +80,7 @@ class TimeEdge(msgspec.Struct, frozen=True):
 
 
 class TimeBound(msgspec.Struct, frozen=True):
-    """A predicate that compares a row with the clock: its text, and where it turns."""
+    """A predicate that compares a row with the clock: its text, and the times at which it turns."""
 
     test: str
     edges: tuple[TimeEdge, ...]
@@ -189,7 +189,7 @@ class AggregateCall(msgspec.Struct, frozen=True):
     argument_type: str = "bigint"
     argument_nullable: bool = True
     distinct: bool = False
-    """Over the distinct values of the argument."""
+    """True if it is over the distinct values of the argument."""
     formula: AggregateFormula | None = None
 
 
@@ -248,10 +248,10 @@ class WindowCall(msgspec.Struct, frozen=True):
     frame: str
     type: str
     by_row: bool
-    """Whether its value depends on the order of rows that the window's own order leaves equal."""
+    """True if its value depends on the order of rows that the window's own order leaves equal."""
     reach: Reach | None = None
-    """How far in its partition a change can reach: ``rows`` or ``range``, at most `size`; ``first``
-    and ``distinct`` are ranks with gaps and without; None: anywhere."""
+    """Reach of a change in its partition: ``rows`` or ``range``, at most `size`; ``first`` and
+    ``distinct`` are ranks with gaps and without; None: anywhere."""
     size: int = 0
 
 
@@ -284,7 +284,7 @@ class Limit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opaque(msgspec.Struct, frozen=True, tag=True):
-    """What no rule knows: the query text, recomputed at each time and subtracted."""
+    """A query that no rule knows: its text, recomputed at each time and subtracted."""
 
     sql: str
     reason: str
@@ -321,7 +321,7 @@ class ViewPlan(msgspec.Struct, frozen=True):
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:
-    """The column ids that a plan makes, in order."""
+    """Return the column ids that a plan makes, in order."""
     match plan:
         case Scan():
             return tuple(name for name, _ in plan.columns)

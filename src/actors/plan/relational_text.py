@@ -1,7 +1,7 @@
-"""A relational plan written out again as Spark SQL: derived tables, column ids as aliases.
+"""Writes a relational plan out as Spark SQL: derived tables, column ids as aliases.
 
-The text means what the plan means: its contents are the query's contents. It is what probes ask
-Spark's types of, and what tests compare with the view's own text.
+The text's contents are the query's contents. Probes ask Spark for its types, and tests compare it
+with the view's own text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from actors.plan.relational import (
 
 _ID: Final = re.compile(r"[a-z]\d\w*")
 _NOTHING: Final = "1 AS no_column"
-"""Rows without columns still are rows."""
+"""Column list of rows without columns, which still are rows."""
 _ONE_ROW: Final = f"SELECT {_NOTHING}"
 
 
@@ -72,7 +72,7 @@ def words_of(text: str | None) -> frozenset[str]:
 
 
 def render(plan: Plan, sources: tuple[str, ...]) -> str:
-    """The plan as one SELECT over the named tables."""
+    """Return the plan as one SELECT over the named tables."""
     return _Writer(sources).write(plan)
 
 
@@ -82,7 +82,7 @@ class _Writer:
         self._derived = 0
 
     def write(self, plan: Plan) -> str:
-        """A SELECT whose columns are the plan's, in order."""
+        """Return a SELECT whose columns are the plan's, in order."""
         match plan:
             case Scan():
                 columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
@@ -144,7 +144,7 @@ class _Writer:
         return _select(_all(plan), self._table(source) + clauses)
 
     def _expansion(self, plan: Expansion) -> str:
-        """A union over one table expression: SQL has no other word for it outside a GROUP BY."""
+        """Return a union over one table expression."""
         names = tuple(column.name for column in plan.columns)
         self._derived += 1
         own = f"e{self._derived}"
@@ -152,6 +152,7 @@ class _Writer:
         for row in plan.rows:
             made = [f"{text} AS {_name(name)}" for text, name in zip(row, names, strict=True)]
             sides.append(_select(made, own))
+        # SQL has no other word for it outside a GROUP BY.
         return f"WITH {own} AS ({self.write(plan.input)}) {' UNION ALL '.join(sides)}"
 
     def _semi(self, plan: SemiJoin) -> str:
@@ -178,7 +179,7 @@ class _Writer:
 
 
 def call_text(call: AggregateCall) -> str:
-    """An aggregate as Spark writes it."""
+    """Return an aggregate as Spark writes it."""
     if call.formula is not None:
         return call.formula.written.format(*call.formula.arguments)
     word = "DISTINCT " if call.distinct else ""
@@ -186,7 +187,7 @@ def call_text(call: AggregateCall) -> str:
 
 
 def window_text(plan: WindowFunctions, call: WindowCall) -> str:
-    """A window function as Spark writes it."""
+    """Return a window function as Spark writes it."""
     parts = []
     if plan.keys:
         parts.append(f"PARTITION BY {', '.join(plan.keys)}")

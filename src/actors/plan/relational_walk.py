@@ -1,8 +1,8 @@
-"""Relational plans as trees: inputs, rebuilding, and leaving out columns that nobody reads.
+"""Relational plans as trees: inputs, rebuilding, and pruning of unread columns.
 
 `pruned` goes from the output down: a node keeps the columns that are read above it and those it
-reads itself. What decides which rows there are stays whole: group keys, all columns of a
-DISTINCT, both sides of equalities. A global aggregate keeps one call: it is a row all the same.
+reads itself. Columns that decide which rows there are stay: group keys, all columns of a DISTINCT,
+both sides of equalities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from actors.plan.relational_text import words_of
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
-    """The plans that a node reads, left to right."""
+    """Return the plans that a node reads, left to right."""
     match plan:
         case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
             return (plan.input,)
@@ -48,7 +48,7 @@ def inputs_of(plan: Plan) -> tuple[Plan, ...]:
 
 
 def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
-    """The node over other inputs."""
+    """Return the node over other inputs."""
     match plan:
         case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
             return msgspec.structs.replace(plan, input=inputs[0])
@@ -63,14 +63,14 @@ def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
 
 
 def nodes(plan: Plan) -> Iterator[Plan]:
-    """All nodes, inputs first."""
+    """Yield all nodes, inputs first."""
     for each in inputs_of(plan):
         yield from nodes(each)
     yield plan
 
 
 def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
-    """The plan with no more columns than `needed` and its own work ask for."""
+    """Return the plan with no more columns than `needed` and its own work ask for."""
     match plan:
         case Scan():
             return Scan(plan.source, tuple(each for each in plan.columns if each[0] in needed))
@@ -89,6 +89,7 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
         case Aggregate():
             return _pruned_aggregate(plan, needed)
         case Distinct():
+            # All columns decide which rows are equal.
             return Distinct(pruned(plan.input, frozenset(columns_of(plan))), plan.columns)
         case UnionAll():
             kept = tuple(name for name in columns_of(plan) if name in needed)
@@ -116,6 +117,7 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
 
 def _pruned_aggregate(plan: Aggregate, needed: frozenset[str]) -> Aggregate:
     calls = tuple(call for call in plan.calls if call.name in needed)
+    # A global aggregate keeps one call: it is a row all the same.
     if not calls and not plan.keys:
         calls = plan.calls[:1]
     read = _union(key.expression for key in plan.keys) | _union(call.argument for call in calls)
@@ -123,7 +125,7 @@ def _pruned_aggregate(plan: Aggregate, needed: frozenset[str]) -> Aggregate:
 
 
 def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
-    """A union's input: a `Project` with just these columns, in order."""
+    """Return a union's input as a `Project` with just these columns, in order."""
     assert isinstance(plan, Project)
     by_name = {column.name: column for column in plan.columns}
     kept = tuple(by_name[name] for name in columns)

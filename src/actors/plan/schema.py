@@ -1,9 +1,9 @@
-"""Columns and their types, named as Spark names them, and the same as Arrow.
+"""Columns and their types, named as Spark names them, and as Arrow.
 
 A type is Spark's DDL text in lower case (``bigint``, ``decimal(12,2)``, ``array<string>``,
 ``struct<a:int,b:string>``, ``map<string,int>``). Parts, arrangements and messages hold Arrow;
-`arrow_type` is the one place that ties the two. Three columns belong to the system: `TIME`,
-`DIFF` and, only in parts that hold error updates, `ERROR`.
+`arrow_type` is the one place that ties the two. Three columns belong to the system: `TIME`, `DIFF`
+and, only in parts that hold error updates, `ERROR`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ TIME: Final = "__time"
 DIFF: Final = "__diff"
 ERROR: Final = "__error"
 _SHAPES_MAX: Final = 256
-"""Shapes of updates that are kept, one a schema."""
+"""Bound of the cached shapes of updates, one a schema."""
 CHAR_LENGTH_MAX: Final = 65_536
-"""Every value of a CHAR(n) takes n characters."""
+"""Limit of n, as every value of a CHAR(n) takes n characters."""
 VARCHAR_LENGTH_MAX: Final = 2**31 - 1
 _LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
@@ -45,11 +45,11 @@ class Schema(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names in order."""
+        """Return the column names in order."""
         return tuple(column.name for column in self.columns)
 
     def ddl(self) -> str:
-        """As Spark's DDL: ``a bigint, b string``, with names quoted."""
+        """Return the columns as Spark's DDL: ``a bigint, b string``, with names quoted."""
         return ", ".join(
             f"`{column.name.replace('`', '``')}` {column.type}"
             + ("" if column.nullable else " not null")
@@ -57,17 +57,17 @@ class Schema(msgspec.Struct, frozen=True):
         )
 
     def arrow(self) -> pa.Schema:
-        """The user columns as Arrow (all nullable there: updates of errors hold NULLs)."""
+        """Return the user columns as Arrow (all nullable there: updates of errors hold NULLs)."""
         return pa.schema([pa.field(c.name, arrow_type(c.type)) for c in self.columns])
 
     def arrow_updates(self) -> pa.Schema:
-        """The user columns, then `TIME` and `DIFF`, as parts hold them."""
+        """Return the user columns, then `TIME` and `DIFF`, as parts hold them."""
         return _arrow_updates(self)
 
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _arrow_updates(schema: Schema) -> pa.Schema:
-    """Every append asks for it."""
+    """Return the shape of a schema's updates. Cached, as every append asks for it."""
     return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 
 
@@ -96,7 +96,8 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
 
 @lru_cache(maxsize=1024)
 def arrow_type(text: str) -> pa.DataType:
-    """The Arrow type that holds a Spark type. Raises `InvalidUsage` for one we cannot store."""
+    """Return the Arrow type that holds a Spark type. Raises `InvalidUsage` for one we cannot
+    store."""
     text = text.strip()
     low = text.lower()
     if low in _SIMPLE:
@@ -108,6 +109,7 @@ def arrow_type(text: str) -> pa.DataType:
         return pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
     if text_limit(low) is not None:
         return pa.string()
+    # Not of the text in lower case: the names of a struct's fields keep their case.
     inner = [arrow_type(each) for each in inner_types(text)]
     if inner and low.startswith("array<"):
         return pa.list_(pa.field("element", *inner))
@@ -152,7 +154,7 @@ def inner_types(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the top-level commas."""
+    """Split at the top-level commas."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         if char in "<(":

@@ -21,7 +21,7 @@ from actors.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """One Arrow IPC stream."""
+    """Return a table as one Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -33,23 +33,24 @@ _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def opening_of(schema: pa.Schema) -> bytes:
-    """What an Arrow IPC stream of that schema begins with."""
+    """Return the bytes with which an Arrow IPC stream of that schema begins."""
     return bytes(schema.serialize().to_pybytes())
 
 
 def stream_of(opening: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """One Arrow IPC stream of batches, all of the schema of that opening. Costs less than
+    """Return one Arrow IPC stream of batches, all of the schema of that opening. Costs less than
     `to_ipc`, for a few rows as for many."""
     return b"".join((opening, *(batch.serialize() for batch in batches), _END))
 
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
-"""Begins every message of a stream."""
+"""Beginning of every message of a stream."""
 
 
 def from_ipc(data: bytes) -> pa.Table:
-    """The table in an IPC stream. Raises `MalformedFrame`."""
+    """Return the table in an IPC stream. Raises `MalformedFrame`."""
     known = isinstance(data, bytes) and not SHORT_STREAM.exceeded_by(len(data))
+    # At a fraction of the cost of opening a stream.
     if known and (short := _short(data)) is not None:
         return short
     try:
@@ -59,8 +60,7 @@ def from_ipc(data: bytes) -> pa.Table:
 
 
 def _short(data: bytes) -> pa.Table | None:
-    """The table in a short stream of one batch, at a fraction of the cost of opening a stream;
-    None: it is another, or none."""
+    """Return the table in a short stream of one batch; None for any other bytes."""
     opening = 8 + int.from_bytes(data[4:8], "little")
     if data[:4] != _CONTINUES or data[-8:] != _END or opening > len(data):
         return None
@@ -82,11 +82,13 @@ def _short(data: bytes) -> pa.Table | None:
 
 @functools.lru_cache(maxsize=256)
 def _schema_of(opening: bytes) -> pa.Schema | None:
-    """The schema that a stream begins with; None: it needs more than one message, or is none."""
+    """Return the schema that a stream begins with; None if it needs more than one message, or is
+    none."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(opening))
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
+    # Dictionaries are messages of their own.
     return None if any(_has_dictionary(kind) for kind in schema.types) else schema
 
 
@@ -97,12 +99,12 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def empty_updates(schema: Schema) -> pa.Table:
-    """No updates, with the right columns."""
+    """Return no updates, with the right columns."""
     return schema.arrow_updates().empty_table()
 
 
 def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
-    """Rows as updates at one time with one diff."""
+    """Return rows as updates at one time with one diff."""
     count = rows.num_rows
     return rows.append_column(
         pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), count)
@@ -110,30 +112,30 @@ def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
 
 
 def at_time(updates: pa.Table, time: int) -> pa.Table:
-    """Updates without a time, all at one."""
+    """Return updates that had no time, all at one."""
     times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
     return updates.append_column(pa.field(TIME, pa.int64()), times)
 
 
 def error_update(schema: Schema, text: str, time: int, diff: int) -> pa.Table:
-    """An error update: NULL columns, the text, a time and a diff."""
+    """Return an error update: NULL columns, the text, a time and a diff."""
     shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
     row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}
     return pa.Table.from_pylist([row], schema=shape)
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The table with one column replaced in place."""
+    """Return the table with one column replaced in place."""
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def advance(updates: pa.Table, to: int) -> pa.Table:
-    """Raises times below `to` to it."""
+    """Return the updates with times below `to` raised to it."""
     return set_column(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(to, pa.int64())))
 
 
 def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
-    """Updates with ``lower <= time < upper``."""
+    """Return the updates with ``lower <= time < upper``."""
     times = updates[TIME]
     return updates.filter(
         pc.and_(
@@ -144,12 +146,12 @@ def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
 
 
 def negate(updates: pa.Table) -> pa.Table:
-    """All diffs with the other sign."""
+    """Return the updates with the other sign of each diff."""
     return set_column(updates, DIFF, pc.negate(updates[DIFF]))
 
 
 def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-    """Plain updates (without the error column), and the error updates if there are any."""
+    """Return plain updates (without the error column), and the error updates if there are any."""
     if ERROR not in updates.column_names:
         return updates, None
     held = pc.is_valid(updates[ERROR])
@@ -159,7 +161,7 @@ def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
-    """All rows of all tables (same columns, any order), in `schema`."""
+    """Return all rows of all tables (same columns, any order), in `schema`."""
     parts = [
         table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
         for table in tables
@@ -175,7 +177,7 @@ def sliced(updates: pa.Table) -> Iterator[pa.Table]:
 
 
 def distinct_times(updates: pa.Table) -> list[int]:
-    """The times that occur, ascending."""
+    """Return the times that occur, ascending."""
     return sorted(pc.unique(updates[TIME]).to_pylist())
 
 
@@ -184,7 +186,7 @@ def _groupable(kind: pa.DataType) -> bool:
 
 
 def consolidate(updates: pa.Table) -> pa.Table:
-    """Sums the diffs of equal rows (at equal times when there is `TIME`) and drops zeros.
+    """Sum the diffs of equal rows (at equal times when there is `TIME`) and drop zeros.
 
     Works for every column type; nested columns go row by row and are slower.
     """
@@ -206,14 +208,15 @@ def consolidate(updates: pa.Table) -> pa.Table:
 def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
     """Consolidate updates of one time, in which each value of a primary key has one row at most.
 
-    Rows whose key has nothing taken back are passed on as they are: of a table most rows were never
-    changed, and to tell so by one column takes a fraction of summing whole rows.
+    Rows whose key has no retraction are passed on as they are.
     """
     columns = set(updates.column_names)
     if len(key) != 1 or key[0] not in columns or not FEW_ROWS.exceeded_by(updates.num_rows):
         return consolidate(updates)
     if not _found_by_value(updates.schema.field(key[0]).type):
         return consolidate(updates)
+    # Most rows of a table were never changed, and to tell so by one column takes a fraction of
+    # summing whole rows.
     back = pc.less_equal(updates[DIFF], pa.scalar(0, pa.int64()))
     gone = updates[key[0]].filter(back).combine_chunks()
     moved = pc.is_in(updates[key[0]], value_set=gone)
@@ -227,11 +230,7 @@ def _found_by_value(kind: pa.DataType) -> bool:
 
 
 def condensed(updates: pa.Table) -> pa.Table:
-    """The same updates, consolidated; many only if that makes them far fewer.
-
-    Fewer columns than were written leave equal rows, and such as cancel one another. Rows of one
-    time stand together, so a stretch of many tells.
-    """
+    """Return the same updates, consolidated; many only if that makes them far fewer."""
     names = [name for name in updates.column_names if name != DIFF]
     rows = updates.num_rows
     plain = all(_groupable(updates.schema.field(n).type) for n in names)
@@ -240,6 +239,8 @@ def condensed(updates: pa.Table) -> pa.Table:
     if not plain:
         return updates
     updates, size = updates.combine_chunks(), SAMPLED_ROWS.limit
+    # Fewer columns than were written leave equal rows, and such as cancel one another. Rows of one
+    # time stand together, so that a stretch of many tells.
     sample = consolidate(updates.slice((rows - size) // 2, size))
     return consolidate(updates) if sample.num_rows * 2 <= size else updates
 
@@ -263,7 +264,8 @@ def _bits_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Whether Python values of this type, floats as bits, are equal just when the bits are."""
+    """Return whether Python values of this type, floats as bits, are equal just when the bits
+    are."""
     return any(test(kind) for test in _PLAIN)
 
 
@@ -286,7 +288,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _sum_few(updates: pa.Table, names: Sequence[str]) -> pa.Table:
-    """As `_sum_groups`, in a fraction of what Arrow's own grouping takes to get going."""
+    """Sum the diffs of equal rows as `_sum_groups` does, in a fraction of the time that Arrow's own
+    grouping takes to get going."""
     diffs: list[int] = _values(updates[DIFF])
     sums: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
@@ -330,8 +333,9 @@ def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def _exact(value: Any) -> Any:
-    """The same with floats as their bits: every NaN prints alike."""
+    """Return the value with floats as their bits."""
     if isinstance(value, float):
+        # In text every NaN is alike.
         return struct.pack("<d", value)
     if isinstance(value, list | tuple):
         return [_exact(each) for each in value]

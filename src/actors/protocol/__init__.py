@@ -1,1 +1,1 @@
-"""Messages that cross a wire or a room: compute commands, client requests, frames."""
+"""Messages on a wire or between packages: compute commands, client requests, frames."""

@@ -33,7 +33,7 @@ from actors.protocol.compute import Comparison, Finishing
 
 PROTOCOL_VERSION = 1
 COPY_FILE_BYTES: Final = 256 << 20
-"""Of one file of a copy, unless a client says otherwise."""
+"""Size of one file of a copy, unless a client asks for another."""
 
 
 class Welcome(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -51,7 +51,7 @@ class Welcomed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes a table; `retain_history_ms` None: the service's default."""
+    """Creates a table; `retain_history_ms` None: the service's default."""
 
     request: int
     name: str
@@ -61,7 +61,7 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes a maintained view of a Spark SQL query. Answered when it is in the catalog."""
+    """Creates a maintained view of a Spark SQL query. Answered when it is in the catalog."""
 
     request: int
     name: str
@@ -71,12 +71,12 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     refresh_policy: str = "auto"
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
     target_lag_ms: int = 0
-    """Says how old the view may be; 0: it is as fresh as can be."""
+    """Age that the view may have; 0: as fresh as possible."""
     traceparent: str | None = None
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keeps an object ready by `key` for peeks."""
+    """Keeps an object arranged by `key`, for peeks."""
 
     request: int
     name: str
@@ -86,7 +86,7 @@ class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops an object by name; refused with `ObjectInUse` while others stand on it."""
+    """Drops an object by name; refused with `ObjectInUse` while others depend on it."""
 
     request: int
     name: str
@@ -112,7 +112,7 @@ class Write(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     changes: tuple[TableChange, ...]
     traceparent: str | None = None
-    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
 class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -122,29 +122,29 @@ class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
     as_of: Time | None = None
     key: bytes | None = None
-    """Arrow IPC stream of the key values looked for (one row or more)."""
+    """Arrow IPC stream of the key values to look up (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
     traceparent: str | None = None
-    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     filter: tuple[Comparison, ...] = ()
-    """Only rows that pass all."""
+    """Comparisons that a row must pass, all of them."""
     project: tuple[str, ...] | None = None
-    """Only these columns; those of the order come along."""
+    """Columns of the answer, which also has those of the order; None: all."""
     finishing: Finishing | None = None
     """The service leaves out what cannot be in the answer; the client finishes."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes of an object. `from_` None: contents now (or at `as_of`), then changes; a frontier
-    F: the changes with ``time >= F`` only, as a resuming subscriber wants them."""
+    """Changes of an object. `from_` None: contents now (or at `as_of`), then changes; a frontier F:
+    only the changes with ``time >= F``, for a subscriber that resumes."""
 
     request: int
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
     traceparent: str | None = None
-    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     up_to: Frontier | None = None
     """Only changes with ``time < up_to``; then the empty upper and the end."""
     snapshot: bool = True
@@ -189,14 +189,14 @@ class ListActors(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Sets the share of new traces that are sampled, from 0 to 1; None: only asks for it."""
+    """Sets the share of new traces that are sampled, from 0 to 1; None: only reports it."""
 
     request: int
     ratio: float | None = None
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Adds a replica or drops one, for good; neither: only asks for them."""
+    """Adds a replica or drops one, durably; neither: only reports them."""
 
     request: int
     add: str = ""
@@ -212,9 +212,9 @@ class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     as_of: Time | None = None
     deadline_ms: int | None = None
     engine: bool = False
-    """Whether the engine answers also what a read could."""
+    """True if the engine must run even a plain read."""
     traceparent: str | None = None
-    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
 class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -228,11 +228,11 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     as_of: Time | None = None
     file_bytes_max: int = COPY_FILE_BYTES
     overwrite: bool = False
-    """A copy that is there gives way to this one when this one is whole."""
+    """True if this copy replaces an earlier one there, when this one is whole."""
     deadline_ms: int | None = None
     """The copy is dropped when it is not done by then."""
     progress: bool = False
-    """Whether `CopyProgress` is wanted."""
+    """True if `CopyProgress` is wanted."""
 
 
 Request: TypeAlias = (
@@ -264,7 +264,7 @@ Request: TypeAlias = (
 
 
 class Done(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """It is done; `text` where there is something to say (Explain)."""
+    """The request was carried out; `text` is its result, if it has one (Explain)."""
 
     request: int
     text: str = ""
@@ -285,7 +285,7 @@ class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
     as_of: Time
     arrow: bytes
     more: bool = False
-    """Whether further rows follow."""
+    """True if further rows follow."""
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -312,7 +312,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     since: Time
     upper: Frontier
     lag_ms: int
-    """Tells how old is what a reader sees, while changes are missing in it; else 0."""
+    """Age of the contents that a reader sees, while changes are missing in them; else 0."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -326,22 +326,22 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
     prepared: bool = False
-    """Whether the last step's plans were there already."""
+    """True if the last step's plans were prepared."""
     recomputed: bool = False
-    """Whether the view was computed whole instead of stepping."""
+    """True if the view was computed whole instead of stepping."""
     rejected: str = ""
-    """The other way of doing the last step, and what it would have taken."""
+    """The alternative to the last step, and its estimated cost."""
     held_rows: int = 0
-    """Of an index: updates that the workers hold, with their bytes in memory and in files."""
+    """Updates of an index that the workers hold; their bytes in memory and in files follow."""
     held_bytes_memory: int = 0
     held_bytes_mapped: int = 0
     parts_read: int = 0
-    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
     target_lag_ms: int = 0
-    """Says how old a view may be; 0: it is as fresh as can be."""
+    """Age that a view may have; 0: as fresh as possible."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -354,7 +354,7 @@ class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ActorReport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to `ListActors`. `monotonic_ms` is the service's, for rates between two."""
+    """The answer to `ListActors`. `monotonic_ms` is the service's clock: two reports give rates."""
 
     request: int
     monotonic_ms: float
@@ -362,7 +362,7 @@ class ActorReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to `SetTracing`. Without an exporter (`exporting` False) nothing is traced."""
+    """The answer to `SetTracing`. Without an exporter (`exporting` False) no request is traced."""
 
     request: int
     exporting: bool
@@ -376,14 +376,14 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False):
     state: str
     """``connected`` or ``connecting``."""
     text: str = ""
-    """Why its last connection ended."""
+    """Error that ended the last connection."""
     connections: int = 0
-    """How often it was connected."""
+    """Number of connections so far."""
     reporting: int = 0
-    """Dataflows that have told a frontier on this connection, of `objects`."""
+    """Dataflows that have reported a frontier on this connection, of `objects`."""
     objects: int = 0
     lag_ms: int = 0
-    """How far its slowest of them is behind the furthest replica."""
+    """Distance of its slowest dataflow from the furthest replica, in ms."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -394,8 +394,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer of a `Query` that is a plain read: what the client is to read. `names` are the
-    query's columns, one for each of `project`."""
+    """The answer to a `Query` that is a plain read: the read that the client must send. `names` are
+    the query's columns, one for each of `project`."""
 
     request: int
     name: str
@@ -416,7 +416,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """How far a copy is. `state`: "waiting" for its time to be sealed, or "copying"; `rows` are
+    """Progress of a copy. `state`: "waiting" for its time to be sealed, or "copying"; `rows` are
     those written."""
 
     request: int
@@ -429,7 +429,7 @@ class CopyProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopiedInto(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The copy is there: `manifest` names its files."""
+    """The copy is whole: `manifest` names its files."""
 
     request: int
     rows: int
@@ -472,11 +472,11 @@ Traced: TypeAlias = (
     | CreateSink
     | DropSink
 )
-"""Requests that bring a trace context, and whose way is traced."""
+"""Requests that carry a trace context and are traced."""
 
 
 def objects_of(request: Traced) -> str:
-    """The names of the objects that a request is about, for people."""
+    """Return the names of the objects that a request is about, for people."""
     if isinstance(request, Write):
         return ",".join(change.table for change in request.changes)
     if isinstance(request, Query):

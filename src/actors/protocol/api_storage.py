@@ -1,6 +1,6 @@
 """Requests of the Python client about sources and sinks, and their answers; part of `api`.
 
-What a source or sink is configured with is its kind's own (`sources.kinds`, `sinks.kinds`): here
+The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`): here
 it is a kind and bytes. New fields last, with defaults.
 """
 
@@ -15,8 +15,8 @@ from actors.protocol.storage import Statistics
 
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
-    """One table that a source is to fill: its name outside and here (empty: the same, or the
-    source's own name where it has but one)."""
+    """One table that a source is to fill: its external name and its name in this service (empty:
+    the same, or the source's own name if it has one table only)."""
 
     outside: str
     name: str = ""
@@ -25,8 +25,8 @@ class SourceTable(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes a source and the tables that it fills; `tables` None: all that are there outside.
-    Answered when it is in the catalog; its first contents come after that."""
+    """Creates a source and the tables that it fills; `tables` None: all that the external system
+    has. Answered when it is in the catalog; its first contents come after that."""
 
     request: int
     name: str
@@ -38,7 +38,7 @@ class CreateSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Adds tables to a source. One is taken out by dropping it."""
+    """Adds tables to a source. `Drop` removes a table."""
 
     request: int
     name: str
@@ -47,7 +47,7 @@ class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops a source and its tables; refused with `ObjectInUse` while others stand on them."""
+    """Drops a source and its tables; refused with `ObjectInUse` while others depend on them."""
 
     request: int
     name: str
@@ -55,7 +55,7 @@ class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes a sink that writes what the object `on` holds and how it changes."""
+    """Creates a sink that writes the contents of the object `on` and their changes."""
 
     request: int
     name: str
@@ -66,7 +66,7 @@ class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropSink(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops a sink; what it has written stays."""
+    """Drops a sink; the data that it has written stay."""
 
     request: int
     name: str
@@ -81,8 +81,8 @@ class ListSources(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ForgetSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Gives up what dropped sources of that name have left outside: it is not tried any more to
-    remove it, nor spoken of. `Done` says what it was."""
+    """Gives up the external resources of dropped sources of that name: their removal is no longer
+    tried, and they are no longer listed. `Done` names them."""
 
     request: int
     name: str
@@ -98,19 +98,19 @@ class CopyFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
     path: str
     format: Literal["parquet", "csv", "json"]
     columns: tuple[str, ...] = ()
-    """Those of the table that the files have; none: all."""
+    """Columns of the table that the files have; none: all."""
     options: dict[str, str] = {}
-    """Of Spark's reader for this format."""
+    """Options of Spark's reader for this format."""
     pattern: str = "*"
     recursive: bool = False
     uuid: str = ""
-    """Of the copy: one that was done is not done again, but answered as it was."""
+    """Idempotency token: a copy that was done is not repeated, but answered as it was."""
     progress: bool = False
-    """Whether `CopyFromProgress` is wanted."""
+    """True if `CopyFromProgress` is wanted."""
 
 
 class CopyFromProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """How far a copy from files is; `rows` are those in parts. Files count when they were read
+    """Progress of a copy from files; `rows` are those in parts. Files count when they were read
     whole."""
 
     request: int
@@ -123,25 +123,25 @@ class CopyFromProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopiedFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The copy is durable: so many rows, all at `time`."""
+    """The copy is durable: all its rows, at `time`."""
 
     request: int
     rows: int
     time: Time
     repeated: bool = False
-    """It was done before, by a request with the same uuid."""
+    """True if an earlier request with the same uuid made the copy."""
 
 
 class Health(msgspec.Struct, frozen=True, gc=False):
-    """Of a source, a table of it, or a sink."""
+    """Health of a source, a table of it, or a sink."""
 
     status: str
-    """starting, running, paused (no replica is connected), stalled, ceased; of a source that is no
-    longer there, while what the outside keeps for it is: dropped."""
+    """starting, running, paused (no replica is connected), stalled, ceased; dropped: a dropped
+    source whose external resource is not removed yet."""
     error: str = ""
     hint: str = ""
     since_ms: int = 0
-    """Since when (Unix time)."""
+    """Time of the last change of status (Unix time)."""
 
 
 class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
@@ -161,12 +161,12 @@ class SourceStatus(msgspec.Struct, frozen=True, gc=False):
     health: Health
     upper: Frontier
     statistics: Statistics | None = None
-    """As last told; None: nothing was told yet."""
+    """Statistics as last reported; None: none yet."""
     tables: tuple[SourceTableStatus, ...] = ()
     on: str = ""
-    """Of a sink: the object it writes."""
+    """Object that a sink writes."""
     failed: Health | None = None
-    """How it was when it stalled last, since the service started."""
+    """Health at the last stall since the service started."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):

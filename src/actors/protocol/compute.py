@@ -1,9 +1,9 @@
 """Commands and responses of the replica protocol's compute half.
 
 Stages: Creation (`Hello`, `CreateInstance`) → Initialization (any commands, then
-`InitializationComplete`) → Computation. Every connection starts with a `Hello` of a fresh
-nonce. A response belongs to the connection whose command it answers; adapters see to that.
-New fields come last, with defaults.
+`InitializationComplete`) → Computation. Every connection starts with a `Hello` of a fresh nonce. A
+response belongs to the connection whose command it answers; adapters ensure that. New fields come
+last, with defaults.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CreateInstance(msgspec.Struct, frozen=True, gc=False, tag=True):
     expiration_ms: int | None = None
     """The instance ends this long after its start; None: never."""
     stash: bool = True
-    """Whether results beyond `inline_bytes_max` go to the blob store, and the client reads them
-    there."""
+    """True if results beyond `inline_bytes_max` go to the blob store, where the client reads
+    them."""
 
 
 class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -43,7 +43,7 @@ class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     result_bytes_max: int | None = None
     inline_bytes_max: int | None = None
-    """Of a peek's result in its response; larger ones are stashed."""
+    """Size of a peek's result in its response; larger ones are stashed."""
     maintenance_ms: int | None = None
 
 
@@ -62,10 +62,11 @@ class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     shard: ShardId
     hidden_shards: tuple[ShardId, ...] = ()
     rebuilt_at: Time = 0
-    """While the output's upper is this one, the hidden shards hold nothing of the plan: the view is
-    computed whole. Above 0 the output has contents of an earlier plan."""
+    """Upper of the output at which the plan was replaced: while it stands there, the hidden shards
+    hold no state of the plan, and the view is computed whole. Above 0 the output has contents of an
+    earlier plan."""
     target_lag_ms: int = 0
-    """Says how old the view may be: so long are changes gathered for one step; 0: not at all."""
+    """Age that the view may have: changes are gathered for one step until then; 0: not at all."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -95,7 +96,7 @@ class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     format: Literal["parquet", "csv", "json"]
     file_bytes_max: int
     overwrite: bool = False
-    """A copy that is there gives way to this one when this one is whole."""
+    """True if this copy replaces an earlier one there, when this one is whole."""
 
 
 Export: TypeAlias = ViewExport | IndexExport | SubscribeExport | CopyToExport
@@ -123,7 +124,7 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     id: ObjectId
     traceparent: str | None = None
-    """Sampled W3C trace context of who wants it."""
+    """Sampled W3C trace context of the request for the dataflow."""
 
 
 class AllowWrites(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -151,8 +152,8 @@ class ShardTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Peek a relation that every worker keeps about itself; `id` is its name, the peek's time
-    is not looked at."""
+    """Peek a relation that every worker keeps about itself; `id` is its name, and the peek's time
+    is ignored."""
 
     id: ObjectId
 
@@ -161,7 +162,8 @@ PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
 
 
 class Comparison(msgspec.Struct, frozen=True, gc=False):
-    """Keeps rows whose `column` compares so with `value`, as SQL does: unknown is not kept.
+    """Keeps rows whose `column` compares with `value` as `op` says, by SQL's rules: unknown is not
+    kept.
 
     `value`: an Arrow IPC stream of one row and one column; empty for the two tests of null.
     """
@@ -180,7 +182,7 @@ class OrderBy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finishing(msgspec.Struct, frozen=True, gc=False):
-    """What happens to the rows last: order, then `offset` rows skipped, then at most `limit`.
+    """Last operations on the rows: order, then `offset` rows skipped, then at most `limit`.
 
     A worker may apply `limit + offset` to its own part; the client finishes over all parts.
     """
@@ -203,14 +205,14 @@ class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     key_columns: tuple[str, ...] = ()
     keys: bytes | None = None
     traceparent: str | None = None
-    """Sampled W3C trace context of who wants it."""
+    """Sampled W3C trace context of the request."""
     filter: tuple[Comparison, ...] = ()
     project: tuple[str, ...] | None = None
     finishing: Finishing | None = None
 
 
 class CancelPeek(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Cancels a peek; racy by nature."""
+    """Cancels a peek; racy by nature: it may have been answered."""
 
     uuid: str
 
@@ -247,7 +249,7 @@ class PeekRows(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     arrow: bytes
     rows: int = -1
-    """How many rows the stream holds; -1: not counted. With 0 rows `arrow` may be empty."""
+    """Number of rows in the stream; -1: not counted. With 0 rows `arrow` may be empty."""
 
 
 class StashPart(msgspec.Struct, frozen=True, gc=False):
@@ -262,8 +264,8 @@ class StashPart(msgspec.Struct, frozen=True, gc=False):
 class PeekStashed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A result that is in the blob store: the rows of all `parts` and of `inline`.
 
-    `rows` and `size_bytes` count all of it. Who reads it removes the parts; what nobody reads is
-    collected after `stash_orphan_ms`.
+    `rows` and `size_bytes` count all of it. Its reader deletes the parts; unread ones are collected
+    after `stash_orphan_ms`.
     """
 
     parts: tuple[StashPart, ...]
@@ -276,8 +278,8 @@ class PeekStashed(msgspec.Struct, frozen=True, gc=False, tag=True):
 class PeekError(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The peek failed; `code` is an error class.
 
-    `limit`: it failed by a limit of this kind, not by the data: "bytes" of the result, or
-    "rows" looked at, of which there may be `limit_rows`.
+    `limit`: it failed by a limit of this kind, not by the data: "bytes" of the result, or "rows"
+    scanned, of which there may be `limit_rows`.
     """
 
     code: str
@@ -299,7 +301,7 @@ class PeekResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     uuid: str
     result: PeekResult
     traceparent: str | None = None
-    """Sampled W3C trace context of who answered."""
+    """Sampled W3C trace context of the worker that answered."""
 
 
 class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -319,8 +321,8 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     traceparent: str | None = None
     """Sampled W3C trace context of a change among them."""
     parts: tuple[StashPart, ...] = ()
-    """In no order, and consolidated each by itself at most. Who reads them removes them; what
-    nobody reads is collected after `stash_orphan_ms`."""
+    """Parts in no order, each consolidated by itself at most. Their reader deletes them; unread
+    ones are collected after `stash_orphan_ms`."""
 
 
 class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -337,8 +339,8 @@ class SubscribeResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All files are there; `manifest` names them and was written last. A worker that had nothing
-    to copy says so with zeros and no manifest."""
+    """All files are there; `manifest` names them and was written last. A worker without files to
+    copy answers zeros and no manifest."""
 
     rows: int
     files: int
@@ -388,13 +390,13 @@ class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
     prepared: bool = False
-    """Whether the last step's plans were there already."""
+    """True if the last step's plans were prepared."""
     recomputed: bool = False
-    """Whether the view was computed whole instead of stepping."""
+    """True if the view was computed whole instead of stepping."""
     rejected: str = ""
-    """The other way of doing the last step, and what it would have taken."""
+    """The alternative to the last step, and its estimated cost."""
     parts_read: int = 0
-    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
@@ -406,8 +408,8 @@ Response: TypeAlias = (
 
 
 class Lot(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commands of one connection that were there at the same time, in order: they go together,
-    and each takes effect as if it had come alone. Inside the cluster only."""
+    """Commands of one connection that had arrived at the same time, in order: sent together, and
+    each takes effect as if it had come alone. Inside the cluster only."""
 
     commands: tuple[Command, ...]
 
@@ -420,8 +422,8 @@ class Tagged(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
-    """A response with the nonce of the connection it is meant for; `serial` is its worker's
-    number for it, by which it is acknowledged (0: it needs none)."""
+    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
+    it is acknowledged (0: needs no acknowledgement)."""
 
     nonce: Nonce
     response: Response

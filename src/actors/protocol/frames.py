@@ -1,13 +1,10 @@
 """Length-prefixed msgpack frames: bytes to messages and back, without any I/O.
 
 A frame is a big-endian u32 length and that many bytes of msgpack. Length 0 is a keepalive.
-A length above the limit is refused before a byte of the body is allocated.
 
-`FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes: it
-says where the next bytes are to be written (so that a socket reads right into their place) and
-hands out whole bodies. Small frames lie in one block and are decoded where they lie. A body that
-does not fit there gets a place of its own, which grows as its bytes come: who announces a large
-frame and sends nothing costs one small allocation.
+`FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes: `place`
+is the memory into which a socket reads, and `next` returns whole bodies. Small frames lie in one
+block and are decoded where they lie. A body that does not fit there gets a buffer of its own.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ HEADER: Final = struct.Struct(">I")
 KEEPALIVE: Final = HEADER.pack(0)
 BLOCK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES: Final = 64 * 1024
-"""Where small frames lie, as soon as that many came at once that the smaller block was full; a
-larger body gets a place of its own."""
+"""Size of the block of small frames, once the smaller block has been full; a larger body gets a
+buffer of its own."""
 GROWTH_BYTES: Final = 256 * 1024
-"""First size of such a place; from then on it is doubled."""
+"""First size of such a buffer, which is then doubled."""
 
 
 class FrameCodec(Generic[M]):
@@ -40,7 +37,7 @@ class FrameCodec(Generic[M]):
         self.frame_bytes_max = frame_bytes_max
 
     def encode(self, message: Any) -> bytearray:
-        """The frame of a message. Raises `LocalProtocolError` when it is over the limit."""
+        """Return the frame of a message. Raises `LocalProtocolError` when it is over the limit."""
         frame = bytearray(HEADER.size)
         self._encoder.encode_into(message, frame, HEADER.size)
         length = len(frame) - HEADER.size
@@ -53,7 +50,7 @@ class FrameCodec(Generic[M]):
         return frame
 
     def check_length(self, header: bytes | bytearray | memoryview) -> int:
-        """The body's length. Raises `FrameTooLarge` before anything is allocated."""
+        """Return the body's length. Raises `FrameTooLarge` before anything is allocated."""
         length: int = HEADER.unpack(header)[0]
         if length > self.frame_bytes_max:
             raise FrameTooLarge(
@@ -62,11 +59,12 @@ class FrameCodec(Generic[M]):
         return length
 
     def decode(self, body: bytes | bytearray | memoryview) -> M:
-        """The message in a frame. Raises `UnknownCommand` or `MalformedFrame`."""
+        """Return the message in a frame. Raises `UnknownCommand` or `MalformedFrame`."""
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
             text = str(error)
+            # msgspec has no error class of its own for an unknown tag.
             if "Invalid value" in text and "`$.type`" in text:
                 raise UnknownCommand(f"unknown message: {text}") from None
             raise MalformedFrame(f"message does not fit: {text}") from None
@@ -83,7 +81,7 @@ class FrameBuffer:
         self._start = 0
         self._end = 0
         self._body: bytearray | None = None
-        """Of the frame that is too large for the block."""
+        """Buffer of the frame that is too large for the block."""
         self._body_bytes = 0
         self._filled = 0
 
@@ -91,27 +89,29 @@ class FrameBuffer:
 
     @property
     def room(self) -> int:
-        """So many bytes may be written now; 0: take frames first (`next`)."""
+        """Return how many bytes may be written now; 0: take frames first (`next`)."""
         if self._body is not None:
             return len(self._body) - self._filled
         return len(self._block) - (self._end - self._start)
 
     def place(self) -> memoryview:
-        """Where the next bytes belong: `room` bytes. Say `wrote` after writing some of them."""
+        """Return the memory for the next bytes: `room` bytes. Call `wrote` after writing some of
+        them."""
         if self._body is not None:
             return memoryview(self._body)[self._filled :]
         if self._start:
+            # The rest of a frame moves to the front, so that all other bytes of the block are free.
             left = self._end - self._start
             self._block[:left] = self._block[self._start : self._end]
             self._start, self._end = 0, left
         return memoryview(self._block)[self._end :]
 
     def wrote(self, count: int) -> bool:
-        """Those were written. True when `next` may find more than before."""
+        """Take note of `count` written bytes. Return True when `next` may find more than before."""
         if self._body is None:
             self._end += count
             if self._end - self._start == len(self._block) < BLOCK_BYTES:
-                # Another block, not a longer one: a body of the old one may still be looked at.
+                # Another block, not a longer one: the last body may still be a view of the old one.
                 block = bytearray(BLOCK_BYTES)
                 block[: self._end - self._start] = self._block[self._start : self._end]
                 self._end, self._start, self._block = self._end - self._start, 0, block
@@ -123,13 +123,13 @@ class FrameBuffer:
 
     @property
     def begun(self) -> int:
-        """Bytes that came of a frame that is not whole yet."""
+        """Return how many bytes have come of a frame that is not whole yet."""
         if self._body is not None:
             return HEADER.size + self._filled
         return self._end - self._start
 
     def take(self, count: int) -> bytes | None:
-        """The next so many bytes, outside of frames; None while they are not all there."""
+        """Return the next `count` bytes, outside of frames; None while they are not all there."""
         if self._end - self._start < count:
             return None
         taken = bytes(self._block[self._start : self._start + count])
@@ -137,7 +137,8 @@ class FrameBuffer:
         return taken
 
     def next(self) -> memoryview | None:
-        """The next whole body, valid until the next call of any method; None: more must come.
+        """Return the next whole body, valid until the next call of any method; None: more must
+        come.
 
         Keepalives are skipped. Raises `FrameTooLarge`.
         """
@@ -158,8 +159,10 @@ class FrameBuffer:
         return None
 
     def _set_apart(self, begin: int, length: int) -> None:
-        """The body gets a place of its own, and what came of it is moved there."""
+        """Give the body a buffer of its own, and move what has come of it there."""
         self._filled = self._end - begin
+        # Grows as its bytes come: a peer that announces a large frame and sends no bytes costs one
+        # small allocation.
         self._body = bytearray(min(length, max(GROWTH_BYTES, 2 * self._filled)))
         self._body[: self._filled] = self._block[begin : self._end]
         self._body_bytes = length

@@ -33,7 +33,7 @@ class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     @property
     def half(self) -> Half:
-        """Whose it is."""
+        """Return the half that the command belongs to."""
         return "storage" if isinstance(self.command, ForStorage) else "compute"
 
 
@@ -64,7 +64,7 @@ class DescribedPart(msgspec.Struct, frozen=True, gc=False):
     bytes: int
     rows: int
     snapshot: bool = False
-    """Of a snapshot: times are to be raised to ``upper - 1``."""
+    """True for a part of a snapshot: times are to be raised to ``upper - 1``."""
 
 
 class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -76,21 +76,21 @@ class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The consumer has taken what was described: describe up to this many more bytes (at least
-    one batch). Exactly one Grant for each Described, empty progress included."""
+    """The consumer has taken what was described: describe up to this many more bytes (at least one
+    batch). Exactly one Grant for each Described, even one without parts."""
 
     bytes: int
 
 
 class Release(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The consumer is done with these parts: their leases return."""
+    """The consumer no longer needs these parts: their leases return."""
 
     keys: tuple[str, ...]
 
 
 class Filtered(msgspec.Struct, frozen=True, gc=False):
-    """Parts that a filter by statistics left out, their bytes, and how many of them were read to
-    prove it."""
+    """Parts that a filter by statistics left out (partition pruning), their bytes, and how many of
+    them were read to verify it."""
 
     parts: int
     bytes: int
@@ -108,7 +108,7 @@ class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
     upper: Frontier
     snapshot: bool = False
     filtered: Filtered | None = None
-    """What was left out since the task began, if there is a filter."""
+    """Parts that were left out since the task began, if there is a filter."""
 
 
 class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -121,14 +121,14 @@ class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → fetch task: get this part; `time` is returned with the result."""
+    """Dataflow → fetch task: read this part; `time` is returned with the result."""
 
     time: Frontier
     part: DescribedPart
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Fetch task → dataflow: the part's updates, with the time that it was asked for."""
+    """Fetch task → dataflow: the part's updates, with the time of their `Fetch`."""
 
     dataflow: ObjectId
     incarnation: int
@@ -162,7 +162,7 @@ class StartSources(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class StopSources(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → each worker: it has come to its end, and reads nothing more: stop its tasks."""
+    """Dataflow → each worker: the dataflow has ended and reads no more: stop its tasks."""
 
     dataflow: ObjectId
     incarnation: int
@@ -216,8 +216,8 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → every worker: to where it has heard of its inputs, its output is durable, and is
-    installed; the worker reports them."""
+    """Dataflow → every worker, which reports them: the frontiers to which its inputs have advanced
+    (`input`), its output is durable (`write`), and its output is installed (`output`)."""
 
     dataflow: ObjectId
     write: Frontier
@@ -240,18 +240,18 @@ class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
     prepared: bool = False
-    """Whether the last step's plans were there already."""
+    """True if the last step's plans were prepared."""
     recomputed: bool = False
-    """Whether the view was computed whole instead of stepping."""
+    """True if the view was computed whole instead of stepping."""
     rejected: str = ""
-    """The other way of doing the last step, and what it would have taken."""
+    """The alternative to the last step, and its estimated cost."""
     parts_read: int = 0
-    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
     wait_ms: float = 0.0
-    """Tells how long the last step waited for the engine, and in it for others' jobs."""
+    """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
 
 
 class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -272,19 +272,19 @@ class Emitted(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """What one source of a dataflow has before it; sizes in bytes."""
+    """Pending input of one source of a dataflow; sizes in bytes."""
 
     dataflow: ObjectId
     source: int
     shard: ShardId
     described: Frontier
-    """To which its parts are known."""
+    """Frontier to which its parts are known."""
     waiting: int
     bytes_waiting: int
-    """Parts known and not asked for."""
+    """Parts known and not requested yet."""
     fetching: int
     bytes_fetching: int
-    """Parts asked for and not here."""
+    """Parts requested and not received yet."""
     rows_fetched: int
     bytes_fetched: int
     """Rows that wait for their step."""
@@ -292,7 +292,7 @@ class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
     bytes_filtered: int = 0
     """Parts that were left out, as they hold no row for the view."""
     parts_audited: int = 0
-    """Of those, the ones that were read to prove it."""
+    """Parts among them that were read to verify it."""
 
 
 class InspectSources(msgspec.Struct, frozen=True, gc=False):
@@ -302,7 +302,7 @@ class InspectSources(msgspec.Struct, frozen=True, gc=False):
 
 
 class Copied(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → worker 0: a copy is done, or failed; said once."""
+    """Dataflow → worker 0: a copy is done, or failed; sent once."""
 
     dataflow: ObjectId
     result: CopyDone | CopyFailed
@@ -321,12 +321,12 @@ DataflowMessage: TypeAlias = (
     | Emitted
     | InspectSources
 )
-"""What a dataflow hears from others (its own effects' results come on top)."""
+"""Messages to a dataflow, without the results of its own effects."""
 
 DataflowReport: TypeAlias = (
     StartSources | StopSources | Install | Emit | DataflowProgress | DataflowStatus | Copied
 )
-"""What a worker hears from dataflows."""
+"""Messages of dataflows to a worker."""
 
 ListenMessage: TypeAlias = StartListen | Grant | Release
 FetchMessage: TypeAlias = Fetch

@@ -1,14 +1,14 @@
 """The relations of the service about itself: their names, columns, types and units. One table.
 
 A relation is read like a table, by `Client.peek` and ``penstock peek``, with the same filter,
-columns, order, limit and offset. It is a snapshot of the moment at which it is asked for: it has
-no history, so that an `as_of` and a subscribe are refused. `kept_by` says who answers: every
-worker of every replica its own rows (the client gets all of them; `replica` and `worker` are
-columns), or the controller. A replica that is not connected, or answers with an error of its own
-(it is busy), is left out; the error is told when no other answers.
+columns, order, limit and offset. It is a snapshot of the moment of the request: it has no history,
+so that an `as_of` and a subscribe are refused. `kept_by` names its keeper: every worker of every
+replica with its own rows (the client gets all of them; `replica` and `worker` are columns), or the
+controller. A replica that is not connected, or answers with an error of its own (it is busy), is
+left out; the error is raised when no other answers.
 
-A frontier that is empty (nothing more will come) is NULL, and so is what is not known.
-`docs/relations.md` is made from this table, which a test sees to.
+A frontier that is empty (no more updates) is NULL, and so is an unknown value. `docs/relations.md`
+is made from this table, which a test ensures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.errors import InvalidUsage, UnknownObject
 from actors.plan.schema import Column, Schema
 
 PREFIX: Final = "penstock."
-"""Names that begin so are relations; no object may have one."""
+"""Prefix of all relations' names; no object's name may begin so."""
 
 
 class RelationColumn(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Relation(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> Schema:
-        """Its columns; any may be NULL."""
+        """Return the relation's columns; any may be NULL."""
         return Schema(tuple(Column(column.name, column.type) for column in self.columns))
 
 
@@ -450,16 +450,16 @@ _BY_CONTROLLER: Final = (
 RELATIONS: Final[Mapping[str, Relation]] = {
     relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
 }
-"""All of them, by name."""
+"""All relations, by name."""
 
 
 def is_relation(name: str) -> bool:
-    """Whether the name is one of a relation, known or not."""
+    """Return whether the name is a relation's, known or not."""
     return name.lower().startswith(PREFIX)
 
 
 def relation_of(name: str) -> Relation:
-    """The relation of a name. Raises `UnknownObject`, which names those that there are."""
+    """Return the relation of a name. Raises `UnknownObject`, which lists all relations."""
     found = RELATIONS.get(name.lower())
     if found is None:
         raise UnknownObject(
@@ -469,7 +469,7 @@ def relation_of(name: str) -> Relation:
 
 
 def worker_relation(name: str) -> Relation:
-    """A relation that workers keep. Raises `UnknownObject`."""
+    """Return a relation that workers keep. Raises `UnknownObject`."""
     found = RELATIONS.get(name)
     if found is None or found.kept_by != "workers":
         kept = [each.name for each in RELATIONS.values() if each.kept_by == "workers"]
@@ -478,7 +478,7 @@ def worker_relation(name: str) -> Relation:
 
 
 def refuse_relation(name: str, what: str) -> None:
-    """Raises `InvalidUsage` for what a relation cannot be used for."""
+    """Raise `InvalidUsage` for a name that is a relation's."""
     if is_relation(name):
         raise InvalidUsage(
             f"{what} {name}: names that begin with {PREFIX!r} are relations of the service about "

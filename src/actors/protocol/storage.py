@@ -1,12 +1,12 @@
 """Commands and responses of the replica protocol's storage half: sources in, sinks out.
 
-Its connection stands beside compute's, with a nonce of its own. Stages: `Hello` →
-Initialization (any commands, then `InitializationComplete`) → Storage. Every command goes to
-every worker; none of them renders: they change what a client wants, and what renders follows as
-internal commands (`storage_internal`) in the one order of both halves.
+Its connection is separate from compute's, with a nonce of its own. Stages: `Hello` → Initialization
+(any commands, then `InitializationComplete`) → Storage. Every command goes to every worker; none of
+them renders: they change the client's desired state, and what renders follows as internal commands
+(`storage_internal`) in the one order of both halves.
 
-This room stands below the sources and sinks: of a configuration it knows its kind, the rest is
-the kind's own encoding (`Configuration`). New fields come last, with defaults.
+This package does not import the sources and sinks: of a configuration it knows the kind, the rest
+is the kind's own encoding (`Configuration`). New fields come last, with defaults.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from actors.protocol.compute import (
     SourceImport,
 )
 
-# -- what is wanted --------------------------------------------------------------------------------
+# -- descriptions ----------------------------------------------------------------------------------
 
 
 class Configuration(msgspec.Struct, frozen=True, gc=False):
-    """Of a source, sink or request: its kind (``postgres``, ``delta``, …), and what that kind
-    encodes. It holds no secret: it says where one is to be found."""
+    """Kind of a source, sink or request (``postgres``, ``delta``, …), and that kind's own encoding.
+    It holds no secret, only the place of one."""
 
     kind: str
     encoded: bytes = b""
 
 
 class IngestionExport(msgspec.Struct, frozen=True, gc=False):
-    """One table that a source fills: `outside` is its name there, `shard` its contents here."""
+    """One table that a source fills: `outside` is its external name, `shard` its contents'
+    shard."""
 
     id: ObjectId
     outside: str
     schema: Schema
     shard: ShardId
     encoded: bytes = b""
-    """What the source's kind adds for this one."""
+    """Addition of the source's kind for this table."""
     name: str = ""
-    """Of the table, for people."""
+    """Name of the table, for people."""
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False):
-    """Delays before what failed is started again: doubled from the first to the last. Unset: as
-    the settings say."""
+    """Delays before a failed task is restarted: doubled from the first to the last. Unset: by the
+    settings."""
 
     delay_ms: int | None = None
     delay_ms_max: int | None = None
 
 
 class IngestionDescription(msgspec.Struct, frozen=True, gc=False):
-    """A source, all that it fills, and the shard that maps times to its positions."""
+    """A source, its exports, and the shard that maps times to its positions."""
 
     id: ObjectId
     name: str
@@ -70,12 +71,12 @@ class IngestionDescription(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ids(self) -> tuple[ObjectId, ...]:
-        """The source's own id, then those of its exports."""
+        """Return the source's own id, then those of its exports."""
         return (self.id, *(export.id for export in self.exports))
 
 
 class SinkDescription(msgspec.Struct, frozen=True, gc=False):
-    """A sink: the object it writes, from `as_of` on, and to where."""
+    """A sink: its input, from `as_of` on, and its destination."""
 
     id: ObjectId
     name: str
@@ -86,12 +87,10 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
-    """What speaks against `new` as an update of the running `old`, each as a difference; empty:
-    it may be.
+    """Return the differences that forbid `new` as an update of the running `old`; empty: it may be.
 
-    Exports may come and go; the name and the delays of retries may change. The configuration,
-    the remap shard, and whatever an export is made of may not: positions and contents belong to
-    them.
+    Exports may come and go; the name and the delays of retries may change. The configuration, the
+    remap shard, and whatever an export is made of may not: positions and contents belong to them.
     """
     found: list[str] = []
     if old.configuration.kind != new.configuration.kind:
@@ -109,8 +108,8 @@ def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, 
 
 
 def altered_sink(old: SinkDescription, new: SinkDescription) -> tuple[str, ...]:
-    """What speaks against `new` in place of the running `old`: only the name, the delays and the
-    `as_of` may change."""
+    """Return the differences that forbid `new` in place of the running `old`: only the name, the
+    delays and the `as_of` may change."""
     found: list[str] = []
     if old.configuration.kind != new.configuration.kind:
         found.append(f"kind {old.configuration.kind} → {new.configuration.kind}")
@@ -144,11 +143,11 @@ class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
     may change what is written, only when."""
 
     source_tick_ms: int | None = None
-    """An idle source's uppers advance so often."""
+    """Interval at which an idle source's uppers advance, in ms."""
     statistics_ms: int | None = None
-    """Statistics are told so often."""
+    """Interval of `StatisticsUpdates`, in ms."""
     source_inflight_bytes_max: int | None = None
-    """Of one source: read outside and not durable here yet."""
+    """Bytes of one source that were read and are not durable yet."""
 
 
 class RunIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -164,9 +163,9 @@ class RunSink(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RunOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Reads something outside once and stages it for `shard`, whose table is `collection`;
-    answered by one `StagedBatches`. Who has the answer says `CancelOneshotIngestion`, so that
-    histories forget it."""
+    """Reads external data once and stages them for `shard`, whose table is `collection`; answered
+    by one `StagedBatches`. After the answer the client sends `CancelOneshotIngestion`, so that
+    histories forget the request."""
 
     uuid: str
     collection: ObjectId
@@ -205,13 +204,13 @@ class FrontierUpper(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DroppedId(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The object is dropped, as was asked: the last that is told of it."""
+    """The object is dropped, as requested: the last response about it."""
 
     id: ObjectId
 
 
 class StagedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A part that is written and in no shard's state yet; `part` is persist's own, encoded."""
+    """A written part that no shard's state names yet; `part` is persist's own, encoded."""
 
     part: bytes
     rows: int
@@ -219,17 +218,18 @@ class StagedBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Staged(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All that was there, to be appended at one time, or not at all."""
+    """All rows of the request, to be appended at one time, or not at all."""
 
     batches: tuple[StagedBatch, ...] = ()
     files: int = 0
-    """That were read."""
+    """Number of files that were read."""
     bytes: int = 0
-    """Of the files."""
+    """Size of the files."""
 
 
 class StagingFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Nothing is staged; `code` is an error class (`Canceled` after a cancel)."""
+    """The request failed, and no part is staged; `code` is an error class (`Canceled` after a
+    cancel)."""
 
     code: str
     text: str
@@ -249,65 +249,65 @@ HealthStatus: TypeAlias = Literal["starting", "running", "paused", "stalled", "c
 
 
 class StatusUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The health of an object has changed. Informational: nothing depends on it."""
+    """The health of an object has changed. Informational only."""
 
     id: ObjectId
     status: HealthStatus
     error: str | None = None
     hint: str | None = None
     time_ms: int = 0
-    """When it was seen (Unix time). Two workers may tell of one object (worker 0 of its look-ups):
-    the later one counts."""
+    """Unix time of the observation. Two workers may report one object (worker 0 its look-ups): the
+    later report counts."""
 
 
 class OperatorStatistics(msgspec.Struct, frozen=True, gc=False):
-    """What one operator of a running task has done since the task began."""
+    """Work of one operator of a running task since the task began."""
 
     operator: str
     text: str
     rows: int = 0
-    """That have passed it."""
+    """Rows that have passed it."""
     ms: float = 0.0
-    """Spent in it, waits included."""
+    """Time spent in it, waits included."""
     bytes_memory: int = 0
-    """That it holds."""
+    """Bytes that it holds in memory."""
     bytes_mapped: int = 0
-    """In files: in memory only as far as they are read."""
+    """Bytes in files, in memory only as far as they are read."""
 
 
 class Statistics(msgspec.Struct, frozen=True, gc=False):
-    """What an object has done since it was created (counts), and where it stands (the rest; None:
-    not known). Of sources, sinks and one-shot ingestions (by their uuid) alike."""
+    """Work of a source, sink or one-shot ingestion (by its uuid) since it was created (counts), and
+    its state (the rest; None: unknown)."""
 
     id: ObjectId
     messages: int = 0
-    """Changes received outside; of a sink: commits there; of a one-shot ingestion: files read."""
+    """Changes received; for a sink: commits made; for a one-shot ingestion: files read."""
     bytes: int = 0
     rows_inserted: int = 0
     rows_deleted: int = 0
     rows_staged: int = 0
-    """Written into parts, or outside, and not committed at the time."""
+    """Rows written into parts, or externally, and not committed at the time."""
     snapshot_rows_known: int | None = None
-    """Of the first contents: how many there are, about."""
+    """Rows of the first contents, about."""
     snapshot_rows_staged: int | None = None
     position_known: str | None = None
-    """The newest outside."""
+    """Newest external position."""
     position_committed: str | None = None
-    """The newest that is durable here; of a sink: its upper outside."""
+    """Newest position that is durable; for a sink: its external upper."""
     lag_ms: int | None = None
     lag_bytes: int | None = None
     restarts: int = 0
-    """Since the worker started."""
+    """Restarts since the worker started."""
     files_known: int | None = None
-    """Of a one-shot ingestion: files to be read; `messages` were."""
+    """Files that a one-shot ingestion must read; `messages` of them were."""
     bytes_known: int | None = None
-    """All that it is to read; `bytes` was."""
+    """Bytes that it must read; `bytes` of them were."""
     operators: tuple[OperatorStatistics, ...] | None = None
-    """Of the task that runs now, the last one of the way of rows first."""
+    """Operators of the task that runs now, the last one of the rows' path first."""
 
 
 class StatisticsUpdates(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Every interval: those that have changed, each whole."""
+    """Statistics that have changed in an interval, each whole."""
 
     sources: tuple[Statistics, ...] = ()
     sinks: tuple[Statistics, ...] = ()
@@ -329,8 +329,8 @@ class StorageTagged(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class StorageTaggedResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A response with the nonce of the connection it is meant for; `serial` is its worker's
-    number for it, by which it is acknowledged (0: it needs none)."""
+    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
+    it is acknowledged (0: needs no acknowledgement)."""
 
     nonce: Nonce
     response: Response

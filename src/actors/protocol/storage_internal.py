@@ -1,8 +1,8 @@
 """Internal commands of the storage half: all that renders, in the one order of both halves.
 
-Worker 0 proposes them: for what its client wants, and for what any worker asks it to; every
-worker applies them, in the order that the sequencer gives. A render number names one rendering
-of an object, the same on all workers: it is given out when a command that renders is applied.
+Worker 0 proposes them, for its client's desired state and for other workers' requests; every worker
+applies them in the sequencer's order. A render number names one rendering of an object, the same on
+all workers: it is given out when a command that renders is applied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from actors.protocol.storage import (
 
 
 class ResumeState(msgspec.Struct, frozen=True, gc=False):
-    """Where an ingestion goes on, as its shards say: `uppers` are (id, upper) of each export."""
+    """Position at which an ingestion resumes, by its shards: `uppers` are (id, upper) of each
+    export."""
 
     remap_since: Time = 0
     remap_upper: Frontier = 0
@@ -30,8 +31,8 @@ class ResumeState(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Renders an ingestion, afresh where one of its id runs; `version` is worker 0's number of
-    the wish that it fulfils."""
+    """Renders an ingestion, afresh if one of its id runs; `version` is worker 0's number of the
+    desired state."""
 
     description: IngestionDescription
     version: int
@@ -39,7 +40,7 @@ class CreateIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RunSinkDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Renders a sink, afresh where one of its id runs."""
+    """Renders a sink, afresh if one of its id runs."""
 
     description: SinkDescription
     version: int
@@ -54,7 +55,7 @@ class RunOneshotIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=Tru
 
 class SuspendAndRestart(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Ends rendering `number` of an object, if it is still the present one; worker 0 then has it
-    rendered again. One that was dropped meanwhile is not."""
+    rendered again, unless it was dropped meanwhile."""
 
     id: ObjectId
     number: int
@@ -62,17 +63,17 @@ class SuspendAndRestart(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Ends objects (sources with their exports, single exports, sinks, one-shot ingestions) for
-    good. Those that are not rendered are passed over; `forgotten` describes sources among them,
-    for what the outside may keep for them."""
+    """Ends objects (sources with their exports, single exports, sinks, one-shot ingestions).
+    Objects that are not rendered are ignored; `forgotten` describes sources among them, whose
+    external resources are to be removed."""
 
     ids: tuple[ObjectId, ...]
     forgotten: tuple[IngestionDescription, ...] = ()
 
 
 class Measurement(msgspec.Struct, frozen=True, gc=False):
-    """What one worker adds to an object's statistics: counts are increments; the rest is as it
-    stands in the rendering of that number, the epoch."""
+    """One worker's contribution to an object's statistics: counts are increments; the rest is the
+    state in the rendering of that number, the epoch."""
 
     epoch: int
     statistics: Statistics
@@ -103,7 +104,7 @@ class ForStorage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Worker → worker 0: have this ordered. Bounded: one restart an object, one statistics an
-    interval."""
+    """Worker → worker 0: have this ordered. Bounded: one restart for each object, one statistics
+    for each interval."""
 
     command: SuspendAndRestart | StatisticsUpdate

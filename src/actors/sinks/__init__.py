@@ -1,1 +1,1 @@
-"""Sinks: what carries changes out, a kind a file. `sink` says what one is."""
+"""Sinks: connectors that write changes to an external system, one kind per file; see `sink`."""

@@ -1,16 +1,13 @@
-"""Up to where the next batch of a sink reaches: pure.
+"""Chooses the upper of a sink's next batch. Pure.
 
-A batch reaches from what is durable outside, `lower`, up to a time that is sealed here. It is cut
-at the upper of one of the shard's own batches, so that it holds about `bytes_max`, and always
-before or behind a stretch of times at which the collection is in error.
+A batch reaches from the durable upper outside, `lower`, up to a sealed time. It is cut at an upper
+of the shard's own batches, so that it holds about `bytes_max`, and never inside a stretch of times
+at which the collection is in error.
 
-Errors. A collection is in error at a time when the sum of some error's updates is positive there:
-it has no contents then. A batch never ends in such a stretch: nothing is written at its times.
-When the error is retracted, the changes that fell into the stretch belong to the first time
-behind it, at which there are contents again. So what stands outside is always the contents of a
-time at which there were some, and outside there is no change at a time without contents.
-
-Since no batch ends in error, no error holds right before `lower`: sums begin with nothing.
+Errors. A collection is in error at a time when the updates of some error sum to more than zero: it
+has no contents then, and nothing is written at such times. Changes inside a stretch in error are
+written at the first time after it, so the external contents are always those of a time that had
+some.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from actors.progress import Frontier, Time
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What a shard has: one of its batches as bytes below an upper."""
+    """One of the shard's batches: its bytes, and its upper."""
 
     upper: Frontier
     bytes: int
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Times ``lower <= t < upper`` without contents, and an error that holds at the first."""
+    """Times ``lower <= t < upper`` in error; `error`: the one at `lower`."""
 
     lower: Time
     upper: Frontier
@@ -42,8 +39,8 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The next batch: up to `upper`, its updates within `stretches` raised to their uppers. None:
-    there is no time with contents yet. `error`: what stands right behind it."""
+    """The next batch reaches up to `upper`, its updates within `stretches` moved to their uppers.
+    None: there is no time with contents yet. `error`: the one at `upper`."""
 
     upper: Frontier | None
     stretches: tuple[Stretch, ...] = ()
@@ -53,8 +50,8 @@ class Cut(msgspec.Struct, frozen=True):
 def stretches_in_error(
     errors: Iterable[tuple[Time, str, int]], sealed: Frontier
 ) -> tuple[Stretch, ...]:
-    """The stretches below `sealed` at which something sums to more than zero, of (time, text,
-    diff) in any order."""
+    """Return the stretches in error below `sealed`, from (time, text, diff) in any order."""
+    # Sums begin at zero: no batch ends in error, so no error holds right before `lower`.
     sums: dict[str, int] = {}
     found: list[Stretch] = []
     began: tuple[Time, str] | None = None
@@ -83,12 +80,12 @@ def cut(
     stretches: Sequence[Stretch],
     bytes_max: int,
 ) -> Cut:
-    """Up to where the batch from `lower` on reaches, when everything below `sealed` is known.
-    `listed` is in order. It holds more than `bytes_max` only where it cannot hold less."""
+    """Return the next batch from `lower` on, when everything below `sealed` is known. `listed` is
+    in order. It holds more than `bytes_max` only where it cannot hold less."""
     upper = _by_bytes(lower, sealed, listed, bytes_max)
     within = next((each for each in stretches if each.lower < upper <= each.upper), None)
     if within is not None and within.lower <= lower:
-        # Nothing can be written before its end: the batch ends with the first time behind it.
+        # Nothing can be written before its end: the batch ends with the first time after it.
         if within.upper >= sealed:
             return Cut(None, error=within.error)
         upper = within.upper + 1  # that time has contents: stretches are apart
@@ -100,8 +97,8 @@ def cut(
 
 
 def _by_bytes(lower: Frontier, sealed: Frontier, listed: Sequence[Listed], most: int) -> Frontier:
-    """The furthest of the shard's uppers that keeps to `most` bytes; the first that holds any,
-    when none does."""
+    """Return the furthest of the shard's uppers within `most` bytes; the first that holds any, when
+    none is within."""
     held = 0
     upper: Frontier | None = None
     for batch in listed:
@@ -116,7 +113,7 @@ def _by_bytes(lower: Frontier, sealed: Frontier, listed: Sequence[Listed], most:
 
 
 def raised(updates: pa.Table, stretches: Sequence[Stretch]) -> pa.Table:
-    """Updates with the times within each stretch raised to its upper."""
+    """Return the updates with times inside a stretch moved to its upper."""
     for each in stretches:
         times = updates[TIME]
         within = pc.and_(

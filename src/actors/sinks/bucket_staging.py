@@ -1,9 +1,7 @@
-"""Files in a bucket that a sink's next commit is to name. Blocking; raises `StorageError`.
+"""Files in a bucket for a sink's next commit. Blocking; raises `StorageError`.
 
-A file is written to local disk first, goes up when it is whole, and is removed there: so a writer
-has no more on disk than the file that it is writing. Names are as in folders (`staging`), so that
-a listing from a frontier on finds the files that no commit has named. Files that begin with ``_``
-are the writer's own: they never go up.
+Names are as in folders (`staging`). Files that begin with ``_`` are temporary, and stay on the
+local disk.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from actors.sinks.staging import doing, is_orphan, staged_name
 
 
 class BucketStaging:
-    """See `Staging`."""
+    """Staged files in a bucket. See `Staging`."""
 
     def __init__(
         self, calls: Callable[[], BucketCalls], where: str, spool: Path, token: str
     ) -> None:
-        """`spool`: a folder of this one alone, made and removed by it."""
+        """Make a staging area. `spool`: a folder for this one alone, made and removed by it."""
         self._calls = calls
         self._where = where
         self._spool = spool
@@ -42,7 +40,7 @@ class BucketStaging:
         return _Going(self, name)
 
     def create(self, name: str) -> IO[bytes]:
-        """A new file, on the local disk."""
+        """Open a new file on the local disk."""
         with doing(f"write {self._spool / name}"):
             self._spool.mkdir(parents=True, exist_ok=True)
             file: IO[bytes] = (self._spool / name).open("xb", buffering=0)
@@ -50,7 +48,7 @@ class BucketStaging:
         return file
 
     def seal(self, file: IO[bytes]) -> None:
-        """It is whole: it goes up, unless it is the writer's own."""
+        """Upload the complete file, unless it is temporary."""
         path = Path(file.name)
         with doing(f"write {path}"):
             file.close()
@@ -61,6 +59,7 @@ class BucketStaging:
         self._staged.append(path.name)
         self._calls().upload(path.name, path, size)
         with doing(f"remove {path}"):
+            # At once, so that the disk holds no more than the files being written.
             path.unlink()
 
     @contextmanager
@@ -102,12 +101,13 @@ class BucketStaging:
         self._staged.clear()
 
     def remove_orphans(self, upper: Frontier | None) -> None:
-        """See `Staging`: they are listed from the frontier on."""
+        """See `Staging`. Names sort by upper, so they are listed from the frontier on."""
         for page in self._calls().names(after=f"penstock-{upper or 0:020d}"):
             names = [name for name in page if "/" not in name]
             orphans = [name for name in names if is_orphan(name, upper)]
             if orphans:
                 self._calls().delete(orphans)
+            # Keys come in order: after this one there are no names of ours.
             if len(orphans) < len(page) and page[-1] > "penstock-~":
                 return
 

@@ -1,4 +1,4 @@
-"""What stands outside for an object's columns: which names and types files and tables can hold."""
+"""External columns of a sink: the names and types that files and tables can hold."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from actors.errors import InvalidUsage
 from actors.plan.schema import Schema
 
 TIME_OUTSIDE: Final = "_time"
-"""bigint: at which time it changed, in ms since 1970."""
+"""bigint: the time of the change, in ms since 1970."""
 DIFF_OUTSIDE: Final = "_diff"
-"""bigint, not 0: how many copies of the row came (> 0) or went (< 0)."""
+"""bigint, not 0: number of copies of the row that were inserted (> 0) or deleted (< 0)."""
 _NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
-"""What a Delta table without column mapping cannot have in a name, and Parquet readers refuse."""
+"""Characters that names in a Delta table without column mapping must not contain, nor names in
+Parquet files for some readers."""
 
 
 def of_changes(schema: Schema) -> pa.Schema:
-    """The columns of changes: the object's own, then `TIME_OUTSIDE` and `DIFF_OUTSIDE`."""
+    """Return the columns of changes: the object's own, then `TIME_OUTSIDE` and `DIFF_OUTSIDE`."""
     return pa.schema(
         [
             *schema.arrow(),
@@ -30,7 +31,7 @@ def of_changes(schema: Schema) -> pa.Schema:
 
 
 def check_columns(schema: Schema, what: str, *, changes: bool) -> None:
-    """Raises `InvalidUsage` for columns that `what` (``a Delta table``) cannot hold."""
+    """Raise `InvalidUsage` for columns that `what` (``a Delta table``) cannot hold."""
     wrong: list[str] = []
     seen: dict[str, str] = {}
     for column, field in zip(schema.columns, schema.arrow(), strict=True):

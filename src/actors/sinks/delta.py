@@ -1,23 +1,18 @@
 """A Delta Lake table in a folder or a bucket: an object's changes, or its current contents.
 
-Theory of operation. Data files are written here and made durable first; then one commit of the
-table names them, and holds the upper as an application transaction of the sink's own id. So rows
-and upper become seen together. Every commit goes to the one version after the one that was looked
-at, and to no other: when somebody else was there first, what they did is looked at (`delta_log`),
-and the commit is made again on top of it, or refused. In a folder the library has that by a link,
-in a bucket by a request that fails where there is an object already.
+Theory of operation. Data files are written and made durable first; then one commit of the table
+names them, and records the upper as an application transaction of the sink's id. So rows and upper
+become visible together.
 
-`changes`: each batch adds its updates, one row each, with `_time` and `_diff`. `current`: the
-table equals the object's contents as of its upper. Files that hold rows to be removed are written
-anew without them (`contents`).
+`changes`: each batch appends its updates, one row each, with `_time` and `_diff`. `current`: the
+table equals the object's contents as of its upper; files with rows to be deleted are rewritten
+without them (`delta_rewrite`).
 
-Writers. `open` counts up a second application transaction, the writer's number, which each commit
-repeats. Whoever finds a commit of the sink with another number is `Fenced`. Once the number is
-there no earlier writer can commit, so files that its batch has left can be removed: they are
-those whose name begins with an upper that is not passed yet.
+Writers. `open` increments a second application transaction, the writer's number (a fencing token),
+which each commit repeats. A writer that finds a commit of the sink with another number is `Fenced`.
 
-What it leaves to others: OPTIMIZE of a table of changes, VACUUM there (a table of contents is
-vacuumed here), and all about properties. Checkpoints and clean-up of the log are the library's.
+Not done here: OPTIMIZE and VACUUM of a table of changes (a table of contents is vacuumed here), and
+table properties. The library writes checkpoints and cleans up the log.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.sinks")
 
 _ATTEMPTS_MAX: Final = 20
-"""Of one commit, while others commit before it."""
+"""Attempts of one commit, while others commit before it."""
 _VACUUM_MS: Final = 3_600_000
 _LOG: Final = "_delta_log"
 
@@ -64,14 +59,14 @@ class DeltaConfig(msgspec.Struct, frozen=True, tag="delta", tag_field="kind"):
     folder: str
     mode: Literal["changes", "current"] = "changes"
     retain_hours: int = 168
-    """Of `current`: files that the table no longer names stay for so long, for readers of older
+    """Time that files stay in a `current` table which no longer names them, for readers of old
     versions."""
     creation: str = ""
-    """Tells this sink from an earlier one of the same id; given when it is created."""
+    """Tells this sink from an earlier one of the same id; set when it is created."""
 
 
 class DeltaSink:
-    """One table."""
+    """Writes one table. See `Sink`."""
 
     once = False
 
@@ -84,7 +79,7 @@ class DeltaSink:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """`token`: names this writer's files, unlike any other's."""
+        """Make a sink. `token`: a unique name of this writer, in the names of its files."""
         self._contents = config.mode == "current"
         self._retain_hours = config.retain_hours
         self._outlet = outlet
@@ -108,14 +103,14 @@ class DeltaSink:
 
     @property
     def keeps_times(self) -> bool:
-        """Changes have times, contents have not."""
+        """Return True for changes, False for contents."""
         return not self._contents
 
     def statistics(self) -> SinkStatistics:
         """See `Sink`."""
         return self._counts
 
-    # -- beginning --------------------------------------------------------------------------------
+    # -- open -------------------------------------------------------------------------------------
 
     async def check(self, schema: Schema) -> None:
         """See `Sink`."""
@@ -128,7 +123,8 @@ class DeltaSink:
         self._rewrites = Rewrites(self._staging, schema)
 
     def _check(self) -> bool:
-        """Whether the table is there. Raises `InvalidUsage` when something else is."""
+        """Return whether the table exists. Raises `InvalidUsage` if the place holds anything
+        else."""
         _library()
         # The library's own look at a bucket (`is_deltatable`) holds the interpreter's lock.
         if not self._outlet.numbered(_LOG):
@@ -153,7 +149,10 @@ class DeltaSink:
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the table")
         await self._threads.run(
-            lambda: self._staging.remove_orphans(self._upper), "remove what was not committed"
+            # Safe only now: with the new number in the log no earlier writer can commit its files
+            # any more.
+            lambda: self._staging.remove_orphans(self._upper),
+            "remove what was not committed",
         )
         return self._upper
 
@@ -161,7 +160,8 @@ class DeltaSink:
         library = _library()
         if not self._check():
             self._outlet.begin("")
-            with suppress(library.exceptions.DeltaError):  # another makes it: see below
+            # Another writer may have created it: `_check` below accepts only a table of this sink.
+            with suppress(library.exceptions.DeltaError):
                 library.DeltaTable.create(
                     self._where,
                     self._shape,
@@ -220,7 +220,7 @@ class DeltaSink:
         )
 
     def _expected(self) -> pa.Schema:
-        """Our columns, as the library tells those of a table."""
+        """Return our columns, in the types that the library reports."""
         library = _library()
         arro = library.Schema.from_arrow(self._shape).to_arrow()
         return pa.schema(arro)
@@ -236,7 +236,7 @@ class DeltaSink:
         return bool(names & {self._application, self._writers})
 
     def _since_ours(self) -> list[Commit]:
-        """Commits of others since the last of this sink."""
+        """Return the commits of others since the last one of this sink."""
         found: list[Commit] = []
         for version in range(self._version, -1, -1):
             commit = self._commit_of(version)
@@ -254,14 +254,17 @@ class DeltaSink:
     def _properties(self, transactions: list[tuple[str, int]]) -> Any:
         library = _library()
         return library.CommitProperties(
+            # No retries by the library: a conflict is examined here first. In a folder the library
+            # commits by a link, in a bucket by a conditional request, so that it never replaces a
+            # version.
             max_commit_retries=0,
             custom_metadata={WRITER: self._token},
             app_transactions=[library.Transaction(*each) for each in transactions],
         )
 
     def _transact(self, actions: list[Any], transactions: list[tuple[str, int]]) -> bool:
-        """Commits the version after the one known; False: others did, theirs is known now, and
-        harmless. Raises `Fenced`, `InvalidUsage`, `StorageError`."""
+        """Commit the version after the known one. Return False if others committed it: theirs is
+        then known, and harmless. Raises `Fenced`, `InvalidUsage`, `StorageError`."""
         library = _library()
         failure: Exception | None = None
         try:
@@ -272,7 +275,7 @@ class DeltaSink:
                 commit_properties=self._properties(transactions),
             )
         except (library.exceptions.DeltaError, OSError, ValueError) as error:
-            failure = error  # it may have happened nonetheless: the log tells
+            failure = error  # indeterminate: the log tells whether it happened
         before = self._version
         self._refresh()
         self._version = self._table.version()
@@ -285,6 +288,7 @@ class DeltaSink:
                     f"versions after {before} of the table's log are gone", determinate=False
                 )
             told = {(each.app_id, each.version) for each in commit.transactions}
+            # The token and the transactions identify our own commit, whatever the call raised.
             if commit.writer == self._token and told == set(transactions):
                 done = True
                 self._staging.committed()
@@ -334,7 +338,7 @@ class DeltaSink:
             added = [] if files is None else await self._threads.run(files.finish, "write files")
             size = await self._commit(added, upper)
         except (Fenced, InvalidUsage):
-            # Nothing of it was committed, nor will be.
+            # Removes only files that no commit names: `_transact` calls `committed` for the others.
             if not self._threads.given_up:
                 await self._threads.run(self._staging.remove_staged, "remove what it wrote")
             raise
@@ -350,7 +354,7 @@ class DeltaSink:
         await self._vacuum()
 
     async def _commit(self, added: list[WrittenFile], upper: Frontier) -> int:
-        """How many bytes it adds."""
+        """Commit the files; return the number of bytes added."""
         transactions = [(self._application, upper), (self._writers, self._writer)]
         add = _library().AddAction
         for _ in range(_ATTEMPTS_MAX):
@@ -365,12 +369,13 @@ class DeltaSink:
         )
 
     async def _rewritten(self) -> list[Any]:
-        """What removes the rows that go, on top of the version known."""
+        """Return the actions that delete rows, on top of the known version."""
         there = await self._threads.run(self._listed, "list the table's files")
         done = await self._rewrites.run(there, self._threads, self._upper)
         actions: list[Any] = []
         library, now = _library(), self._clock.now_ms()
         for file in done.removed:
+            # Moved rows are no data change: readers of the table's changes skip such files.
             moved = file.path in done.moved
             actions.append(library.RemoveAction(file.path, not moved, now, file.bytes))
         for written in done.added:
@@ -404,7 +409,7 @@ class DeltaSink:
             return stats_of(source, file.rows)
 
     async def _vacuum(self) -> None:
-        """Removes files that a table of contents has not named for long, now and then."""
+        """Remove files that a table of contents no longer names, now and then."""
         now = self._clock.monotonic_ms()
         if not self._contents or now - self._vacuumed_ms < _VACUUM_MS:
             return
@@ -424,22 +429,22 @@ class DeltaSink:
         await self._threads.run(vacuum, "vacuum the table")
 
     async def close(self) -> None:
-        """See `Sink`: what was not committed is removed by the next `open`."""
+        """See `Sink`. Uncommitted files are removed by the next `open`."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:
-                with suppress(pa.ArrowException, OSError):  # nobody reads them
+                with suppress(pa.ArrowException, OSError):  # no commit names them
                     files.abandon()
             self._staging.close()
 
 
 def _entry(version: int) -> str:
-    """Of the log, below the table's place."""
+    """Return the path of a version in the log, below the table's place."""
     return f"{_LOG}/{version:020d}.json"
 
 
 def _library() -> Any:
-    """The `deltalake` package, with what lies in its modules. Raises `InvalidUsage`."""
+    """Return the `deltalake` package, with names of its modules. Raises `InvalidUsage`."""
     try:
         import deltalake
         import deltalake.exceptions
@@ -453,7 +458,7 @@ def _library() -> Any:
 
 
 class _Library:
-    """Names of the library, from wherever they stand in it."""
+    """Names of the library and of its modules."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -1,10 +1,10 @@
-"""What others did to a Delta table since its last commit that is ours: pure, over the log's lines.
+"""Parses the log of a Delta table, and checks commits of others. Pure.
 
-A commit is a file of the log, an action a line. Those that only move rows between files
-(OPTIMIZE), forget what nobody reads (VACUUM), or set properties, are harmless to everybody. A
-commit that changes data is harmless to a sink that only appends, and never to one that keeps the
-table equal to an object's contents. A commit with a transaction of our application id is another
-writer of this very sink.
+A commit is a file of the log, an action a line. Commits that only move rows between files
+(OPTIMIZE), remove unused files (VACUUM), or set properties are harmless to any sink. One that
+changes data is harmless to a sink that only appends, and an error for one that keeps the table
+equal to an object's contents. One with a transaction of our application id is another writer of
+this very sink.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Features of a table that ask nothing of us; of constraints only when there are none."""
+"""Table features that ask nothing of a writer; of constraints only when there are none."""
 
 
 WRITER: Final = "penstockWriter"
-"""What names the one who committed, among the words that a commit may carry."""
+"""Key of the writer's token in a commit's metadata."""
 
 
 class Txn(msgspec.Struct, frozen=True, rename="camel"):
@@ -48,7 +48,7 @@ class _DataFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
-    """One line; of unknown kinds nothing is taken."""
+    """One line; unknown kinds are ignored."""
 
     commit_info: dict[str, Any] | None = None
     txn: Txn | None = None
@@ -66,11 +66,11 @@ class Commit(msgspec.Struct, frozen=True):
     transactions: tuple[Txn, ...]
     changes_data: bool
     writer: str = ""
-    """`WRITER` of the commit's own words."""
+    """`WRITER` of the commit's metadata."""
 
 
 def parsed(version: int, lines: bytes) -> Commit:
-    """A file of the log. Raises `InvalidUsage`."""
+    """Parse a file of the log. Raises `InvalidUsage`."""
     operation, transactions, changes, writer = "?", [], False, ""
     for line in lines.splitlines():
         if not line.strip():
@@ -92,8 +92,8 @@ def parsed(version: int, lines: bytes) -> Commit:
 
 
 def check_others(commits: Iterable[Commit], where: str, *, contents: bool) -> None:
-    """Raises `InvalidUsage` for what others did that this sink cannot live with. `contents`: the
-    table is to equal an object's contents."""
+    """Raise `InvalidUsage` for commits of others that conflict with this sink. `contents`: the
+    table must equal an object's contents."""
     for commit in commits:
         if contents and commit.changes_data:
             raise InvalidUsage(
@@ -114,8 +114,8 @@ def check_table(
     *,
     contents: bool,
 ) -> None:
-    """Raises `InvalidUsage` when the table is no longer one that this sink can write.
-    `columns`, `wanted`: name → type as text."""
+    """Raise `InvalidUsage` when this sink can no longer write the table. `columns`, `wanted`: name
+    → type as text."""
     wrong: list[str] = []
     if dict(columns) != dict(wanted):
         wrong.append(f"its columns are {_listed(columns)}, not {_listed(wanted)}")

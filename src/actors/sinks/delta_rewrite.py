@@ -1,13 +1,9 @@
-"""Rows that go from a Delta table of contents: files that hold them are written anew without them.
+"""Deletes rows from a Delta table of contents: rewrites the files that hold them, without them.
 
 A file is read twice: first only the columns that tell rows apart (the primary key, or all), and
-when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read.
-Rows are compared bit by bit, NULL is NULL, and of a row that is there n times exactly as many go
-as should (`subtract`): a merge by the table's own engine could promise neither, for bags.
-
-Rows that are to go are kept in memory, and beyond `DELETED_ROWS` in files beside the table's,
-so that the whole can be done again when others move rows between files meanwhile. Small files are
-put together when there are many.
+when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read. Rows
+are compared bit by bit, NULL is NULL, and of a row with n copies exactly as many are deleted as
+should (`subtract`): MERGE of a Delta engine can promise neither.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> TableFile:
-        """As the library tells it."""
+        """Return the file of one of the library's add actions."""
         bounds = {}
         for name, low in row.items():
             if name.startswith("min.") and isinstance(low, int):
@@ -58,8 +54,8 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """What becomes of the table's files; `moved`: paths, old and new, whose rows only change
-    their place."""
+    """Changes of the table's files; `moved`: paths, old and new, whose rows only change their
+    place."""
 
     removed: tuple[TableFile, ...] = ()
     added: tuple[WrittenFile, ...] = ()
@@ -67,7 +63,7 @@ class Rewritten(msgspec.Struct, frozen=True):
 
 
 class Rewrites:
-    """The rows that go with one batch."""
+    """The rows that one batch deletes."""
 
     def __init__(self, staging: Staging, schema: Schema) -> None:
         self._staging = staging
@@ -77,14 +73,15 @@ class Rewrites:
         self._held_bytes = 0
         self._spilled: list[str] = []
         self._made: list[str] = []
-        """Files of an attempt that may be done again."""
+        """Files of an attempt that may be repeated."""
 
     def remove(self, updates: pa.Table, upper: Frontier | None) -> None:
-        """Rows to go: `DIFF` < 0. Blocking."""
+        """Add rows to delete: `DIFF` < 0. Blocking."""
         if not updates.num_rows:
             return
         self._held.append(updates.select([*self._shape.names, DIFF]))
         self._held_bytes += updates.nbytes
+        # Kept until the commit: another attempt needs them when others moved rows between files.
         if DELETED_ROWS.exceeded_by(self._held_bytes):
             place = self._staging.place(upper, "_")
             with doing("write rows that go"):
@@ -95,7 +92,7 @@ class Rewrites:
             self._held, self._held_bytes = [], 0
 
     def forget(self) -> None:
-        """The batch is committed. Blocking."""
+        """Drop the rows after the commit. Blocking."""
         for name in self._spilled:
             self._staging.remove(name)
         self._held, self._held_bytes, self._spilled, self._made = [], 0, [], []
@@ -114,8 +111,8 @@ class Rewrites:
     async def run(
         self, files: list[TableFile], threads: Threads, upper: Frontier | None
     ) -> Rewritten:
-        """Does it, over the table's files as they are; what an earlier attempt made is removed.
-        Raises `InvalidUsage` when rows to go are not there, `Unreachable`."""
+        """Rewrite files, given the table's current ones; remove those of an earlier attempt. Raises
+        `InvalidUsage` when rows to delete are not there, `Unreachable`."""
         for name in self._made:
             await threads.run(partial(self._staging.remove, name), "remove files")
         self._made = []
@@ -123,6 +120,7 @@ class Rewrites:
         made: dict[str, WrittenFile] = {}
         for index in range(len(self._spilled) + 1):
             left = await threads.run(partial(self._chunk, index), "read rows that go")
+            # Files written for earlier chunks may hold rows of this chunk, too.
             for file in [*files, *(_table_file(each) for each in made.values())]:
                 if not left.num_rows:
                     break
@@ -161,9 +159,10 @@ class Rewrites:
     def _without(
         self, file: TableFile, deletes: pa.Table, upper: Frontier | None
     ) -> tuple[list[WrittenFile], pa.Table] | None:
-        """The file anew, without what it holds of the rows, and the rows that it has not; None:
-        it holds none. Blocking."""
+        """Return the file rewritten without the rows, and the rows that it did not hold; None: it
+        holds none. Blocking."""
         with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:
+            # First pass over few columns: most files hold none of the rows.
             if not any(
                 pc.any(maybe(self._read(batch, self._names), deletes, self._names)).as_py()
                 for batch in source.iter_batches(_ROWS_AT_ONCE, columns=list(self._names))
@@ -178,6 +177,7 @@ class Rewrites:
         written = files.finish()
         if taken:
             return written, left
+        # Candidates by single columns only: no row matched, so the file stays.
         for each in written:
             self._staging.remove(each.path)
         return None
@@ -189,7 +189,7 @@ class Rewrites:
     async def _gather(
         self, files: list[TableFile], threads: Threads, upper: Frontier | None
     ) -> tuple[list[TableFile], list[WrittenFile]]:
-        """Puts small files together when they are many: which, and what they become."""
+        """Combine small files when they are many: return them, and the new files."""
         small = [file for file in files if file.bytes < _SMALL_BYTES]
         if not SMALL_FILES.exceeded_by(len(small)):
             return [], []
@@ -210,19 +210,20 @@ def _table_file(file: WrittenFile) -> TableFile:
 
 
 def _apart(file: TableFile, deletes: pa.Table) -> bool:
-    """Whether the file's bounds say that it holds none of the rows."""
+    """Say whether the file's bounds exclude all of the rows."""
     for name, (low, high) in file.bounds.items():
         if name in deletes.column_names and pa.types.is_integer(deletes.schema.field(name).type):
             column = deletes[name]
             ends = pc.min_max(column).as_py()
+            # A NULL lies in no bounds.
             if not column.null_count and (ends["max"] < low or ends["min"] > high):
                 return True
     return False
 
 
 def stats_of(file: Any, rows: int) -> str:
-    """The statistics of a Parquet file as Delta wants them: rows, and the bounds of columns of
-    whole numbers (times of changes, most keys), by which readers pass files over."""
+    """Return Delta's statistics of a Parquet file: rows, and the bounds of columns of whole numbers
+    (times of changes, most keys), by which readers skip files."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""Folders of the machine that clients name, and what is written into them so that it stays.
+"""Local folders that clients name, and durable writes into them.
 
-A name is a path or a ``file:`` URL, below a folder that a setting allows, wherever ``..`` and
-symbolic links lead. All of it blocks; errors of the operating system come as `StorageError`.
+A name is a path or a ``file:`` URL, and must lie below a folder that a setting allows, wherever
+``..`` and symbolic links lead. All of it blocks; errors of the operating system are raised as
+`StorageError`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def local_path(destination: str) -> str:
-    """The path that a destination means. Raises `InvalidUsage` for what is no local folder."""
+    """Return the path of a destination. Raises `InvalidUsage` unless it is a local folder."""
     found = _SCHEME.match(destination)
     scheme = "" if found is None else found[0][:-1].lower()
     path = destination
@@ -41,9 +42,9 @@ def local_path(destination: str) -> str:
 
 
 def allowed(destination: str, below: str, what: str, setting: str) -> Path:
-    """The folder that a destination names: a path is one below the folder `below`, and must stay
-    there. Raises `InvalidUsage` (`what` is not written elsewhere, as `setting` says). Looks at
-    the file system, to follow links."""
+    """Return the folder that a destination names, which must be below the folder `below`. Raises
+    `InvalidUsage` (`what` is not written elsewhere, as `setting` says). Follows links in the file
+    system."""
     place = Path(below)
     try:
         root = place.resolve()
@@ -59,8 +60,8 @@ def allowed(destination: str, below: str, what: str, setting: str) -> Path:
 
 
 def write_new(path: Path, data: bytes, temporary: Path) -> bool:
-    """Writes a file whole or not at all, durable on return; False when there is one of that name
-    already, which stays. `temporary` must lie in the same file system."""
+    """Write a file whole or not at all, durable on return; False when the name exists already: that
+    file stays. `temporary` must lie in the same file system."""
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -69,7 +70,7 @@ def write_new(path: Path, data: bytes, temporary: Path) -> bool:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
         try:
-            os.link(temporary, path)  # unlike a rename it never replaces
+            os.link(temporary, path)  # unlike a rename, it fails if the name exists
         except FileExistsError:
             return False
         finally:
@@ -79,5 +80,6 @@ def write_new(path: Path, data: bytes, temporary: Path) -> bool:
     try:
         sync_folder(path.parent)
     except OSError as error:
+        # Indeterminate: the file is there, but may not survive a power cut.
         raise storage_error(f"sync {path.parent}", error, determinate=False) from error
     return True

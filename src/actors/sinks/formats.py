@@ -1,15 +1,15 @@
-"""Rows as files: Parquet, CSV and lines of JSON. Blocking.
+"""Writes rows as files: Parquet, CSV and lines of JSON. Blocking.
 
-`Files` takes rows piece by piece and writes them into files of at most about `file_bytes_max`,
-one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. What takes the
-files is a `FilePlace`. Without rows there is no file.
+`Files` takes rows piece by piece and writes them into files of at most about `file_bytes_max`, one
+at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. Without rows there is no
+file.
 
-What a value looks like. *Parquet*: the column's own type. *CSV*: a line of names first, text in
-quotes (one inside is doubled), NULL as nothing (a NULL of a table with one column is therefore an
-empty line) and an empty text as two quotes. *JSON*: an object a line; decimals are numbers with
-all their digits, a map is an object with its keys as text. In both dates and times are ISO 8601,
-binary is base64, what is not finite is "NaN", "Infinity" or "-Infinity". All of it is read back,
-value by value: `sources.copied_files`.
+Values. *Parquet*: the column's own type. *CSV*: a line of names first, text in quotes (one inside
+is doubled), NULL as nothing (a NULL of a table with one column is therefore an empty line) and an
+empty text as two quotes. *JSON*: an object per line; decimals are numbers with all their digits, a
+map is an object with its keys as text. In both, dates and times are ISO 8601, binary is base64, and
+floats that are not finite are "NaN", "Infinity" or "-Infinity". `sources.copied_files` reads all of
+it back, value by value.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from actors.sources.json_rows import RowsOfTable
 from actors.threshold_probes import SINK_FILE, SLICED_ROWS
 
 PIECE_BYTES: Final = 8 << 20
-"""Rows that are written at once; of Parquet, a row group."""
+"""Bytes of rows that are written at once; of Parquet, a row group."""
 YEAR_MAX: Final = 9999
 FILE_BYTES_MIN: Final = 4_096
-"""The least that `file_bytes_max` may be."""
+"""Least value of `file_bytes_max`."""
 
 
 class FilePlace(Protocol):
-    """What takes files. Blocking; raises `StorageError`. They have unique names and are nobody's
-    until something names them."""
+    """Creates files. Blocking; raises `StorageError`. Names are unique; files are orphans until a
+    manifest or commit names them."""
 
     def create(self, name: str) -> IO[bytes]:
-        """A new file; its bytes count when it was sealed."""
+        """Open a new file, which is valid once it was sealed."""
         ...
 
     def seal(self, file: IO[bytes]) -> None:
-        """The file is whole."""
+        """Make a complete file durable."""
         ...
 
     def path(self, name: str) -> str:
-        """The file's path as the manifest names it."""
+        """Return the file's path as the manifest names it."""
         ...
 
 
 def check_format(schema: Schema, export: CopyToExport) -> None:
-    """Raises `InvalidUsage` for columns that the format cannot hold, and for files too small."""
+    """Raise `InvalidUsage` for columns that the format cannot hold, and for files too small."""
     if export.file_bytes_max < FILE_BYTES_MIN:
         raise InvalidUsage(
             f"file_bytes_max = {export.file_bytes_max}: must be at least {FILE_BYTES_MIN}"
@@ -79,7 +79,7 @@ def check_format(schema: Schema, export: CopyToExport) -> None:
 
 
 def repeated(rows: pa.Table) -> Iterator[pa.Table]:
-    """Rows as often as their `DIFF` says, without it, in slices (`SLICED_ROWS`)."""
+    """Yield each row as often as its `DIFF` says, without it, in slices (`SLICED_ROWS`)."""
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
@@ -94,7 +94,7 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 class Files:
-    """The files of one copy, or of one batch of a sink."""
+    """Output files of one copy, or of one batch of a sink."""
 
     def __init__(
         self, place: FilePlace, schema: pa.Schema, format: str, file_bytes_max: int
@@ -103,6 +103,7 @@ class Files:
         self._schema = schema
         self._format = format
         self._bytes_max = file_bytes_max
+        # A quarter, so that files end close to their limit.
         self._piece_bytes = max(1, min(PIECE_BYTES, file_bytes_max // 4))
         self._open: _Open | None = None
         self._waiting: list[pa.Table] = []
@@ -111,19 +112,19 @@ class Files:
 
     @property
     def rows(self) -> int:
-        """So many were taken and are in files, or about to be."""
+        """Return the number of rows taken, written or not."""
         taken: int = sum(table.num_rows for table in self._waiting)
         held = 0 if self._open is None else self._open.rows
         return taken + held + sum(file.rows for file in self.written)
 
     def add(self, rows: pa.Table) -> None:
-        """Rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the format
-        cannot hold, `StoreFull`, `StorageError`."""
+        """Write rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the
+        format cannot hold, `StoreFull`, `StorageError`."""
         for table in repeated(rows.select([*self._schema.names, DIFF])):
             self.append(table)
 
     def append(self, rows: pa.Table) -> None:
-        """Rows that are to be written once each. Raises as `add` does."""
+        """Write rows once each. Raises as `add` does."""
         step = max(1, self._piece_bytes * rows.num_rows // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, step):
             piece = rows.slice(start, step)
@@ -133,17 +134,18 @@ class Files:
                 self._write()
 
     def finish(self) -> list[WrittenFile]:
-        """The last file is closed: all of them."""
+        """Close the last file; return all of them."""
         if self._waiting:
             self._write()
         self._close()
         return self.written
 
     def abandon(self) -> None:
-        """Lets go of a file that is not whole; its bytes go nowhere."""
+        """Give up a file that is incomplete."""
         opened, self._open = self._open, None
         self._waiting = []
         if opened is not None:
+            # Closing a writer writes the end of the file: here into memory, not into the file.
             opened.file.file = io.BytesIO()
             opened.writer.close()
 
@@ -180,7 +182,7 @@ class Files:
 
 
 class Counted:
-    """A file that counts what is written to it."""
+    """A file that counts the bytes written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -188,7 +190,7 @@ class Counted:
         self.closed = False
 
     def write(self, data: bytes) -> int:
-        """All of it."""
+        """Write all of the data."""
         view = memoryview(data)
         self.size += view.nbytes
         while view:
@@ -196,34 +198,34 @@ class Counted:
         return len(data)
 
     def flush(self) -> None:
-        """Sealing makes it durable."""
+        """Do nothing: sealing makes the file durable."""
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """Return the place of the next byte."""
         return self.size
 
     def readable(self) -> bool:
-        """It is written only."""
+        """Return False."""
         return False
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
 
 class Writer(Protocol):
-    """One file of a format."""
+    """Writes one file of a format."""
 
     def write(self, rows: pa.Table) -> None:
-        """Appends rows."""
+        """Append rows."""
         ...
 
     def close(self) -> None:
-        """Writes what ends the file."""
+        """Write the end of the file."""
         ...
 
 
@@ -266,18 +268,18 @@ class _Csv:
         self._headed = True
 
     def close(self) -> None:
-        """Every line is whole."""
+        """Do nothing: every line is complete."""
 
 
 def _number_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return floats as text, what is not finite as JSON and Spark call it."""
+    """Return floats as text, with the names of JSON and Spark for those that are not finite."""
     signed = pc.if_else(pc.greater(column, 0), "Infinity", "-Infinity")
     names = pc.if_else(pc.is_nan(column), "NaN", signed)
     return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
 
 
 def _check_years(column: pa.ChunkedArray) -> None:
-    """Raises `ValueError` for a year that ISO 8601 cannot tell."""
+    """Raise `ValueError` for a year that ISO 8601 cannot hold."""
     if not pa.types.is_temporal(column.type):
         return
     ends = pc.min_max(column.cast(pa.timestamp("s"), safe=False))
@@ -287,7 +289,8 @@ def _check_years(column: pa.ChunkedArray) -> None:
 
 
 class JsonLines:
-    """Rows of one schema as JSON, an object a line; `sources.json_rows` reads them back."""
+    """Encodes rows of one schema as JSON, an object per line; `sources.json_rows` reads them
+    back."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._encoder = msgspec.json.Encoder(decimal_format="number")
@@ -298,6 +301,7 @@ class JsonLines:
         cannot hold: a date beyond the year 9999."""
         lines = rows.to_pylist()
         for name, change in self._changes:
+            # Converting value by value is slow: skip columns that need none.
             if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
                 continue
             for line in lines:
@@ -315,7 +319,7 @@ class _Json:
         self._file.write(self._lines.encode(rows))
 
     def close(self) -> None:
-        """Every line is whole."""
+        """Do nothing: every line is complete."""
 
 
 _WRITERS: Final[dict[str, Callable[[Counted, pa.Schema], Writer]]] = {
@@ -341,7 +345,8 @@ def _finite(value: float) -> float | str:
 
 
 def _plain(kind: pa.DataType) -> _Change | None:
-    """What makes a value (never NULL) of that type one that JSON has; None: it is one already."""
+    """Return the function that converts a value (never NULL) of that type to JSON's; None if none
+    is needed."""
     if pa.types.is_floating(kind):
         return _finite
     if pa.types.is_map(kind):
@@ -363,5 +368,5 @@ def _changed(value: Any, change: _Change | None) -> Any:
 
 
 def _text(key: Any) -> str:
-    """A map's key as JSON has keys."""
+    """Return a map's key as text."""
     return key if isinstance(key, str) else msgspec.json.encode(key).decode().strip('"')

@@ -1,4 +1,4 @@
-"""Every kind of sink: its configuration, and the sink that it makes."""
+"""All kinds of sinks: their configurations and factories."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from actors.sinks.sink import Sink
 SinkConfig: TypeAlias = DeltaConfig | ParquetConfig
 KINDS: Final[Mapping[str, type[SinkConfig]]] = {"delta": DeltaConfig, "parquet": ParquetConfig}
 OURS: Final = ("creation",)
-"""Fields that are not for a user to give."""
+"""Fields that a user may not set."""
 
 
 def kind_of(config: SinkConfig) -> str:
-    """The name of its kind."""
+    """Return the name of a configuration's kind."""
     return next(name for name, kind in KINDS.items() if isinstance(config, kind))
 
 
 def encode(config: SinkConfig) -> bytes:
-    """As msgpack; it holds no secret."""
+    """Return a configuration as msgpack; it holds no secret."""
     return msgspec.msgpack.encode(config)
 
 
 def decode(data: bytes) -> SinkConfig:
-    """What `encode` made. Raises `InvalidUsage`."""
+    """Parse what `encode` returned. Raises `InvalidUsage`."""
     try:
         config: SinkConfig = msgspec.msgpack.decode(data, type=SinkConfig)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -46,8 +46,8 @@ def decode(data: bytes) -> SinkConfig:
 
 
 def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfig:
-    """A new sink's configuration, of what a user gave (texts are read as what is wanted).
-    `creation` tells it from any other sink that has its id. Raises `InvalidUsage`."""
+    """Return a new sink's configuration from a user's options (texts are converted). `creation`
+    tells it from any other sink that has its id. Raises `InvalidUsage`."""
     if kind not in KINDS:
         raise InvalidUsage(f"no sink of kind {kind!r}: there are {', '.join(KINDS)}")
     fields = [field for field in msgspec.structs.fields(KINDS[kind]) if field.name not in OURS]
@@ -76,9 +76,9 @@ def make_sink(
     randomness: Random,
     scratch: Path,
 ) -> Sink:
-    """The sink of that id. Raises `InvalidUsage` for a folder or a bucket that is not allowed. It
-    looks at the file system, to follow links. `scratch`: a folder for files on their way, which it
-    makes and removes."""
+    """Return the sink of that id. Raises `InvalidUsage` for a folder or a bucket that is not
+    allowed. Follows links in the file system. `scratch`: a folder for files to be uploaded, made
+    and removed by the sink."""
     token = f"{randomness.getrandbits(64):016x}"
     if is_bucket(config.folder):
         place = allowed_bucket(config.folder, settings.sink_buckets, "sink_buckets", "write")

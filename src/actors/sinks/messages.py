@@ -1,7 +1,6 @@
-"""What a sink task is told, and what it tells its owner.
+"""Messages between a sink task and its owner.
 
-`number` names one rendering of the sink, as its owner gave it: what an earlier one said last is
-told apart by it.
+`number` identifies one rendering of the sink, so that late messages of an earlier one are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from actors.sinks.sink import SinkStatistics
 
 
 class SinkWork(msgspec.Struct, frozen=True, gc=False):
-    """One sink: what it writes, from `as_of` on, and to where."""
+    """One sink: its object, the configuration, and the time from which it is written."""
 
     id: ObjectId
     name: str
@@ -30,23 +29,24 @@ class SinkWork(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopSink(msgspec.Struct, frozen=True, gc=False):
-    """Owner → task: end; answered by `SinkEnded`."""
+    """Owner → task: stop; answered by `SinkEnded`."""
 
 
 class SinkProgress(msgspec.Struct, frozen=True, gc=False):
-    """Everything below `upper` is outside, and durable there. Empty: it is done."""
+    """Task → owner: everything below `upper` is durable outside. Empty frontier: the sink is
+    done."""
 
     id: ObjectId
     number: int
     upper: Frontier
     statistics: SinkStatistics
     input: Frontier = 0
-    """To where its object is known to be sealed."""
+    """Upper up to which its object is known to be sealed."""
     operators: tuple[OperatorStatistics, ...] = ()
 
 
 class SinkStatus(msgspec.Struct, frozen=True, gc=False):
-    """How it is. `stalled` with an error; of `SinkEnded` it is the last status."""
+    """Task → owner: the status; `stalled` has an error."""
 
     id: ObjectId
     number: int
@@ -56,7 +56,7 @@ class SinkStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class SinkEnded(msgspec.Struct, frozen=True, gc=False):
-    """Its last message. `error`: why; None: it was stopped, or is done."""
+    """Task → owner, the last message. `error`: the reason; None: it was stopped, or is done."""
 
     id: ObjectId
     number: int
@@ -64,5 +64,5 @@ class SinkEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 def hold_of(sink: ObjectId) -> str:
-    """The holder's name on the input shard: to be dropped by who drops the sink."""
+    """Return the name of the sink's hold on its input shard; the hold is dropped with the sink."""
     return f"sink/{sink}"

@@ -1,12 +1,10 @@
-"""Where a sink writes: a folder, or a place in a bucket; one face for both. Blocking.
+"""Storage of sinks: a folder, or a place in a bucket, with one interface for both. Blocking.
 
-Theory of operation. A sink needs few things of a place: new files that are durable before
-something names them (`staging`), small documents of which the first to come under a name stays
-(`write_new`), and to look what is there. A folder has them by fsync and link, a bucket by
-conditional requests: when it is not known whether one was done, what is there is looked at, and
-the same document counts as ours, since none of two writers writes the same one.
+Theory of operation. A sink needs new files that are durable before a commit names them (`staging`),
+small documents of which the first under a name wins (`write_new`), and listings. A folder provides
+them by fsync and link, a bucket by conditional requests.
 
-Names lie below the place, with ``/`` between. All raise `StorageError`.
+Names lie below the place, with ``/`` between. All methods raise `StorageError`.
 """
 
 from __future__ import annotations
@@ -36,59 +34,59 @@ class Outlet(Protocol):
 
     @property
     def where(self) -> str:
-        """Its name, for people."""
+        """Return the name of the place, for people."""
         ...
 
     @property
     def options(self) -> dict[str, str] | None:
-        """Of `deltalake`, to reach it under that name."""
+        """Return the storage options with which `deltalake` reaches it under that name."""
         ...
 
     @property
     def private(self) -> bool:
-        """Whether what libraries say of it may hold secrets."""
+        """Return whether texts of libraries about it may hold secrets."""
         ...
 
     def staging(self, token: str) -> Staging:
-        """Where files of the writer of that name go."""
+        """Return the staging area of the writer with that name."""
         ...
 
     def begin(self, folder: str) -> None:
-        """Makes the place, and a folder in it for documents."""
+        """Create the place, and a folder in it for documents."""
         ...
 
     def tidy(self, folder: str) -> None:
-        """Removes what killed writers left of documents in that folder."""
+        """Remove temporary documents of killed writers from that folder."""
         ...
 
     def other_than(self, folder: str) -> str | None:
-        """Something that is there, beside a folder; None: there is nothing else."""
+        """Return the name of an entry at the place other than a folder; None: there is none."""
         ...
 
     def newest(self, folder: str) -> str | None:
-        """The greatest name of a numbered document (20 digits) in a folder."""
+        """Return the greatest name of a numbered document (20 digits) in a folder."""
         ...
 
     def numbered(self, folder: str) -> bool:
-        """Whether something in a folder has a name that begins with a number of 20 digits."""
+        """Say whether a folder holds a name that begins with a number of 20 digits."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """A document, if it is there."""
+        """Return a document; None if it does not exist."""
         ...
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
-        """Writes a document, durable on return; False when there is another of that name already,
-        which stays."""
+        """Write a document, durable on return; False when another one has that name already: it
+        stays."""
         ...
 
     def sync(self, name: str) -> None:
-        """Makes a document outlast a power cut that somebody else wrote."""
+        """Make a document durable that another library wrote."""
         ...
 
 
 class FolderOutlet:
-    """A folder of the machine."""
+    """A local folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,6 +115,7 @@ class FolderOutlet:
         with doing(f"make {self.folder / folder}"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder)
+            # Else a power cut may lose the name of the new folder.
             sync_folder(self.folder.parent)
 
     def tidy(self, folder: str) -> None:
@@ -174,7 +173,7 @@ class FolderOutlet:
 
 
 class BucketOutlet:
-    """A place in a bucket. What is not known for sure is looked up."""
+    """A place in a bucket."""
 
     def __init__(
         self,
@@ -183,7 +182,7 @@ class BucketOutlet:
         settings: Settings,
         opened: Callable[[BucketPath, Settings], BucketCalls] = BucketCalls.open,
     ) -> None:
-        """`spool`: a folder for files on their way, of this outlet alone."""
+        """Make an outlet. `spool`: a folder for files to be uploaded, of this outlet alone."""
         self.place = place
         self._spool = spool
         self._settings = settings
@@ -197,7 +196,7 @@ class BucketOutlet:
 
     @property
     def options(self) -> dict[str, str] | None:
-        """See `Outlet`: credentials are in the environment, as everywhere."""
+        """See `Outlet`. Credentials come from the environment, as everywhere."""
         limits = self._settings
         timeout_ms = limits.copy_request_timeout_ms
         retries = limits.copy_request_retries_max
@@ -209,8 +208,8 @@ class BucketOutlet:
             "retry_timeout": f"{timeout_ms * (retries + 1)}ms",
         }
         if self.place.kind == "s3":
-            # A commit is a request that fails where there is one already, whatever the
-            # environment says of other ways.
+            # A commit must be a request that fails if the version exists; variables of the
+            # environment could turn that off.
             given |= {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
         return given
 
@@ -221,7 +220,7 @@ class BucketOutlet:
 
     @property
     def calls(self) -> BucketCalls:
-        """The bucket; opening it takes some ms."""
+        """Return the bucket's client; opening it takes some ms."""
         if self._calls is None:
             self._calls = self._opened(self.place, self._settings)
         return self._calls
@@ -231,10 +230,10 @@ class BucketOutlet:
         return BucketStaging(lambda: self.calls, self.where, self._spool, token)
 
     def begin(self, folder: str) -> None:
-        """See `Outlet`: there are no folders."""
+        """See `Outlet`. Buckets have no folders."""
 
     def tidy(self, folder: str) -> None:
-        """See `Outlet`: an object is there whole, or not at all."""
+        """See `Outlet`. Objects are complete, or not there at all."""
 
     def other_than(self, folder: str) -> str | None:
         """See `Outlet`."""
@@ -249,7 +248,7 @@ class BucketOutlet:
         return None if number is None else f"{number:020d}.json"
 
     def numbered(self, folder: str) -> bool:
-        """See `Outlet`: digits come first."""
+        """See `Outlet`. Digits sort first."""
         first = next(self.calls.names(folder), [])
         return any(_NUMBER.match(name.rpartition("/")[2]) for name in first)
 
@@ -271,6 +270,7 @@ class BucketOutlet:
     def write_new(self, name: str, data: bytes, token: str) -> bool:
         """See `Outlet`."""
         failure: StorageError | None = None
+        # Twice: a failed request may have had no effect. Retrying is safe, since none overwrites.
         for _ in range(2):
             try:
                 if self.calls.create(name, data):
@@ -279,7 +279,8 @@ class BucketOutlet:
                 if error.determinate and failure is None:
                     raise
                 failure = error
-            # It may have been there already, or be there in spite of an error: and then be ours.
+            # Another's, or ours in spite of an error. The same bytes are ours: each writer's token
+            # is in its documents.
             found = self.calls.get(name, DOCUMENT_BYTES_MAX)
             if found is not None:
                 return found == data
@@ -288,15 +289,15 @@ class BucketOutlet:
         ) from failure
 
     def sync(self, name: str) -> None:
-        """See `Outlet`: what is there stays."""
+        """See `Outlet`. Objects are durable."""
 
 
 def newest_number(after: Callable[[int], tuple[list[int], bool]]) -> int | None:
-    """The greatest of numbers from 0 on without a gap behind the first. `after` tells some of
-    those that come behind one (-1: all), the first, and whether there may be more. Asks few times,
-    however many there are."""
+    """Return the greatest of numbers from 0 on without a gap after the first. `after` returns the
+    first of those after one (-1: all), and whether there may be more."""
     low, high = -1, None
     while high is None or low < high:
+        # Doubling, then bisection: few requests, however many numbers there are.
         at = max(low, 2 * low) if high is None else (low + high) // 2
         page, more = after(at)
         if page:

@@ -1,16 +1,12 @@
 """Parquet files in a folder or a bucket: an object's changes as they come, or its contents once.
 
-Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval
-of times it stands for, and the files that hold it. Files are written and made durable first. The
-manifest is written last, where there is none of its number (`outlets`): so of two writers one only
-has that number, and the other is `Fenced`. The newest manifest says up to
-where everything is there.
+Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval of
+times, and the files that hold it. Files are written and made durable first; the manifest is written
+last, if its number is still free (`outlets`): so only one of two writers gets that number, and the
+other is `Fenced`. The newest manifest has the durable upper.
 
-Writers. `open` adds a manifest without files. Once it is there no earlier writer can add one, so
-files that its batch has left are removed: see `Staging`.
-
-Files of changes have the object's columns, `_time` and `_diff`, a row an update; those of
-contents have the object's columns, and a row as often as it is there.
+Files of changes have the object's columns, `_time` and `_diff`, a row per update; those of contents
+have the object's columns, and as many copies of a row as there are.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from actors.threshold_probes import SINK_FILE
 
 MANIFESTS: Final = "_manifests"
 VERSION: Final = 1
-"""Of the manifests."""
+"""Version of the manifests' format."""
 _ATTEMPTS_MAX: Final = 20
 
 
@@ -46,13 +42,13 @@ class ParquetConfig(msgspec.Struct, frozen=True, tag="parquet", tag_field="kind"
 
     folder: str
     once: bool = False
-    """The contents, once; else the changes, as they come."""
+    """True to write the contents once; else the changes, as they come."""
     creation: str = ""
-    """Tells this sink from an earlier one of the same id; given when it is created."""
+    """Tells this sink from an earlier one of the same id; set when it is created."""
 
 
 class BatchManifest(msgspec.Struct, frozen=True):
-    """One commit. Paths lie below the folder that `_manifests` lies in."""
+    """One commit. Paths are relative to the folder that holds `_manifests`."""
 
     version: int
     sink: ObjectId
@@ -62,11 +58,11 @@ class BatchManifest(msgspec.Struct, frozen=True):
     holds: str
     """``changes`` or ``contents``."""
     lower: Frontier | None
-    """Of the first: the time of the contents that it begins with; None: nothing is there yet."""
+    """Least time of the batch; in the first, that of the contents; None: there are none yet."""
     upper: Frontier | None
-    """Up to where everything is there; None: nothing is there yet."""
+    """Upper up to which everything is there; None: nothing is there yet."""
     ended: bool
-    """Nothing more will come."""
+    """True if no more will come."""
     schema: tuple[Column, ...]
     rows: int
     bytes: int
@@ -74,7 +70,7 @@ class BatchManifest(msgspec.Struct, frozen=True):
 
 
 class ParquetSink:
-    """One folder."""
+    """Writes one folder. See `Sink`."""
 
     def __init__(
         self,
@@ -85,7 +81,7 @@ class ParquetSink:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """`token`: names this writer's files, unlike any other's."""
+        """Make a sink. `token`: a unique name of this writer, in the names of its files."""
         self.once = config.once
         self._sink = sink
         self._creation = config.creation
@@ -98,21 +94,21 @@ class ParquetSink:
         self._schema: Schema
         self._shape: pa.Schema
         self._number = 0
-        """Of the newest manifest."""
+        """Number of the newest manifest."""
         self._upper: Frontier | None = None
         self._files: Files | None = None
         self._counts = SinkStatistics()
 
     @property
     def keeps_times(self) -> bool:
-        """Changes have times, contents have not."""
+        """Return True for changes, False for contents."""
         return not self.once
 
     def statistics(self) -> SinkStatistics:
         """See `Sink`."""
         return self._counts
 
-    # -- beginning --------------------------------------------------------------------------------
+    # -- open -------------------------------------------------------------------------------------
 
     async def check(self, schema: Schema) -> None:
         """See `Sink`."""
@@ -129,12 +125,16 @@ class ParquetSink:
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the folder")
         await self._threads.run(
-            lambda: self._staging.remove_orphans(self._upper), "remove what was not committed"
+            # Safe only now: `_begin` took the next number, so no earlier writer can commit its
+            # files any more.
+            lambda: self._staging.remove_orphans(self._upper),
+            "remove what was not committed",
         )
         return self._upper
 
     def _begin(self) -> None:
         self._newest()
+        # Only now: `_newest` has refused a folder with files of others.
         self._outlet.begin(MANIFESTS)
         for _ in range(_ATTEMPTS_MAX):
             newest = self._newest()
@@ -148,7 +148,7 @@ class ParquetSink:
         )
 
     def _newest(self) -> BatchManifest | None:
-        """The newest manifest. Raises `InvalidUsage` when what is there is not ours."""
+        """Return the newest manifest. Raises `InvalidUsage` when the place holds anything else."""
         newest = self._outlet.newest(MANIFESTS)
         if newest is None:
             other = self._outlet.other_than(MANIFESTS)
@@ -206,7 +206,7 @@ class ParquetSink:
         )
 
     def _add(self, manifest: BatchManifest) -> bool:
-        """Whether it is there; False when there is another of its number."""
+        """Write a manifest; return False when its number is taken."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         name = f"{MANIFESTS}/{manifest.number:020d}.json"
         if not self._outlet.write_new(name, text, self._token):
@@ -254,10 +254,10 @@ class ParquetSink:
         )
 
     async def close(self) -> None:
-        """See `Sink`: what was not committed is removed by the next `open`."""
+        """See `Sink`. Uncommitted files are removed by the next `open`."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:
-                with suppress(pa.ArrowException, OSError):  # nobody reads them
+                with suppress(pa.ArrowException, OSError):  # no manifest names them
                     files.abandon()
             self._staging.close()

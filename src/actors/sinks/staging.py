@@ -1,8 +1,8 @@
-"""Files that a sink's next commit is to name. Blocking; raises `StorageError`.
+"""Files for a sink's next commit, in a folder or a bucket. Blocking; raises `StorageError`.
 
-They lie in a folder, or in a bucket (`bucket_staging`). A file's name begins with the upper that
-stood outside at the time, so that files which no commit has named, nor can name any more, are
-known by their names alone. What is not data begins with ``_``.
+A file's name begins with the durable upper at the time of writing, so that orphans (files that no
+commit has named, nor can name any more) are known by their names alone. Files that are not data
+begin with ``_``.
 """
 
 from __future__ import annotations
@@ -23,51 +23,53 @@ _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
 
 
 class Staging(Protocol):
-    """The files of one writer that are not committed."""
+    """Uncommitted files of one writer."""
 
     def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
-        """Where files of a batch that begins at `upper` go. What begins with ``_`` (`kind`) is
-        the writer's own, for a while."""
+        """Return the place for files of a batch that begins at `upper`. `kind` ``_``: temporary
+        files of the writer."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[Any]:
-        """A file of that name, as `pyarrow.parquet` takes them."""
+        """Open a file of that name for `pyarrow.parquet`."""
         ...
 
     def remove(self, name: str) -> None:
-        """One file that is not to be committed."""
+        """Remove a file that will not be committed."""
         ...
 
     def remove_staged(self) -> None:
-        """All that no commit will name."""
+        """Remove all files that no commit will name."""
         ...
 
     def close(self) -> None:
-        """Lets go of files that were not sealed."""
+        """Close files that were not sealed."""
         ...
 
     def committed(self) -> None:
-        """A commit names them."""
+        """Forget the files: a commit names them."""
         ...
 
     def remove_orphans(self, upper: Frontier | None) -> None:
-        """Files of earlier writers that no commit has named, when none of them can commit."""
+        """Remove files of earlier writers that no commit has named; none of these writers can
+        commit any more."""
         ...
 
 
 def staged_name(upper: Frontier | None, token: str, places: int, kind: str = "") -> str:
-    """How the names of the files of one place begin."""
+    """Return the prefix of the names of one place's files."""
     return f"{kind}penstock-{upper or 0:020d}-{token}-{places}"
 
 
 def is_orphan(name: str, upper: Frontier | None) -> bool:
-    """Whether no commit has named a file, when everything below `upper` is committed."""
+    """Say whether no commit has named a file, when everything below `upper` is committed."""
     found = _NAME.fullmatch(name)
+    # Temporary files (``_``) are in no commit, whatever their upper.
     return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
 
 
 class FolderStaging:
-    """Files in the folder itself. See `Staging`."""
+    """Staged files in the folder itself. See `Staging`."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -115,6 +117,7 @@ class FolderStaging:
     def remove_orphans(self, upper: Frontier | None) -> None:
         """See `Staging`."""
         with doing(f"look into {self._folder}"):
+            # A list, since the loop removes entries.
             for entry in list(os.scandir(self._folder)):
                 if is_orphan(entry.name, upper):
                     Path(entry.path).unlink(missing_ok=True)
@@ -145,6 +148,7 @@ class StagedFiles:
             os.fsync(file.fileno())
             file.close()
             self._open.remove(file)
+            # Durable before the commit that names it, its name included.
             sync_folder(self._folder)
 
     def path(self, name: str) -> str:
@@ -154,7 +158,7 @@ class StagedFiles:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Errors of the operating system in the block come as `StorageError`."""
+    """Raise errors of the operating system in the block as `StorageError`."""
     try:
         yield
     except OSError as error:
@@ -162,7 +166,7 @@ def doing(what: str) -> Iterator[None]:
 
 
 def sync_file(path: Path) -> None:
-    """Makes a file's bytes durable."""
+    """Make a file's bytes durable."""
     with doing(f"sync {path}"):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Rows taken out of a bag of rows, exactly: pure, over Arrow.
+"""Subtracts rows from a bag of rows, exactly. Pure, over Arrow.
 
-Rows are the same when they are bit by bit, NULL being NULL: as everywhere here, and other than in
-the engines that merge by ``=``. Of a row that is there five times and goes twice, three stay.
+Rows are the same when they are bit by bit, NULL being NULL, other than in engines that merge by
+``=``. Of a row with five copies of which two are deleted, three stay.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from actors.plan.updates import comparable, consolidate
 
 
 class Subtracted(msgspec.Struct, frozen=True, gc=False):
-    """What stays of some rows (each once), and what was not found among them (diffs < 0)."""
+    """The remaining rows (without diffs), and the deletes that were not found (diffs < 0)."""
 
     kept: pa.Table
     left: pa.Table
     taken: int
-    """So many rows went."""
+    """Number of rows deleted."""
 
 
 def maybe(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
-    """Which rows could be among `deletes`, by each of these columns alone. Columns whose values
-    cannot be compared so are passed over."""
+    """Return which rows could be among `deletes`, by each of these columns alone. Columns whose
+    values cannot be compared are ignored."""
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)], pa.bool_())
     for name in names:
         kind = rows.schema.field(name).type
@@ -39,8 +39,9 @@ def maybe(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> pa.Chunked
 
 
 def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtracted:
-    """Takes `deletes` (the columns, `DIFF` < 0, each row once) out of `rows` (the same columns).
-    `names`: columns that tell most rows apart: those that differ there are not looked at."""
+    """Subtract `deletes` (the columns, `DIFF` < 0, distinct rows) from `rows` (the same columns).
+    `names`: columns that tell most rows apart, by which candidates are chosen."""
+    # Only candidates are consolidated; most rows are none.
     mask = maybe(rows, deletes, names)
     found = rows.filter(mask)
     if not found.num_rows:

@@ -1,12 +1,8 @@
-"""Blocking calls of a sink: each in a thread, one at a time, to its end, but not for ever.
+"""Runs the blocking calls of a sink in threads: one at a time, each to its end or to a deadline.
 
-A call that is cancelled is waited for, so that nobody touches what it still changes; one that
-takes longer than the deadline is given up: it may go on, and come to an end or not. Then the
-calls are over (`given_up`), and nothing that it may be using may be touched. What it commits
-nonetheless is found, or fenced, by the next `open`.
-
-Other people's libraries run here. Whatever they raise is the end of this one sink, and of nothing
-else: what is not of the family comes as `Unreachable`, a panic of native code included.
+After a deadline the calls are over (`given_up`). Whatever the abandoned call still commits is
+found, or fenced, by the next `open`. Errors of libraries end this one sink only: unknown ones are
+raised as `Unreachable`, panics of native code included.
 """
 
 from __future__ import annotations
@@ -31,15 +27,15 @@ log = logging.getLogger("penstock.sinks")
 _EXPECTED: Final = (OSError, pa.ArrowException)
 _NEEDED: Final = "list, read, write and remove (s3:ListBucket, GetObject, PutObject, DeleteObject)"
 _PANIC: Final = "PanicException"
-"""What native code raises when it should have raised something else; no `Exception`."""
+"""Name of the exception for a panic of native code (pyo3); it is no `Exception`."""
 
 
 class Threads:
     """Runs the blocking calls of one sink."""
 
     def __init__(self, clock: Clock, deadline_ms: int, what: str, *, private: bool = False) -> None:
-        """`what`: the sink, for errors. `private`: what libraries say may hold secrets, and is
-        told to nobody."""
+        """Make a runner. `what`: the sink, for errors. `private`: texts of libraries may hold
+        secrets, and are not shown."""
         self._clock = clock
         self._deadline_ms = deadline_ms
         self._what = what
@@ -47,11 +43,13 @@ class Threads:
         self.given_up = False
 
     async def run(self, function: Callable[[], R], doing: str) -> R:
-        """Its result. Raises what it raises, errors of stores, files and libraries as
-        `Unreachable`, and `Unreachable` when it takes too long."""
+        """Run a function and return its result. Errors of stores, files and libraries, and a missed
+        deadline, are raised as `Unreachable`; those of the product as they are."""
         if self.given_up:
             raise Unreachable(f"{self._what}: an earlier call has not come back")
         try:
+            # Shielded: a cancelled call is waited for, since it may still change files that others
+            # would touch.
             with anyio.move_on_after(self._deadline_ms / 1000, shield=True) as limit:
                 result = await self._clock.run_blocking(function)
         except Fenced:
@@ -74,16 +72,18 @@ class Threads:
                 "this was not foreseen: the log holds more",
             ) from shown
         if limit.cancelled_caught:
+            # The thread may still run: its files must not be touched any more.
             self.given_up = True
             raise Unreachable(
                 f"{self._what}: to {doing} took longer than {self._deadline_ms} ms",
                 "look at the disk or the store that holds it, or raise sink_deadline_ms",
             )
+        # Deliver the cancellation that the shield held back.
         await anyio.lowlevel.checkpoint_if_cancelled()
         return result
 
     def told(self, error: BaseException) -> str:
-        """What may be said of an error of a library."""
+        """Return the text of a library's error that may be shown."""
         return reason(error) if self._private else str(error)
 
     def _hint(self, told: str) -> str:

@@ -1,1 +1,1 @@
-"""Sources: what brings changes in from outside, a kind a file. `source` says what one is."""
+"""Sources: connectors that ingest an external system's changes, one kind per file; see `source`."""

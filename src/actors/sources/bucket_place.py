@@ -1,15 +1,12 @@
-"""A place in a bucket, with objects that are files: listed in pages, brought into a spool.
+"""A place in a bucket whose objects are files: listed page by page, downloaded into a spool.
 
-Theory of operation. A look lists all objects below the URL, page by page, and keeps of the new
-ones the first in order (`object_listing`). Files are read on the local disk, so those of a batch
-are fetched first, into a folder of the batch's own below the scratch of who reads; it goes with
-the batch, and, when the process was killed, with the scratch at the next start.
+Theory of operation. A scan lists all objects below the URL and keeps the first new ones in order
+(`object_listing`). Files are read from the local disk, so those of a batch are downloaded first,
+into a folder of the batch below the reader's scratch folder, which is deleted with the batch (or,
+after a kill, with the scratch folder at the next start).
 
-An object is fetched in pieces, each with the condition that it is still the one that was listed:
-what was read is that one, whole, or it is an error. So nothing needs to be looked at again.
-
-Bounds: `PENDING_MAX` objects of a look; `source_spool_bytes_max` on disk; `FETCHES_AT_ONCE`
-objects are fetched at a time, a piece of `PIECE_BYTES` of each in memory.
+Bounds: `PENDING_MAX` objects of a scan; `source_spool_bytes_max` on disk; `FETCHES_AT_ONCE`
+downloads at a time, each with a piece of `PIECE_BYTES` in memory.
 """
 
 from __future__ import annotations
@@ -37,15 +34,15 @@ from actors.sources.surroundings import Surroundings
 
 FETCHES_AT_ONCE: Final = 4
 LISTED_MAX: Final = 100_000
-"""Objects of one copy."""
+"""Most objects that one copy may have."""
 _NEEDED: Final = "list and read (on S3: s3:ListBucket, s3:GetObject)"
 _SUFFIXES: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
-"""Readers tell by them how a file is compressed."""
+"""Suffixes that tell readers a file's compression."""
 _NEVER_AGAIN: Final = "write objects once, each under a name of its own"
 
 
 class BucketPlace:
-    """See `FilesPlace`."""
+    """Lists and downloads objects below a URL. See `FilesPlace`."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class BucketPlace:
         around: Surroundings,
         opened: Opener = BucketStore.open,
     ) -> None:
-        """Raises `InvalidUsage` for a place that may not be read."""
+        """Make a place. Raises `InvalidUsage` for a URL that may not be read."""
         settings = around.settings
         self._place = allowed_bucket(url, settings.source_buckets, "source_buckets", "read")
         self._pattern = pattern
@@ -66,7 +63,7 @@ class BucketPlace:
         self._spools = 0
 
     async def check(self) -> None:
-        """See `FilesPlace`: it was when this was made."""
+        """See `FilesPlace`: the constructor has checked already."""
 
     def begun(self, position: str | None) -> TakenObjects:
         """See `FilesPlace`."""
@@ -96,13 +93,14 @@ class BucketPlace:
         )
 
     async def every(self) -> list[FoundFile]:
-        """See `FilesPlace`: also of a URL that is an object's."""
+        """See `FilesPlace`. The URL may be that of a single object, too."""
         if self._place.path:
             store = await self._open()
             try:
                 one = await store.head(self._place.prefix)
             except StorageError as error:
                 raise _unreachable(error) from None
+            # An empty object represents a folder; it is no data.
             if one is not None and one.size:
                 *above, _ = self._place.path
                 return list(self._found("/".join([*above, ""]), "*", [one]))
@@ -153,7 +151,7 @@ class BucketPlace:
                 raise _unreachable(error) from None
         return self._store
 
-    # -- bringing ---------------------------------------------------------------------------------
+    # -- downloads --------------------------------------------------------------------------------
 
     def first(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
@@ -164,7 +162,7 @@ class BucketPlace:
 
     @asynccontextmanager
     async def brought(self, files: Sequence[FoundFile]) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FilesPlace`: they are fetched."""
+        """See `FilesPlace`: files are downloaded."""
         most = self._around.settings.source_spool_bytes_max
         for file in files:
             if file.size > most:
@@ -181,7 +179,7 @@ class BucketPlace:
             await self._to_its_end(lambda: shutil.rmtree(folder, ignore_errors=True))
 
     async def changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FilesPlace`: what was fetched is what was listed."""
+        """See `FilesPlace`: None, since each download is conditional on the listed version."""
         return None
 
     async def _fetch(self, files: Sequence[FoundFile], folder: Path) -> list[FoundFile]:
@@ -190,6 +188,7 @@ class BucketPlace:
             file._replace(path=str(folder / f"{number:06}{_SUFFIXES.search(file.name)[0]}"))  # type: ignore[index]
             for number, file in enumerate(files)
         ]
+        # One iterator for all workers: each takes the next file that none has taken.
         left = iter(list(zip(files, here, strict=True)))
         failure: PenstockError | None = None
 
@@ -226,6 +225,8 @@ class BucketPlace:
             file.modified_ns,
             file.version or Version(None, None),
         )
+        # Each piece is requested on the condition that the object is still the listed version: the
+        # file read is that one, whole, or this fails.
         for start in range(0, file.size, PIECE_BYTES):
             data = await store.piece(of, start, min(start + PIECE_BYTES, file.size))
             if data is None:
@@ -233,6 +234,7 @@ class BucketPlace:
             await self._to_its_end(lambda: _append(to, data))  # noqa: B023 - done in this round
 
     async def _to_its_end(self, function: Callable[[], object]) -> None:
+        # A thread cannot be cancelled: the folder may be removed only after the last write.
         with anyio.CancelScope(shield=True):
             await self._around.clock.run_blocking(function)
 

@@ -1,15 +1,13 @@
-"""Rows by key that come, change and go, in given proportions.
+"""Rows by key that are inserted, updated and deleted, in given proportions.
 
-Theory of operation. To retract a row exactly one must know it; to know it without having kept it,
-its history must be a function. Time is cut into *rounds*, in each of which every key has one turn,
-in an order of that round. Whether a key is there after a round is one draw of (key, round),
-independent of all others, and so is its row. So a turn is told by two draws, the round's and the
-one before: absent and present is an insert, present and present an update, present and absent a
-delete, and twice absent is nothing. With a share p of keys present, updates are to deletes as p
-to ``1 - p``, inserts are as many as deletes, and the number of rows stays about p of the keys.
+Theory of operation. Time is cut into *rounds*, in each of which every key has one turn, in an order
+of that round. One draw of (key, round), independent of all others, tells whether the key is present
+after the round; another one its row. So two draws, the round's and the one before, tell the change
+of a turn: absent then present is an insert, present twice an update, present then absent a delete,
+absent twice no change. Retractions are exact although no row is kept.
 
-The order of a round is a multiplication modulo the number of keys, by a number without a common
-factor; it scatters neighbours, and is no shuffle.
+With a share p of keys present, updates are to deletes as p to ``1 - p``, inserts are as many as
+deletes, and the number of rows stays about p of the keys.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ SCHEMA: Final = Schema(
     ("key",),
 )
 PAYLOADS: Final = 1024
-"""Different payloads there are."""
+"""Number of distinct payloads."""
 PIECE_BYTES: Final = 4 << 20
 KEYS_MAX: Final = 1 << 31
 PAYLOAD_BYTES_MAX: Final = 4096
@@ -50,14 +48,14 @@ class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
 
     keys: int = 100_000
     updates: float = 8.0
-    """So many updates for `deletes` deletes, and as many inserts as deletes."""
+    """Weight of updates, relative to `deletes`; inserts are as many as deletes."""
     deletes: float = 1.0
     payload_bytes: int = 32
-    """Of the text of each row."""
+    """Length of each row's text."""
 
     @property
     def present(self) -> float:
-        """The share of keys that have a row."""
+        """Return the share of keys that have a row."""
         return self.updates / (self.updates + self.deletes)
 
     def check(self) -> None:
@@ -78,8 +76,8 @@ class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
 
 
 class Churn(Prepared):
-    """The series: event n is turn ``n % keys`` of round ``1 + n // keys``; round 0 is what is
-    there at first."""
+    """The series: event n is turn ``n % keys`` of round ``1 + n // keys``; round 0 gives the first
+    contents."""
 
     exports = (Export(EXPORT, SCHEMA),)
 
@@ -96,12 +94,13 @@ class Churn(Prepared):
         self._payloads = Draws(config.seed, "payload").texts(numbered(0, PAYLOADS), size, size)
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`: of each key, the round of its last turn counts."""
+        """See `Series`: each key's row is that of its last turn's round."""
         round_, turn = 1 + at // self._keys, at % self._keys
         for start in range(0, self._keys, self.events_at_once):
             turns = numbered(start, min(self._keys, start + self.events_at_once))
-            # `keys_at` gives each key once: those before `turn` have had their turn.
+
             keys = self._keys_at(round_, turns)
+            # Keys before `turn` have had their turn in this round.
             rounds = np.where(turns < turn, round_, round_ - 1)
             kept = self._is_there(keys, rounds)
             yield self._rows([(keys[kept], rounds[kept], 1)])
@@ -118,9 +117,11 @@ class Churn(Prepared):
             start += count
 
     def _keys_at(self, round_: int, turns: Numbers) -> Numbers:
-        """Whose turn it is in a round."""
+        """Return the keys that have these turns in a round."""
         drawn = self._orders.below(np.array([2 * round_, 2 * round_ + 1]), self._keys)
         factor, shift = int(drawn[0]) | 1, int(drawn[1])
+        # Multiplication modulo the number of keys is a permutation if the factor is coprime to it;
+        # it scatters neighbours, and is no shuffle.
         while math.gcd(factor, self._keys) != 1:
             factor += 1
         return (turns * (factor % self._keys) + shift) % self._keys
@@ -129,7 +130,7 @@ class Churn(Prepared):
         return self._there.unit(self._number(keys, rounds)) < self._present
 
     def _number(self, keys: Numbers, rounds: Numbers) -> Numbers:
-        """One number for a key in a round."""
+        """Return one number for each key in a round."""
         return rounds * self._keys + keys
 
     def _rows(self, turns: list[tuple[Numbers, Numbers, int]]) -> Rows:

@@ -1,9 +1,8 @@
-"""Files of a copy, read as `copy-to` wrote them: every value is what it was.
+"""Reads files of a copy as `copy-to` wrote them, so that every value is what it was. Blocking.
 
-A place that holds a copy has a manifest, which says what is there; so these files need no options,
-and no Spark, whose readers of CSV and JSON cannot tell all that is in them (an empty text from
-NULL, keys of a map that are no text). The columns are found by their names and read in the types
-of the target. Blocks.
+A manifest describes the copy, so no options are needed. Spark does not read these files: its
+readers of CSV and JSON cannot tell all that is in them (an empty text from NULL, keys of a map that
+are no text). Columns are found by name, and read in the types of the target.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from actors.plan.schema import DIFF, Schema
 from actors.sources.json_rows import Misfit, RowsOfTable
 
 BLOCK_BYTES_MAX: Final = 64 << 20
-"""A row of CSV may be as long."""
+"""Greatest length of one CSV row."""
 LINES_AT_ONCE: Final = 10_000
 _READING: Final = (pa.ArrowException, OSError, Misfit, UnicodeDecodeError)
 
 
 class UnreadableCopy(Exception):
-    """A file of a copy is not as it was written; the text says why."""
+    """A file of a copy differs from what was written; the text gives the reason."""
 
 
 def columns_of_copy(manifest: Manifest, target: Schema) -> Schema:
@@ -55,7 +54,7 @@ def has_types(path: str, wanted: Schema) -> bool:
 
 
 def read_copied(path: str, kind: str, columns: Schema) -> Iterator[pa.Table]:
-    """Yield the rows of a file of CSV or JSON, whose columns are these, in pieces. Raises
+    """Yield the rows of a CSV or JSON file with these columns, in pieces. Raises
     `UnreadableCopy`."""
     try:
         yield from _read_csv(path, columns) if kind == "csv" else _read_json(path, columns)
@@ -77,6 +76,7 @@ def _read_json(path: str, columns: Schema) -> Iterator[pa.Table]:
 
 def _read_csv(path: str, columns: Schema) -> Iterator[pa.Table]:
     shape = columns.arrow()
+    # Arrow reads no base64: binary columns are read as text first.
     texts = [pa.string() if pa.types.is_binary(field.type) else field.type for field in shape]
     with open(path, "rb") as file:
         size = file.seek(0, 2)
@@ -91,6 +91,7 @@ def _read_csv(path: str, columns: Schema) -> Iterator[pa.Table]:
                 column_types=dict(zip(_header(path), texts, strict=True)),
                 null_values=[""],
                 strings_can_be_null=True,
+                # Empty and unquoted is NULL; an empty text is written in quotes.
                 quoted_strings_can_be_null=False,
             ),
         )
@@ -103,7 +104,7 @@ def _read_csv(path: str, columns: Schema) -> Iterator[pa.Table]:
 
 
 def _header(path: str) -> Sequence[str]:
-    """Return the names in the first line."""
+    """Return the column names in the first line."""
     with open(path, newline="", encoding="utf-8") as file:
         return next(csv.reader(file))
 

@@ -1,4 +1,4 @@
-"""1, 2, 3, …: the simplest generator. With a greatest cardinality, the oldest go again."""
+"""1, 2, 3, …: the simplest generator. With `max_cardinality`, the oldest numbers are retracted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CounterConfig(GeneratorConfig, frozen=True, kw_only=True, tag="counter"):
     """An event is the next number."""
 
     max_cardinality: int | None = None
-    """At most so many rows are there: each further one takes the place of the oldest."""
+    """Most rows at a time: each further one replaces the oldest. None: no limit."""
 
     def check(self) -> None:
         """See `GeneratorConfig.check`."""
@@ -48,7 +48,7 @@ class Counter(Prepared):
             yield _rows(numbered(start, min(at, start + PIECE_ROWS)) + 1, 1)
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`. What comes and goes within these events is left out."""
+        """See `Series`. Rows that are inserted and deleted within these events are left out."""
         if self._limit is None:
             yield _rows(numbered(start, stop) + 1, 1)
             return

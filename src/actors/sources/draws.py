@@ -1,9 +1,8 @@
-"""Random numbers that can be looked up: the n-th draw of a stream, without those before it.
+"""Random numbers with random access: the n-th draw of a stream, without those before it.
 
 A generator that draws one number after another can only be resumed by drawing all of them again.
-Here a draw is a hash (SplitMix64's finisher) of the seed, the stream's name and the draw's
-number. So an event is a function of its number, the same on every machine and with every version
-of numpy, and whole arrays of events are drawn at once. Not for cryptography.
+Here a draw is a hash (SplitMix64's finisher) of the seed, the stream's name and the draw's number:
+the same on every machine and with every version of numpy. Not for cryptography.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SECOND: Final = 0x94D049BB133111EB
 LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 TEXT: Final = b"abcdefghijklm nopqrstuvwxyz "
 BELOW_MAX: Final = 1 << 32
-"""The most that `Draws.below` can be bounded by."""
+"""Greatest bound of `Draws.below`."""
 
 
 def _mixed(number: int) -> int:
@@ -35,13 +34,13 @@ def _mixed(number: int) -> int:
 
 
 class Draws:
-    """One stream of draws: everything that one column, say, needs."""
+    """One stream of draws, such as the values of one column."""
 
     def __init__(self, seed: int, stream: str) -> None:
         self._key = np.uint64(_mixed((seed & _MASK) ^ _mixed(zlib.crc32(stream.encode()) + 1)))
 
     def bits(self, numbers: Numbers) -> _Bits:
-        """64 bits a draw."""
+        """Return 64 bits for each number."""
         made: _Bits = numbers.astype(np.uint64)
         made *= np.uint64(_STEP)
         made += self._key
@@ -53,20 +52,22 @@ class Draws:
         return made
 
     def below(self, numbers: Numbers, bound: int | Numbers) -> Numbers:
-        """Whole numbers from 0 to ``bound - 1``; `bound` is at most `BELOW_MAX`, and may be one
-        a draw."""
+        """Return whole numbers from 0 to ``bound - 1``; `bound` is at most `BELOW_MAX`, and may be
+        an array with one bound for each draw."""
+        # 32 bits times a bound of at most 2**32 stay within 64 bits: no division is needed.
         limit = np.asarray(bound, np.uint64)
         made = ((self.bits(numbers) >> np.uint64(32)) * limit) >> np.uint64(32)
         return made.astype(np.int64)
 
     def unit(self, numbers: Numbers) -> npt.NDArray[np.float64]:
-        """From 0 up to, and without, 1."""
+        """Return floats from 0 (inclusive) to 1 (exclusive)."""
+        # 53 bits are the mantissa of a float.
         return (self.bits(numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def texts(
         self, numbers: Numbers, length_min: int, length_max: int, letters: bytes = LETTERS
     ) -> pa.Array:
-        """Texts of random letters, of any length between the two."""
+        """Return texts of random letters, with lengths between the two given."""
         if not len(numbers):
             return pa.array([], pa.string())
         lengths = length_min + self.below(numbers, length_max - length_min + 1)
@@ -83,23 +84,24 @@ class Draws:
 
 
 def numbered(start: int, stop: int) -> Numbers:
-    """The numbers from `start` to ``stop - 1``."""
+    """Return the numbers from `start` to ``stop - 1``."""
     return np.arange(start, stop, dtype=np.int64)
 
 
 def decimals(cents: Numbers, kind: pa.DataType) -> pa.Array:
-    """Decimals of up to 18 digits from their unscaled values."""
+    """Return decimals of up to 18 digits, from their unscaled values."""
     words = np.empty((len(cents), 2), np.int64)
     words[:, 0] = cents
+    # Arrow's decimals have 128 bits, of which the upper 64 repeat the sign.
     words[:, 1] = cents >> 63
     return pa.Array.from_buffers(kind, len(cents), [None, pa.py_buffer(words)])
 
 
 def padded(numbers: Numbers, digits: int) -> pa.Array:
-    """Numbers as text with leading zeros."""
+    """Return numbers as text with leading zeros."""
     return pa.compute.utf8_lpad(pa.array(numbers).cast(pa.string()), digits, "0")
 
 
 def joined(*parts: pa.Array | str) -> pa.Array:
-    """Texts one behind the other, row by row."""
+    """Return texts that are concatenated row by row."""
     return pa.compute.binary_join_element_wise(*parts, "")

@@ -1,20 +1,19 @@
-"""Which files of a folder were taken already: told by a position of bounded size.
+"""Finds the new files of a folder, by a position of bounded size.
 
 Theory of operation. Files are taken in the order of (time of modification, hash of the name). The
-last `RECENT_MAX` of those taken, in that order, are remembered; the greatest of those that are no
-longer is the *low mark*. A file is new when it is not remembered and lies beyond the low mark. So
-a file may come with a time older than others taken before, as long as fewer than `RECENT_MAX`
-files beyond it were taken; and a time that lies in the future harms nobody else.
+position remembers the last `RECENT_MAX` of the files taken; the greatest forgotten one is the *low
+mark*. A file is new when it is not remembered and lies beyond the low mark. So a file may come with
+an older time than others taken before it, as long as fewer than `RECENT_MAX` files beyond it were
+taken; and a time in the future harms no other file.
 
-What is not new, but ought to have been, is told and not taken:
-- *late*: at or below the low mark, and not remembered, but its inode changed after the last look
+Files that are reported and not taken:
+- *late*: at or below the low mark, not remembered, but its inode changed after the last scan
   (it was renamed in with an old time; or only its owner or mode was changed);
-- *changed*: remembered, with another time: it was written again after it was taken. It is told
-  once, and counts with its new time from then on.
+- *changed*: remembered with another time: it was written again after it was taken. It is
+  reported once, and counts with its new time from then on.
 
-Not seen: a file that is written again after it was forgotten passes for a new one.
-
-Links are followed to files below the folders allowed, and to no folders. `scan` blocks.
+A forgotten file that is written again cannot be told from a new one. Links are followed to files
+below the allowed folders, and to no folders.
 """
 
 from __future__ import annotations
@@ -42,30 +41,30 @@ _ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq")
 
 
 class FoundFile(NamedTuple):
-    """A file as it was listed. Files are ordered by the first two fields."""
+    """A file as it was listed. Files are ordered by their first two fields."""
 
     modified_ns: int
     hash: bytes
-    """Of its name."""
+    """Hash of the name."""
     name: str
-    """Its path below the folder."""
+    """Path below the folder."""
     path: str
-    """Where it really is; of an object of a bucket, its URL."""
+    """Path with links resolved; for an object of a bucket, its URL."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     inode_changed_ns: int
-    """Also when it was renamed, or its owner changed."""
+    """Time of the inode's last change: also of a rename, or another owner."""
     version: Version | None = None
-    """Of an object of a bucket: which one was listed."""
+    """The listed version of an object in a bucket."""
 
     @property
     def key(self) -> tuple[int, bytes]:
-        """Its place in the order."""
+        """Return the sort key."""
         return self.modified_ns, self.hash
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A position as text."""
+    """A position as JSON."""
 
     low_ns: int
     low_hash: bytes
@@ -79,14 +78,14 @@ class Taken(NamedTuple):
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
     looked_ns: int = 0
-    """The newest change of an inode when the folder was listed last."""
+    """Newest change of an inode at the last scan of the folder."""
     recent: Mapping[bytes, int] = {}
     """Hash of the name → time of modification."""
     exports: tuple[str, ...] = ()
-    """Which exports hold them."""
+    """The exports that hold the files."""
 
     def position(self) -> str:
-        """As a source's position."""
+        """Return the position of a source, as text."""
         entries = b"".join(_ENTRY.pack(name, at) for name, at in self.recent.items())
         recent = base64.b64encode(entries).decode()
         written = _Written(*self.low, self.looked_ns, recent, self.exports)
@@ -94,7 +93,7 @@ class Taken(NamedTuple):
 
     @classmethod
     def of(cls, position: str) -> Taken:
-        """What `position` wrote. Raises `InvalidUsage`."""
+        """Parse the text of `position`. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
             entries = dict(_ENTRY.iter_unpack(base64.b64decode(found.recent, validate=True)))
@@ -105,11 +104,12 @@ class Taken(NamedTuple):
         return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
 
     def holding(self, exports: tuple[str, ...]) -> Taken:
-        """The same, held by these exports."""
+        """Return the same files, held by these exports."""
         return self._replace(exports=exports)
 
     def verdict(self, file: FoundFile, looked_ns: int) -> str:
-        """``new``, ``taken``, ``late`` or ``changed``; `looked_ns`: of the last look."""
+        """Return ``new``, ``taken``, ``late`` or ``changed``; `looked_ns`: that of the last
+        scan."""
         known = self.recent.get(file.hash)
         if known is not None:
             return "taken" if known == file.modified_ns else "changed"
@@ -118,32 +118,34 @@ class Taken(NamedTuple):
         return "late" if file.inode_changed_ns > looked_ns else "taken"
 
     def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> Taken:
-        """With these taken too, seen by a look at the folder (None: the last one)."""
+        """Return the files taken with these added; `looked_ns`: of the scan that found them (None:
+        of the last one)."""
         looked_ns = self.looked_ns if looked_ns is None else looked_ns
         recent = dict(self.recent) | {file.hash: file.modified_ns for file in files}
         low = self.low
         if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
             keys = [(at, name) for name, at in recent.items()]
             kept = nlargest(RECENT_MAX, keys)
+            # The low mark never falls: a file at or below it would be taken twice.
             low = max(low, *(set(keys) - set(kept)))
             recent = {name: at for at, name in kept}
         return self._replace(low=low, looked_ns=looked_ns, recent=recent)
 
 
 class Scanned(NamedTuple):
-    """What a look at the folder found."""
+    """Result of a scan of the folder."""
 
     new: tuple[FoundFile, ...]
-    """In order."""
+    """New files, in order."""
     looked_ns: int
     late: tuple[str, ...] = ()
     changed: tuple[FoundFile, ...] = ()
     refused: tuple[str, ...] = ()
-    """Links that lead out of the folders allowed."""
+    """Links that lead out of the allowed folders."""
 
 
 class Place(NamedTuple):
-    """Where to look, and for what."""
+    """A folder to scan, and the pattern of names."""
 
     folder: str
     roots: tuple[str, ...]
@@ -152,13 +154,14 @@ class Place(NamedTuple):
 
 
 def allowed_roots(settings: Settings) -> tuple[str, ...]:
-    """The folders below which files may be read, without links."""
+    """Return the folders below which files may be read, with links resolved."""
     named = settings.source_dirs.split(os.pathsep)
     return tuple(os.path.realpath(root) for root in named if root.strip())
 
 
 def allowed(path: str, roots: Iterable[str]) -> str:
-    """Where a path really leads. Raises `InvalidUsage` when it is not below a folder allowed."""
+    """Return a path with links resolved. Raises `InvalidUsage` if it is not below an allowed
+    folder."""
     real = os.path.realpath(path)
     if not is_below(real, roots):
         raise InvalidUsage(
@@ -169,17 +172,17 @@ def allowed(path: str, roots: Iterable[str]) -> str:
 
 
 def is_below(real: str, roots: Iterable[str]) -> bool:
-    """Whether a path without links is one of the folders or in it."""
+    """Say whether a path without links is one of the folders or in it."""
     return any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def hash_of(name: str) -> bytes:
-    """What is remembered of a name."""
+    """Return the hash by which a name is remembered."""
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
 
 
 def scan(place: Place, taken: Taken, looked_ns: int) -> Scanned:
-    """Lists the folder. Blocks; raises `OSError`."""
+    """List the folder and sort its files by verdict. Blocks; raises `OSError`."""
     new: list[FoundFile] = []
     changed: list[FoundFile] = []
     late: list[str] = []
@@ -198,8 +201,8 @@ def scan(place: Place, taken: Taken, looked_ns: int) -> Scanned:
 
 
 def listed(place: Place, refused: list[str]) -> Iterator[FoundFile]:
-    """The files of the folder that fit the pattern; names of those that may not be read go to
-    `refused`. Names that begin with ``.`` or ``_`` are no data, of folders either. Blocks."""
+    """Yield the files of the folder that fit the pattern; add names that may not be read to
+    `refused`. Files and folders with names that begin with ``.`` or ``_`` are skipped. Blocks."""
     folders = [("", place.folder)]
     while folders:
         below, folder = folders.pop()
@@ -222,6 +225,7 @@ def _found(
 ) -> FoundFile | None:
     path = entry.path
     if entry.is_symlink():
+        # The resolved path is checked, and the same path is read later.
         path = os.path.realpath(path)
         if not is_below(path, roots):
             refused.append(name)
@@ -229,14 +233,15 @@ def _found(
     try:
         seen = os.stat(path)
     except FileNotFoundError:
-        return None  # it went meanwhile, or the link leads nowhere
+        return None  # removed since it was listed, or a dangling link
     if not stat.S_ISREG(seen.st_mode):
         return None
     return FoundFile(seen.st_mtime_ns, hash_of(name), name, path, seen.st_size, seen.st_ctime_ns)
 
 
 def unchanged(files: Iterable[FoundFile]) -> str | None:
-    """The path of a file that is no longer as it was listed; None: all are. Blocks."""
+    """Return the path of a file that differs from its listing; None if all are as listed.
+    Blocks."""
     for file in files:
         try:
             seen = os.stat(file.path)
@@ -248,7 +253,7 @@ def unchanged(files: Iterable[FoundFile]) -> str | None:
 
 
 def first_batch(files: Sequence[FoundFile], files_max: int, bytes_max: int) -> Sequence[FoundFile]:
-    """The first of them: at least one, and no more than fit."""
+    """Return the first files that fit the limits: at least one."""
     count = size = 0
     for file in files[:files_max]:
         size += file.size

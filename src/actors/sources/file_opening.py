@@ -1,4 +1,4 @@
-"""What the place of files that somebody names is: a folder, or one in a bucket."""
+"""Opens the place that a path or URL names: a folder, or a place in a bucket."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def open_place(
     around: Surroundings,
     opened: Opener = BucketStore.open,
 ) -> FilesPlace:
-    """The place. Raises `InvalidUsage` for a bucket that may not be read; a folder is looked up
-    when it is used."""
+    """Return the place. Raises `InvalidUsage` for a bucket that may not be read; a folder is looked
+    up when it is first used."""
     if is_bucket(path):
         return BucketPlace(path, pattern, recursive, around, opened)
     return FolderPlace(path, pattern, recursive, around)

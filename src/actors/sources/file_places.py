@@ -1,11 +1,8 @@
-"""Where files are: a folder of the machine, or a place in a bucket; one face for both.
+"""Places of files: a folder of the machine, or a place in a bucket, with one interface for both.
 
-Theory of operation. A `FilesPlace` tells what is there (`look`, `every`), brings files to where
-they can be read (`brought`), and knows which were taken: what that means is the place's own, told
-as a `Ledger`. Who reads files holds on to the `FoundFile`s that the place has told, and reads
-those that it brings: for a folder they are the same.
-
-`BroughtReader` reads files of any place: errors name them as they are known outside.
+Theory of operation. A `FilesPlace` lists files (`look`, `every`), makes them readable on the local
+disk (`brought`), and keeps a `Ledger` of the files taken. Readers keep the listed `FoundFile`s,
+and read those that `brought` yields: for a folder they are the same.
 """
 
 from __future__ import annotations
@@ -36,28 +33,28 @@ from actors.sources.surroundings import Surroundings
 
 
 class Ledger(Protocol):
-    """Which files were taken; never changed, only replaced."""
+    """The files taken so far; immutable."""
 
     @property
     def exports(self) -> tuple[str, ...]:
-        """Which exports hold them."""
+        """Return the exports that hold them."""
         ...
 
     def holding(self, exports: tuple[str, ...]) -> Self:
-        """The same, held by these exports."""
+        """Return the same files, held by these exports."""
         ...
 
     def plus(self, files: Sequence[FoundFile]) -> Self:
-        """With these taken too."""
+        """Return the ledger with these files taken, too."""
         ...
 
     def position(self) -> str:
-        """As a source's position."""
+        """Return the position of a source, as text."""
         ...
 
 
 class Told(NamedTuple):
-    """What people should know of some files; `anew`: each look tells all of them."""
+    """A warning about some files; `anew`: each scan reports all of them, not only further ones."""
 
     kind: str
     names: Sequence[str]
@@ -65,66 +62,66 @@ class Told(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a look has found."""
+    """Result of a scan."""
 
     new: Sequence[FoundFile]
-    """In order; the first of them, when they are very many."""
+    """New files in order; only the first ones, when they are very many."""
     taken: Ledger
-    """The ledger given, also knowing what this look has seen."""
+    """The ledger given, updated by this scan."""
     behind: int = 0
-    """How many new ones there are behind these, and their bytes."""
+    """Number of new files beyond `new`; then their bytes."""
     behind_bytes: int = 0
     newest: str = ""
-    """The last of all, by name."""
+    """Name of the last new file."""
     told: tuple[Told, ...] = ()
 
 
 class FilesPlace(Protocol):
-    """Where the files of one source, or of one copy, are. Raises `Unreachable` where it cannot be
-    listed or read just now, `InvalidUsage` where it may not be."""
+    """The place of the files of one source, or of one copy. Methods raise `Unreachable` when it
+    cannot be listed or read just now, `InvalidUsage` when it may not be read."""
 
     async def check(self) -> None:
-        """Whether it may be read."""
+        """Check that the place may be read."""
         ...
 
     def begun(self, position: str | None) -> Ledger:
-        """What was taken by a position; None: nothing. Raises `InvalidUsage`."""
+        """Return the ledger of a position; None: of no files. Raises `InvalidUsage`."""
         ...
 
     async def look(self, taken: Ledger) -> Look:
-        """What is new since then."""
+        """Scan for files that are not in the ledger."""
         ...
 
     async def every(self) -> list[FoundFile]:
-        """All files that are there, in order."""
+        """Return all files, in order."""
         ...
 
     async def manifest(self) -> Manifest | None:
-        """The manifest of the copy that lies there; None: there is none. Raises `InvalidUsage`
-        for a file of that name that is something else."""
+        """Return the manifest of the copy at the place; None if there is none. Raises
+        `InvalidUsage` for a file of that name with other contents."""
         ...
 
     def first(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """The first of them: at least one, and no more than may be brought at a time."""
+        """Return the first files that fit the limits: at least one."""
         ...
 
     def brought(
         self, files: Sequence[FoundFile]
     ) -> AbstractAsyncContextManager[Sequence[FoundFile]]:
-        """The same files, where they can be read (`path`), as long as the block lasts. Raises
-        `Malformed` for one that cannot be brought, ever."""
+        """Yield the same files with a readable `path`, valid as long as the block lasts. Raises
+        `Malformed` for a file that is too large to be downloaded."""
         ...
 
     async def changed(self, files: Sequence[FoundFile]) -> str | None:
-        """The path of a file of which something else may have been read than what was told; None:
-        there is none."""
+        """Return the path of a file that may have been read in another version than listed; None:
+        none."""
         ...
 
 
 class BroughtReader:
-    """Reads files of a place."""
+    """Reads files of any place; errors name files by their path or URL at the place."""
 
     def __init__(self, reader: FileReader, place: FilesPlace) -> None:
         self._reader = reader
@@ -144,7 +141,7 @@ class BroughtReader:
 def named_outside(
     error: Malformed, files: Sequence[FoundFile], brought: Sequence[FoundFile]
 ) -> Malformed:
-    """The error, with the names that the files have where they come from."""
+    """Return the error with local paths replaced by those at the place."""
     path = {here.path: file.path for file, here in zip(files, brought, strict=True)}
     return Malformed(
         text_outside(str(error), files, brought),
@@ -153,16 +150,17 @@ def named_outside(
 
 
 def text_outside(text: str, files: Sequence[FoundFile], brought: Sequence[FoundFile]) -> str:
-    """A text likewise."""
+    """Return a text with local paths replaced by those at the place."""
     for outside, here in zip(files, brought, strict=True):
         if outside.path != here.path:
+            # Spark writes paths in any of three forms.
             for form in (f"file://{here.path}", f"file:{here.path}", here.path):
                 text = text.replace(form, outside.path)
     return text
 
 
 class FolderPlace:
-    """A folder; or, for a copy, one file. See `FilesPlace`."""
+    """A folder; for a copy, also a single file. See `FilesPlace`."""
 
     def __init__(self, path: str, pattern: str, recursive: bool, around: Surroundings) -> None:
         self._path = path
@@ -230,6 +228,7 @@ class FolderPlace:
         if os.path.isdir(real):
             place = Place(real, roots, self._pattern, self._recursive)
         else:
+            # Raises for a path that does not exist: the listing of its folder would just lack it.
             os.stat(real)
             place = Place(os.path.dirname(real), roots)
         refused: list[str] = []
@@ -248,11 +247,11 @@ class FolderPlace:
 
     @asynccontextmanager
     async def brought(self, files: Sequence[FoundFile]) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FilesPlace`: they are there."""
+        """See `FilesPlace`: files are read where they are."""
         yield files
 
     async def changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FilesPlace`: they are looked at again."""
+        """See `FilesPlace`: size and time are compared with the listing."""
         return await self._clock.run_blocking(lambda: unchanged(files))
 
     async def _place(self) -> Place:

@@ -1,11 +1,8 @@
-"""Files as rows, in bounded pieces: read by Spark, or here where that is surely the same.
+"""Reads files as rows, in bounded pieces: by Spark, or here where the result is surely the same.
 
-What a file means is Spark's to say, so files are read by a job of the engine, whose answer comes
-as Arrow or as Parquet files. Reading Parquet has one meaning only when the columns have the very
-types that are wanted: such files (all of a batch) are read here, without the engine, at the speed
-of Arrow. `plainly_ours` says which those are.
-
-Every column that may not hold NULL is looked at. No row passes through Python one by one.
+Spark defines what a file means, so files are read by a job of the engine, whose answer comes as
+Arrow or as Parquet files. Parquet files whose columns have exactly the wanted types are read here,
+at the speed of Arrow (`plainly_ours`). No row passes through Python one by one.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ Format: TypeAlias = Literal["parquet", "csv", "json"]
 
 BATCH_ROWS: Final = 64 * 1024
 INFER_FILES: Final = 10
-"""So many files, the first, are looked at for their columns."""
+"""Number of files from which columns are inferred."""
 _HINT: Final = "repair the file, remove it, or put _ before its name"
 _TEXT: Final = "timeZone locale mode columnNameOfCorruptRecord dateFormat timestampFormat"
 _TEXT_TOO: Final = "timestampNTZFormat enableDateTimeParsingFallback multiLine encoding lineSep"
@@ -62,11 +59,11 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
         "allowNonNumericNumbers".lower().split()
     ),
 }
-"""Options of Spark's readers that may be given, in lower case: none that names other files."""
+"""Options of Spark's readers that may be given, in lower case. None of them names other files."""
 
 
 class Malformed(Unreachable):
-    """A file cannot be read as it is; `path` says which, where that is known."""
+    """A file cannot be read as it is; `path`: the file, None if unknown."""
 
     def __init__(self, message: str, path: str | None) -> None:
         super().__init__(message, _HINT)
@@ -74,7 +71,7 @@ class Malformed(Unreachable):
 
 
 def check_options(kind: str, options: Mapping[str, str]) -> None:
-    """Raises `InvalidUsage` for a format or an option that is not known."""
+    """Raise `InvalidUsage` for an unknown format or option."""
     if kind not in OPTIONS:
         raise InvalidUsage(f"format = {kind!r}: must be one of {', '.join(OPTIONS)}")
     for name in options:
@@ -85,7 +82,8 @@ def check_options(kind: str, options: Mapping[str, str]) -> None:
 
 
 def check_columns(columns: Sequence[Column]) -> Schema:
-    """As a schema. Raises `InvalidUsage` for a name that comes twice or a type not supported."""
+    """Return the columns as a schema. Raises `InvalidUsage` for a name that comes twice or a type
+    that is not supported."""
     schema = Schema(tuple(columns))
     low = [name.lower() for name in schema.names]
     twice = sorted({name for name in schema.names if low.count(name.lower()) > 1})
@@ -96,8 +94,8 @@ def check_columns(columns: Sequence[Column]) -> Schema:
 
 
 class FileReader:
-    """Reads files of one format into rows with the columns `keep`, of which `read` has all that
-    the files have (in their order, where files have no names for them)."""
+    """Reads files of one format into rows with the columns `keep`. `read`: all columns of the files
+    (in their order, where files have no names for them)."""
 
     def __init__(
         self,
@@ -109,7 +107,8 @@ class FileReader:
         *,
         copied: bool = False,
     ) -> None:
-        """`copied`: the files are of a copy, and are read as it wrote them."""
+        """Make a reader. `copied`: the files belong to a copy, and are read as `copy-to` wrote
+        them."""
         self._kind = kind
         self._copied = copied
         self._options = _options(kind, options)
@@ -119,7 +118,7 @@ class FileReader:
         self._around = around
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
-        """The files' rows. Raises `Malformed`, `Unreachable`."""
+        """Yield the files' rows. Raises `Malformed`, `Unreachable`."""
         made: Iterator[pa.Table] | None = None
         if self._copied and self._kind != "parquet":
             made = self._from_copy(files)
@@ -135,6 +134,7 @@ class FileReader:
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
         finally:
+            # The engine has left its answer in files that belong to us: nobody else deletes them.
             with anyio.CancelScope(shield=True):
                 await self._around.clock.run_blocking(lambda: _remove(answer.paths()))
 
@@ -180,7 +180,7 @@ async def infer(
     files: Sequence[FoundFile],
     around: Surroundings,
 ) -> Schema:
-    """The columns of the first files, as Spark infers them. Raises `InvalidUsage`,
+    """Return the columns of the first files, as Spark infers them. Raises `InvalidUsage`,
     `Unreachable`."""
     given = dict(_options(kind, options))
     if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
@@ -196,7 +196,7 @@ async def infer(
 
 
 async def run(around: Surroundings, job: Job, paths: Sequence[str]) -> Any:
-    """The engine's answer. Raises `Malformed`, `Unreachable`."""
+    """Run a job and return the engine's answer. Raises `Malformed`, `Unreachable`."""
     try:
         return await around.run_job(job)
     except (DefiniteError, InvalidUsage) as error:
@@ -209,7 +209,7 @@ async def run(around: Surroundings, job: Job, paths: Sequence[str]) -> Any:
 
 
 def _options(kind: Format, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """With our own defaults: a malformed record is an error, not a NULL."""
+    """Return the options with our own default: a malformed record is an error, not a NULL."""
     if kind == "parquet" or "mode" in {name.lower() for name in given}:
         return tuple(given.items())
     return (("mode", "FAILFAST"), *given.items())
@@ -225,20 +225,23 @@ class _Unreadable(Exception):
 
 
 def plainly_ours(path: str, shape: pa.Schema) -> bool:
-    """Whether the rows of a Parquet file are beyond doubt the same here as in Spark: every column
-    is there under its very name, is flat, and has the wanted type, and no dates were written in a
-    calendar of old. False also for a file that cannot be read. Blocks."""
+    """Say whether Arrow surely reads a Parquet file as Spark does: every column is there under its
+    very name, is flat, and has the wanted type, and no dates are in the old calendar. False also
+    for a file that cannot be read. Blocks."""
     try:
         with pq.ParquetFile(path) as file:
             found, notes = file.schema_arrow, file.metadata.metadata or {}
     except (OSError, pa.ArrowException):
         return False
+    # Spark marks files with dates of the Julian calendar so; Spark 1 and 2 wrote them without a
+    # mark.
     if any(b"legacy" in key.lower() for key in notes):
         return False
     spark = notes.get(b"org.apache.spark.version", b"4")
     if spark[:2] in (b"1.", b"2."):
         return False
     names = found.names
+    # Spark finds columns without regard to case.
     if len(set(map(str.lower, names))) < len(names):
         return False
     return all(
@@ -270,7 +273,7 @@ def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iterator[pa.Table]:
-    """The rows of Parquet files; `ours` is false for those that the engine made. Blocks."""
+    """Yield the rows of Parquet files; `ours`: False for files that the engine made. Blocks."""
     shape = keep.arrow()
     waiting: list[pa.Table] = []
     size = 0
@@ -292,7 +295,7 @@ def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iter
 
 
 def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
-    """The rows that the engine has read. Blocks."""
+    """Yield the rows that the engine has read. Blocks."""
     if answer.arrow is not None:
         yield from _cut(from_ipc(answer.arrow), keep)
     if answer.arrow_file is not None:
@@ -302,7 +305,7 @@ def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
 
 
 def _cut(rows: pa.Table, keep: Schema, path: str | None = None) -> Iterator[pa.Table]:
-    # Some pieces fit into what a source may stage: the next is read while one becomes a part.
+    # Several pieces fit into the staging buffer: one is read while another becomes a part.
     rows = _as_stored(rows, keep, path)
     step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
     FILE_PIECE.crossed(rows.num_rows > step)

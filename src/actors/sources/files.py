@@ -1,20 +1,19 @@
-"""A folder, or a place in a bucket, as a source: each new file is taken once, whole, in order.
+"""A folder, or a place in a bucket, as a source: each new file is ingested once, whole, in order.
 
-Theory of operation. The source lists its folder, takes the new files in order, as many at a time
-as `batch_files_max` and `batch_bytes_max` allow, and marks. Its position tells which files were
-taken (`file_listing`, of a bucket `object_listing`); as it becomes durable together with their
-rows, each file is in the table once, whatever was killed when. What is in files is read by
-`file_reading`, wherever they are (`file_places`).
+Theory of operation. The source scans its folder, reads the new files in order, as many at a time as
+`batch_files_max` and `batch_bytes_max` allow, and gives a mark. The position tells which files were
+taken (`file_listing`, `object_listing`); it becomes durable together with their rows, so each file
+is in the table exactly once, whenever the service was killed.
 
 Rules of the folder, and of the bucket likewise:
-- a file comes in by being renamed into it, whole, and is not written again. One that has changed
-  while it was read is not taken: the batch is given up and read again;
-- a file that is late, or was changed after it was taken, is not taken, and told as a warning
+- a file is renamed into the folder, whole, and not written again. A batch with a file that was
+  changed while it was read is given up and read again;
+- a file that is late, or was changed after it was taken, is not taken, and reported as a warning
   (`Lag.notes`);
-- a malformed file stops the source before it (`Malformed`, which names the file): what comes
-  before it is taken, and it is tried again until it was repaired or removed. Modes of Spark that
-  accept such records are there to be asked for;
-- nothing goes when a file is removed.
+- a malformed file stops the source before it (`Malformed`, which names the file): files before it
+  are taken, and it is retried until it was repaired or removed. Options of Spark's readers can
+  accept such records;
+- removing a file retracts no rows.
 """
 
 from __future__ import annotations
@@ -62,23 +61,23 @@ class FilesConfig(
     """A path, or the URL of a place in a bucket (s3://bucket/path, gs://…, az://container/…)."""
     format: Format
     columns: tuple[Column, ...] = ()
-    """Of the files; for CSV without names in their order; none: as Spark infers them from the
-    first files there are when the source is made."""
+    """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
+    first files when the source is made."""
     options: dict[str, str] = {}
-    """Of Spark's reader for this format."""
+    """Options of Spark's reader for the format."""
     pattern: str = "*"
-    """Only files with such names, as of a shell."""
+    """Shell pattern of file names."""
     recursive: bool = False
-    """Folders below it too."""
+    """True to include subfolders."""
     poll_ms: int = 1_000
-    """The folder is looked at so often."""
+    """Interval of scans of the folder."""
     batch_files_max: int = 1_000
-    """So many files make a transaction, at most."""
+    """Most files of a transaction."""
     batch_bytes_max: int = 256 * 1024 * 1024
-    """Likewise, unless one file alone is larger."""
+    """Most bytes of a transaction, unless one file alone is larger."""
 
     def check(self) -> None:
-        """Raises `InvalidUsage` naming the option that does not fit."""
+        """Raise `InvalidUsage` naming the option that does not fit."""
         at_least(self, poll_ms=10, batch_files_max=1, batch_bytes_max=1)
         check_options(self.format, self.options)
         check_columns(self.columns)
@@ -92,7 +91,7 @@ class FilesConfig(
 
 
 class FilesSource:
-    """See the module's text and `sources.source.Source`."""
+    """Ingests the files of one place. See `sources.source.Source`."""
 
     def __init__(
         self, config: FilesConfig, around: Surroundings, opened: Opener = BucketStore.open
@@ -114,7 +113,7 @@ class FilesSource:
         self._quiet = False
         self._warnings: dict[str, tuple[int, list[str]]] = {}
 
-    # -- opening ----------------------------------------------------------------------------------
+    # -- open -------------------------------------------------------------------------------------
 
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
         """See `Source.describe`."""
@@ -142,7 +141,7 @@ class FilesSource:
         if any(name != EXPORT for name in names):
             raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
         if exports and (exports[0].is_new or EXPORT not in came.exports):
-            came = self._place.begun(None)  # what was taken went to nobody
+            came = self._place.begun(None)  # files taken so far are in no export
         self._first = EXPORT not in came.exports
         self._taken = came.holding(names)
         if exports:
@@ -174,17 +173,17 @@ class FilesSource:
         """See `Source.close`."""
         pieces, self._pieces = self._pieces, None
         if pieces is not None:
-            with suppress(RuntimeError):  # it runs, in a `next` that was cancelled
+            with suppress(RuntimeError):  # it is running, in a `next` that was cancelled
                 await pieces.aclose()
 
     async def forget(self) -> None:
         """See `Source.forget`."""
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`: files stay where they are."""
+        """See `Source.taken`: nothing to acknowledge, since files stay where they are."""
 
     def lag(self) -> Lag:
-        """See `Source.lag`: what is known is the newest file, not yet taken."""
+        """See `Source.lag`. `known` is the newest file that is not taken yet."""
         count = len(self._pending) + self._behind
         known = self._newest if self._pending else ""
         if count > 1:
@@ -199,7 +198,7 @@ class FilesSource:
             notes=tuple(texts),
         )
 
-    # -- taking -----------------------------------------------------------------------------------
+    # -- read -------------------------------------------------------------------------------------
 
     async def next(self) -> Given:
         """See `Source.next`."""
@@ -219,6 +218,7 @@ class FilesSource:
                 if self._pending:
                     self._quiet = False
                 elif self._first:
+                    # An empty folder: a mark without files fills the export.
                     return self._marked()
                 elif not self._quiet:
                     self._quiet = True
@@ -232,10 +232,11 @@ class FilesSource:
         self._pieces = self._reader.pieces(files)
 
     async def _advance(self, pieces: AsyncGenerator[pa.Table, None]) -> Given | None:
-        """The next piece of the batch, or its mark; None: another batch was begun."""
+        """Return the next piece of the batch, or its mark; None if another batch was begun."""
         try:
             piece = await anext(pieces, None)
         except Malformed as error:
+            # Rows that were given cannot be taken back: then the batch cannot be made shorter.
             shorter = [] if self._given else self._before(error.path)
             if not shorter:
                 raise
@@ -255,8 +256,8 @@ class FilesSource:
         return self._marked()
 
     def _before(self, path: str | None) -> Sequence[FoundFile]:
-        """The files of the batch before the malformed one; if it is not known which that is, the
-        first half of them."""
+        """Return the files of the batch before the malformed one; if that is unknown, the first
+        half."""
         for number, file in enumerate(self._batch):
             if file.path == path:
                 return self._batch[:number]
@@ -277,7 +278,7 @@ class FilesSource:
             filled=filled,
         )
 
-    # -- looking ----------------------------------------------------------------------------------
+    # -- scan -------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         found = await self._place.look(self._taken)
@@ -288,7 +289,7 @@ class FilesSource:
             self._warn(told)
 
     def _warn(self, told: Told) -> None:
-        """Notes names."""
+        """Record a warning for `Lag.notes`."""
         count, known = (0, []) if told.anew else self._warnings.get(told.kind, (0, []))
         if told.names:
             shown = [*known, *told.names][-WARNED_NAMES_MAX:]

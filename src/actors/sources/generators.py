@@ -1,21 +1,19 @@
-"""Sources that make their changes up: deterministic, at a rate, resumable at any event.
+"""Sources that generate their changes: deterministic, at a rate, resumable at any event.
 
-Theory of operation. A *series* is pure: it tells the changes of the events from one number to
-another, and the whole contents after so many events; both are functions of the configuration and
-those numbers alone. `Generator` makes a source of it: it decides by the clock how many events
-are due, gives their changes in pieces, then a mark. Its position is the number of events, and
-which exports were filled; so opening it costs nothing, however far it had come.
+Theory of operation. A *series* is pure: it gives the changes of a range of events, and the whole
+contents after a number of events, as functions of the configuration and those numbers alone.
+`Generator` makes a source of it: by the clock it decides how many events are due, gives their
+changes in pieces, then a mark. The position is the number of events, and the exports that were
+filled; so a restart costs nothing, however many events there were.
 
 Rules:
-- an export that the position does not name is filled with the contents at the position; the very
-  first contents are that too (`contents(0)`, empty for most series);
-- at `rate` r, event n (from 0) is due ``(n - at + 1) / r`` seconds after the opening at event
-  `at`: time during which nobody ran is not made up for, a slow reader is. Rate 0: as fast as
-  asked;
-- what is due is given at most every `every_ms`, and at most `Series.events_at_once` before a mark;
-- after `up_to` events it is idle for ever.
+- an export that the position does not name is filled with the contents at the position;
+- at `rate` r, event n (from 0) is due ``(n - at + 1) / r`` seconds after the source was opened at
+  event `at`: delay by a slow reader is made up for, downtime is not. Rate 0: as fast as possible;
+- due events are given at most every `every_ms`, at most `Series.events_at_once` before a mark;
+- after `up_to` events the source is idle for ever.
 
-A `next` that was cancelled may have lost a piece: such a source is closed, and opened again.
+A cancelled `next` may have lost a piece: such a source must be closed, and opened again.
 """
 
 from __future__ import annotations
@@ -37,18 +35,18 @@ from actors.threshold_probes import GENERATED_EVENTS
 
 
 class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all generators have."""
+    """Options of all generators."""
 
     seed: int = 0
     rate: float = 0.0
-    """Events a second; 0: as fast as they are taken."""
+    """Events per second; 0: as fast as they are read."""
     up_to: int | None = None
-    """Ends after so many events; None: never."""
+    """Number of events after which the generator ends; None: never."""
     every_ms: int = 100
-    """What is due is given, as one transaction or a few, at most so often."""
+    """Least interval between transactions."""
 
     def check(self) -> None:
-        """Raises `InvalidUsage` naming the option that is out of range."""
+        """Raise `InvalidUsage` naming the option that is out of range."""
         at_least(self, rate=0, every_ms=1, seed=0)
         if self.up_to is not None:
             at_least(self, up_to=0)
@@ -57,7 +55,7 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def at_least(config: msgspec.Struct, **least: float) -> None:
-    """Raises `InvalidUsage` when a field is less than it may be."""
+    """Raise `InvalidUsage` when a field is less than its bound."""
     for name, bound in least.items():
         value = getattr(config, name)
         if not value >= bound:
@@ -65,36 +63,37 @@ def at_least(config: msgspec.Struct, **least: float) -> None:
 
 
 class Series(Protocol):
-    """What is made up. Pure, but for `prepare` and `release`; tables have all columns of their
-    export and `DIFF`. What is not wanted need not be told, and is left out."""
+    """A generator's changes as a function of the event number. Pure, but for `prepare` and
+    `release`. Tables have all columns of their export and `DIFF`; exports that are not wanted may
+    be left out."""
 
     @property
     def exports(self) -> tuple[Export, ...]:
-        """All there are."""
+        """Return all exports of the series."""
         ...
 
     events_at_once: int
-    """So many make pieces of a few MiB."""
+    """Number of events that make pieces of a few MiB."""
     turns: float
-    """Events for each that counts for the rate: more than 1 where some change nothing."""
+    """Events for each event that counts for the rate: more than 1 where some change nothing."""
     light: bool
-    """Whether an event makes a row or two."""
+    """True if an event makes a row or two."""
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """Before anything is asked for, of events from `at` on. Raises `InvalidUsage`,
+        """Prepare for events from `at` on; called before anything is read. Raises `InvalidUsage`,
         `Unreachable`."""
         ...
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """All rows after `at` events, of some exports, in bounded pieces. May block."""
+        """Yield all rows after `at` events, of some exports, in bounded pieces. May block."""
         ...
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """The changes of events `start` to ``stop - 1``. May block."""
+        """Yield the changes of events `start` to ``stop - 1``. May block."""
         ...
 
     async def release(self) -> None:
-        """Frees what `prepare` made; twice is fine."""
+        """Free what `prepare` made; may be called twice."""
         ...
 
 
@@ -112,14 +111,14 @@ class Prepared:
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where a generator stands: so many events are in the exports named."""
+    """A generator's position: the number of events that the named exports hold."""
 
     events: int
     exports: tuple[str, ...]
 
 
 class Generator:
-    """A series as a source; see the module's text and `sources.source.Source`."""
+    """A source over a series. See `sources.source.Source`."""
 
     def __init__(self, series: Series, config: GeneratorConfig, clock: Clock) -> None:
         self._series = series
@@ -133,7 +132,7 @@ class Generator:
         self._pieces: Iterator[Rows] | None = None
         self._filling = False
         self._new: frozenset[str] = frozenset()
-        """To be filled with the next mark."""
+        """Exports that the next mark fills."""
         self._inline = True
         self._stop = 0
         self._told = False
@@ -171,7 +170,7 @@ class Generator:
             due = self._due()
             if due > self._at:
                 stop = min(due, self._at + self._series.events_at_once)
-                # A few light events are made on the loop: a thread costs more.
+                # A few light events are made on the event loop: a thread would cost more.
                 inline = self._series.light and not GENERATED_EVENTS.exceeded_by(stop - self._at)
                 pieces = self._series.changes(self._at, stop, self._exports.keys())
                 self._begin(pieces, stop, inline=inline)
@@ -184,10 +183,10 @@ class Generator:
                 await anyio.sleep(self._wait_ms() / 1000)
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`: nobody outside keeps anything for it."""
+        """See `Source.taken`: there is nothing to acknowledge."""
 
     def lag(self) -> Lag:
-        """See `Source.lag`: what is known is how many events are due by now."""
+        """See `Source.lag`. `known` is the number of events that are due by now."""
         return Lag(known=str(self._at if self._config.rate == 0 else self._due()))
 
     async def close(self) -> None:
@@ -215,6 +214,7 @@ class Generator:
             if rows is None:
                 break
             export = self._exports.get(rows.export)
+            # The series may give more exports and columns than are wanted.
             if export is not None and rows.updates.num_rows:
                 names = [*export.schema.names, DIFF]
                 return Rows(rows.export, rows.updates.select(names), self._filling)
@@ -232,7 +232,7 @@ class Generator:
         return self._config.rate * self._series.turns / 1000
 
     def _due(self) -> int:
-        """So many events should have been given by now."""
+        """Return the number of events that should have been given by now."""
         end = self._config.up_to
         now = self._clock.monotonic_ms()
         if self._config.rate == 0:
@@ -240,12 +240,12 @@ class Generator:
         elif now < self._marked_ms + self._config.every_ms:
             due = self._at
         else:
-            # A little more than nothing: a timer that is due may come a rounding early.
+            # Rounded up a little: a timer may fire early by a rounding error.
             due = self._opened_at + int((now - self._opened_ms) * self._events_per_ms + 1e-6)
         return due if end is None else min(end, due)
 
     def _wait_ms(self) -> float:
-        """Until the next event is due, and may be given."""
+        """Return the time until the next event is due, and may be given."""
         now = self._clock.monotonic_ms()
         event_ms = self._opened_ms + (self._at + 1 - self._opened_at) / self._events_per_ms
         return max(1.0, event_ms - now, self._marked_ms + self._config.every_ms - now)
@@ -254,8 +254,8 @@ class Generator:
 def choose(
     exports: Sequence[Export], wanted: Mapping[str, Sequence[str]] | None
 ) -> tuple[Export, ...]:
-    """Those of the exports that are wanted, without the columns to leave out. Raises
-    `InvalidUsage` for a name that is not there."""
+    """Return the wanted exports without the columns to leave out. Raises `InvalidUsage` for an
+    unknown name."""
     if wanted is None:
         return tuple(exports)
     known = {export.name: export for export in exports}
@@ -271,6 +271,7 @@ def choose(
         if not kept:
             raise InvalidUsage(f"{name}: all of its columns are left out")
         names = {column.name for column in kept}
+        # Without all of its columns a key identifies no row.
         key = export.schema.key if names.issuperset(export.schema.key) else ()
         chosen.append(Export(name, Schema(kept, key)))
     return tuple(chosen)
@@ -286,7 +287,7 @@ def _position(text: str) -> Position:
 def updates(
     schema: Schema, columns: Sequence[pa.Array | np.ndarray], diff: int | np.ndarray
 ) -> pa.Table:
-    """A table of the schema's columns and `DIFF`."""
+    """Return a table of the schema's columns and `DIFF`."""
     shape = schema.arrow().append(pa.field(DIFF, pa.int64()))
     rows = len(columns[0])
     diffs = np.full(rows, diff, np.int64) if isinstance(diff, int) else diff

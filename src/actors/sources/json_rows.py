@@ -1,17 +1,15 @@
-"""Rows of JSON to columns of Arrow, exactly, or not at all: records of a log, and what is inserted
-from a shell. What copies into files write as JSON (`sinks.formats`) is read. Pure.
+"""Converts rows of JSON to columns of Arrow, exactly, or not at all: records of a log, and rows
+that are inserted from a shell. Reads what `sinks.formats` writes. Pure.
 
 Rules:
-- a row is an object; its names are the columns', letter by letter. A column that may be NULL may be
-  missing; one that may not must be there;
-- values are as JSON has them: integers for integers (no text, no fraction), numbers, "NaN",
-  "Infinity" and "-Infinity" for ``float`` and ``double``; dates and timestamps as ISO 8601,
-  ``timestamp`` with an offset (or, where that is allowed, without: it is UTC then),
-  ``timestamp_ntz`` without; ``binary`` as base64; decimals as numbers or, for more digits than a
-  writer's floats have, as text; arrays, and objects for structs and maps, whose keys are texts of
-  the key type's values;
-- a value that its column cannot hold as it is makes a `Misfit`: nothing is rounded, cut or guessed,
-  but for what JSON's numbers lose in a column of floats, and what is finer than a microsecond.
+- a row is an object with the columns' exact names. A nullable column may be missing;
+- integers are integers (no text, no fraction); ``float`` and ``double`` are numbers, "NaN",
+  "Infinity" or "-Infinity"; dates and timestamps are ISO 8601, ``timestamp`` with an offset (or,
+  where that is allowed, without: UTC), ``timestamp_ntz`` without; ``binary`` is base64; decimals
+  are numbers or, for more digits than a writer's floats have, text; arrays are arrays; structs and
+  maps are objects, a map's keys being texts of the key type's values;
+- a value that its column cannot hold is a `Misfit`: nothing is rounded, cut or guessed, but for
+  digits that a column of floats, or a timestamp's microseconds, cannot hold.
 """
 
 from __future__ import annotations
@@ -30,26 +28,25 @@ from actors.plan.nested import fit_texts
 from actors.plan.schema import DIFF, Column, Schema, arrow_type
 
 FLOAT_MAX: Final = 3.4028234663852886e38
-"""Of 32 bits."""
+"""Greatest float of 32 bits."""
 _SHOWN: Final = 200
-"""Of a row, in an error."""
+"""Length to which rows are cut in errors."""
 _DIGITS_MAX: Final = 100
-"""Of a decimal, before or behind the point: more than any column has. Arrow is asked about no
-others: exponents of some hundred millions, and as many digits, end its process."""
+"""Most digits of a decimal before or after the point: more than any column has."""
 _SHORT_BYTES: Final = 4096
-"""A row that is not longer has not many digits."""
+"""A row of at most this length has few digits."""
 
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
-"""Characters that JSON writes in another way."""
+"""Characters that JSON writes as escapes."""
 _Change: TypeAlias = Callable[[Any], Any]
 _NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
 
 
 class Misfit(Exception):
-    """A row does not fit; the text names the column and what is wrong. `row`: its number among
-    those that gathered, if that is known."""
+    """A row does not fit the table; the text names the column and the reason. `row`: its number
+    among the gathered rows, if known."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
         super().__init__(text)
@@ -57,18 +54,18 @@ class Misfit(Exception):
 
 
 def check_type(type_: pa.DataType) -> None:
-    """Raises `InvalidUsage` for a type that no JSON can be for."""
+    """Raise `InvalidUsage` for a type that JSON cannot hold."""
     _python(type_)
 
 
 def check_key_type(kind: pa.DataType) -> None:
-    """Raises `InvalidUsage` for keys of a map that have no text in JSON."""
+    """Raise `InvalidUsage` for map keys that have no text in JSON."""
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
         raise InvalidUsage(f"maps of JSON have no keys of type {kind}")
 
 
 def _python(type_: pa.DataType, naive: bool = False) -> Any:
-    """What msgspec decodes for a value that is not NULL."""
+    """Return the type that msgspec decodes a value to that is not NULL."""
     if pa.types.is_boolean(type_):
         return bool
     if pa.types.is_integer(type_):
@@ -102,10 +99,11 @@ def _python(type_: pa.DataType, naive: bool = False) -> Any:
 
 
 def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, naive: bool) -> Any:
-    """A Struct for an object of these fields (name, type, whether it may be NULL). Raises
-    `InvalidUsage` for a name that cannot be looked for."""
+    """Return a Struct for an object with these fields (name, type, nullable). Raises `InvalidUsage`
+    for a name that cannot be matched."""
     fields: list[Any] = []
     for name, _, _ in columns:
+        # msgspec compares names byte by byte with the text of the JSON, in which these are escaped.
         if _ESCAPED.search(name):
             raise InvalidUsage(f"rows of JSON are not read into a column named {name!r}")
     for place, (_, type_, nullable) in enumerate(columns):
@@ -122,13 +120,12 @@ def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, na
 
 
 class RowsOfTable:
-    """Rows of one table, as they gather; `updates` gives them as a table of Arrow.
-
-    `keep`: the columns that are wanted, some of those in `declared`."""
+    """Gathers rows of one table; `updates` returns them as Arrow."""
 
     def __init__(self, declared: Schema, keep: Schema, *, skips: bool, naive: bool = False) -> None:
-        """`skips`: what a row has besides the columns is left out; else it is a `Misfit`. `naive`:
-        a timestamp without an offset is UTC; else it is a `Misfit`."""
+        """Make an empty buffer for the columns `keep`, some of those in `declared`. `skips`: other
+        fields of a row are ignored; else they are a `Misfit`. `naive`: a timestamp without an
+        offset is UTC; else it is a `Misfit`."""
         columns = [(each.name, arrow_type(each.type), each.nullable) for each in declared.columns]
         self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
         places = {name: place for place, name in enumerate(declared.names)}
@@ -150,7 +147,7 @@ class RowsOfTable:
         return len(self._rows)
 
     def add(self, row: bytes | memoryview | msgspec.Raw, diff: int) -> None:
-        """One more. Raises `Misfit`."""
+        """Decode and add a row. Raises `Misfit`."""
         try:
             found = self._decoder.decode(row)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -158,6 +155,8 @@ class RowsOfTable:
             more = "…" if len(shown) > _SHOWN else ""
             raise Misfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
         values = msgspec.structs.astuple(found)
+        # Arrow must not see such decimals: exponents of some hundred millions, and as many digits,
+        # end the process.
         for place in self._plain:
             value = values[place]
             if value is not None and abs(value.adjusted()) > _DIGITS_MAX:
@@ -169,11 +168,11 @@ class RowsOfTable:
         self._diffs.append(diff)
 
     def clear(self) -> None:
-        """Forgets the rows."""
+        """Drop the rows."""
         self._rows, self._diffs = [], []
 
     def updates(self) -> pa.Table:
-        """Return the rows' wanted columns and `DIFF`; they go on gathering until `clear`. Raises
+        """Return the wanted columns of all rows, and `DIFF`; the rows stay until `clear`. Raises
         `Misfit`."""
         columns = list(zip(*self._rows, strict=True))
         arrays: list[Any] = []
@@ -181,6 +180,7 @@ class RowsOfTable:
             try:
                 arrays.append(_array(columns[place], column.type, change))
             except (pa.ArrowException, ValueError, OverflowError):
+                # Arrow's error names no row: find it by converting values one by one.
                 raise _misfit(column, columns[place], change) from None
         diffs = pa.array(self._diffs, pa.int64())
         return pa.table([*arrays, diffs], names=[*self._names, DIFF])
@@ -193,7 +193,7 @@ def _array(values: Sequence[Any], kind: str, change: _Change | None) -> pa.Chunk
 
 
 def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Misfit:
-    """The first value that its column cannot hold."""
+    """Return the error for the first value that its column cannot hold."""
     for row, value in enumerate(values):
         try:
             _array([value], column.type, change)
@@ -205,7 +205,7 @@ def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Mi
 
 
 def _check_decimals(value: Any) -> None:
-    """Raises `Misfit` for digits that nothing can hold, however deep."""
+    """Raise `Misfit` for decimals with more digits than any column has, at any depth."""
     if isinstance(value, decimal.Decimal):
         text = str(value)
         if abs(value.adjusted()) > _DIGITS_MAX or len(text) > 2 * _DIGITS_MAX:
@@ -220,8 +220,8 @@ def _check_decimals(value: Any) -> None:
 
 
 def _reader(kind: pa.DataType) -> _Change | None:
-    """Return what makes a value of that type, as msgspec gives it, one that Arrow takes; None
-    where it is one already. Raises `ValueError` for a map's key that is none."""
+    """Return the function that converts msgspec's value of that type to Arrow's; None if none is
+    needed. Raises `ValueError` for a text that is no value of a map's key type."""
     if pa.types.is_floating(kind):
         return float
     if pa.types.is_map(kind):

@@ -1,7 +1,7 @@
-"""The kinds of sources there are: their configurations as one tagged union, and how each is made.
+"""All kinds of sources: their configurations as one tagged union, and their factories.
 
 A new kind has its configuration (a frozen Struct with a tag) and its class in a file of its own,
-and is appended here: to `SourceConfig` and to `make_source`.
+and is added to `SourceConfig` and to `make_source`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(Source
 
 
 def named(config: SourceConfig, token: str) -> SourceConfig:
-    """The configuration of a new source: `token` names what it will keep outside."""
+    """Return the configuration of a new source: `token` names its resources in the external
+    system."""
     if not isinstance(config, PostgresConfig):
         return config
     return msgspec.structs.replace(config, token=token)
 
 
 def kept(config: SourceConfig, id: str) -> str:
-    """What the outside keeps for a source until it is forgotten, as it is called there; empty:
-    nothing, or nothing that we may remove."""
+    """Return the name of the external resource to remove with the source; "" if none is ours."""
     if isinstance(config, PostgresConfig) and config.create:
         return f"slot {config.slot_name(id)}"
     return ""
 
 
 def make_source(config: SourceConfig, around: Surroundings) -> Source:
-    """A source that was not opened yet. Raises `InvalidUsage` when an option is out of range, or
-    what the kind needs is not installed."""
+    """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
+    or a package that the kind needs is not installed."""
     config.check()
     match config:
         case CounterConfig():
@@ -79,6 +79,7 @@ def make_source(config: SourceConfig, around: Surroundings) -> Source:
 
 
 def _postgres(config: PostgresConfig, around: Surroundings) -> Source:
+    # Imported here: only this kind needs libpq, an optional dependency.
     from actors.sources import libpq
     from actors.sources.postgres import PostgresSource
 
@@ -94,18 +95,18 @@ def _postgres(config: PostgresConfig, around: Surroundings) -> Source:
 
 
 def kind_of(config: SourceConfig) -> str:
-    """The name of its kind."""
+    """Return the name of a configuration's kind."""
     return str(config.__struct_config__.tag)
 
 
 def encode(config: SourceConfig) -> bytes:
-    """As JSON, for the catalog."""
+    """Return a configuration as JSON, for the catalog."""
     return msgspec.json.encode(config)
 
 
 def decode(data: bytes | str) -> SourceConfig:
-    """What `encode` made, or a person wrote. Raises `InvalidUsage` naming the field that does
-    not fit."""
+    """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
+    that does not fit."""
     try:
         found: SourceConfig = msgspec.json.decode(data, type=SourceConfig)
     except msgspec.DecodeError as error:
@@ -114,7 +115,7 @@ def decode(data: bytes | str) -> SourceConfig:
 
 
 def _choice(data: bytes | str) -> str:
-    """What there is to choose from, where a name is wrong."""
+    """Return a hint with the known options or kinds; "" if the names are right."""
     try:
         given = msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:

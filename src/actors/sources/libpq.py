@@ -1,9 +1,8 @@
-"""The calls of libpq that sources make: psycopg's, or those of the libpq that the machine has.
+"""Bindings to the functions of libpq that sources call: psycopg's, or those of the system's libpq.
 
-psycopg (the extra ``postgres``) brings a libpq of its own. Where it is not installed, the
-machine's is loaded: wherever PostgreSQL's server or its clients are installed there is one. Both
-give the same `Connection`, which never blocks once it is made nonblocking. What is told of a
-lost connection is one of `LOST`.
+psycopg (the extra ``postgres``) brings its own libpq. Where it is not installed, the system's is
+loaded through ctypes. Both give the same `Connection`, which never blocks once it is made
+nonblocking. A lost connection raises one of `LOST`.
 """
 
 from __future__ import annotations
@@ -68,125 +67,126 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Lost(Exception):
-    """The connection is gone; says what libpq says."""
+    """The connection is lost; the text is libpq's."""
 
 
 LOST: Final[tuple[type[Exception], ...]] = (Lost, *_LOST_THERE)
 
 
 class Result(Protocol):
-    """Of one statement."""
+    """Result of one statement."""
 
     @property
     def status(self) -> int:
-        """`TUPLES_OK`, `FATAL_ERROR`, or another."""
+        """Return `TUPLES_OK`, `FATAL_ERROR`, or another status."""
         ...
 
     @property
     def error_message(self) -> bytes:
-        """All of it."""
+        """Return the whole error."""
         ...
 
     def error_field(self, fieldcode: int, /) -> bytes | None:
-        """One part of it."""
+        """Return one field of the error."""
         ...
 
     @property
     def ntuples(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         ...
 
     @property
     def nfields(self) -> int:
-        """Columns."""
+        """Return the number of columns."""
         ...
 
     def get_value(self, row: int, column: int, /) -> bytes | None:
-        """As text; None: NULL."""
+        """Return a value as text; None: NULL."""
         ...
 
 
 class Connection(Protocol):
-    """One connection; `LOST` is raised where it is gone."""
+    """One connection; methods raise one of `LOST` when it is lost."""
 
     nonblocking: int
 
     @property
     def status(self) -> int:
-        """`CONNECTION_OK`, or another."""
+        """Return `CONNECTION_OK`, or another status."""
         ...
 
     @property
     def error_message(self) -> bytes:
-        """What went wrong last."""
+        """Return the last error."""
         ...
 
     @property
     def server_version(self) -> int:
-        """150004 for 15.4."""
+        """Return the server's version: 150004 for 15.4."""
         ...
 
     @property
     def socket(self) -> int:
-        """Its descriptor."""
+        """Return the socket's file descriptor."""
         ...
 
     @property
     def ssl_in_use(self) -> bool:
-        """Encrypted by TLS."""
+        """Return whether TLS encrypts the connection."""
         ...
 
     @property
     def used_gssapi(self) -> bool:
-        """Authenticated by GSSAPI, which may encrypt as well."""
+        """Return whether GSSAPI authenticated the connection; it may encrypt as well."""
         ...
 
     def send_query(self, command: bytes, /) -> None:
-        """Simple statements; `get_result` until None."""
+        """Send simple statements; `get_result` must be called until it returns None."""
         ...
 
     def flush(self) -> int:
-        """1: more is to be sent when the socket takes it."""
+        """Send buffered data; 1 if the socket takes no more just now."""
         ...
 
     def is_busy(self) -> int:
-        """1: `get_result` would wait."""
+        """Return 1 if `get_result` would block."""
         ...
 
     def consume_input(self) -> None:
-        """Reads what has come."""
+        """Read the data that has arrived."""
         ...
 
     def get_result(self) -> Result | None:
-        """The next one; None: there are no more."""
+        """Return the next result; None: there are no more."""
         ...
 
     def get_copy_data(self, async_: int, /) -> tuple[int, memoryview]:
-        """(bytes, a row); 0: none is here yet, -1: there are no more."""
+        """Return (bytes, a row); 0: none has arrived yet, -1: there are no more."""
         ...
 
     def put_copy_data(self, buffer: bytes, /) -> int:
-        """Sends data."""
+        """Send data of a COPY."""
         ...
 
     def finish(self) -> None:
-        """Ends it; twice is fine."""
+        """Close the connection; may be called twice."""
         ...
 
 
 def connect(conninfo: bytes) -> Connection:
-    """Connects, and waits until that has come to an end: see `status`. Blocks. Notices of the
-    server go nowhere. Raises `ImportError` where there is no libpq."""
+    """Connect, and wait for success or failure: see `status`. Blocks. Raises `ImportError` where
+    there is no libpq."""
     if psycopg_pq is None:
         return SystemConnection(conninfo)
     connection = psycopg_pq.PGconn.connect(conninfo)
+    # Else psycopg logs the server's notices.
     connection.notice_handler = None
     return cast("Connection", connection)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The machine's. Raises `ImportError`."""
+    """Load the system's libpq. Raises `ImportError`."""
     for place in (*_PLACES, ctypes.util.find_library("pq")):
         try:
             library = ctypes.CDLL(place) if place else None
@@ -201,6 +201,7 @@ def _library() -> ctypes.CDLL:
                 )
             for name in ("PQfinish", "PQfreemem", "PQclear"):
                 getattr(library, name).restype = None
+            # Not c_char_p, which would cut binary values at their first zero byte.
             library.PQgetvalue.restype = c_void_p
             library.PQsetNoticeProcessor.restype = c_void_p
             return library
@@ -208,17 +209,17 @@ def _library() -> ctypes.CDLL:
 
 
 def check() -> None:
-    """Raises `ImportError` where there is no libpq."""
+    """Raise `ImportError` where there is no libpq."""
     if psycopg_pq is None:
         _library()
 
 
 _UNHEARD: Final = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)(lambda _argument, _message: None)
-"""Takes notices. It must live as long as any connection."""
+"""Discards notices. It must live as long as any connection: libpq calls it."""
 
 
 class SystemResult:
-    """See `Result`."""
+    """A `Result` of the system's libpq."""
 
     def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
         self._library = library
@@ -261,7 +262,7 @@ class SystemResult:
 
 
 class SystemConnection:
-    """See `Connection`."""
+    """A `Connection` of the system's libpq."""
 
     _pointer: int | None = None
 
@@ -269,6 +270,7 @@ class SystemConnection:
         self._library = _library()
         self._pointer = self._library.PQconnectdb(conninfo)
         if self._pointer is None:
+            # libpq returns NULL only when it is out of memory.
             raise MemoryError("libpq")
         self._library.PQsetNoticeProcessor(self._pointer, _UNHEARD, None)
 
@@ -319,7 +321,7 @@ class SystemConnection:
 
     @property
     def used_gssapi(self) -> bool:
-        """See `Connection`. What it asks is whether it encrypts, which is what counts."""
+        """See `Connection`. Here True only if GSSAPI encrypts, which is what callers need."""
         return bool(self._library.PQgssEncInUse(self._open()))
 
     @property
@@ -362,6 +364,7 @@ class SystemConnection:
         if not row:
             return size, memoryview(b"")
         data = ctypes.string_at(row, size)
+        # The row belongs to us once libpq has returned it.
         self._library.PQfreemem(row)
         return size, memoryview(data)
 

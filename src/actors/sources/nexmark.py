@@ -1,12 +1,11 @@
-"""NEXMark: people who offer things and bid for them; one person and three auctions for 46 bids.
+"""NEXMark: people who offer items and bid for them; one person and three auctions for 46 bids.
 
-Theory of operation. As the benchmark's generator does it, the events of every fifty are fixed:
-event n of epoch ``n // 50`` is a person (its first), an auction (the next three) or a bid. Ids
-count up, so the last person and the last auction before any event are known by its number, and
-whom it refers to is drawn from there: one of the active people or auctions in flight, or, by the
-*hot* ratios, the one that many others choose too. Event time goes on evenly with the event
-numbers. Differs from the benchmark's own in the random numbers themselves, and in that texts
-come from pools.
+Theory of operation. As in the benchmark's generator, event n of epoch ``n // 50`` is a person (the
+first of the epoch), an auction (the next three) or a bid. Ids count up, so the last person and the
+last auction before an event follow from its number; references are drawn from there: one of the
+active people or auctions in flight, or, by the *hot* ratios, the one that many others choose too.
+Event time advances evenly. Unlike the benchmark's generator, random numbers differ, and texts come
+from pools.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ EPOCH: Final = 50
 """Events of which the first is a person, the next three are auctions, and the others bids."""
 AUCTIONS: Final = 3
 FIRST_ID: Final = 1000
-"""Of people and of auctions."""
+"""First id of people and of auctions."""
 FIRST_CATEGORY: Final = 10
 CATEGORIES: Final = 5
 ID_LEAD: Final = 10
-"""References may be so far ahead of what was there."""
+"""References may point so many ids beyond the last existing one."""
 HOT: Final = 100
-"""Of so many ids in a row, one is the hot one."""
+"""One of so many consecutive ids is the hot one."""
 CHANNELS: Final = 10_000
 HOT_CHANNELS: Final = ("Google", "Facebook", "Baidu", "Apple")
 STATES: Final = ("AZ", "CA", "ID", "OR", "WA", "WY")
@@ -70,7 +69,7 @@ LAST_NAMES: Final = (
     "Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"
 )  # fmt: skip
 POOL: Final = 4096
-"""Different texts of a kind."""
+"""Number of distinct texts of a kind."""
 EVENTS_AT_ONCE: Final = 50_000
 SECOND_US: Final = 1_000_000
 
@@ -81,17 +80,17 @@ class NexmarkConfig(GeneratorConfig, frozen=True, kw_only=True, tag="nexmark"):
     start_ms: int = 1_436_918_400_000
     """Event time of the first event, Unix time."""
     event_rate: float | None = None
-    """Events for a second of event time; None: `rate`, and 10,000 when that is 0."""
+    """Events per second of event time; None: `rate`, and 10,000 when that is 0."""
     hot_auctions: int = 2
-    """All but one in so many bids are for the hot auction."""
+    """All but one of so many bids are for the hot auction."""
     hot_bidders: int = 4
-    """All but one in so many bids are of the hot bidder."""
+    """All but one of so many bids are by the hot bidder."""
     hot_sellers: int = 4
-    """All but one in so many auctions are of the hot seller."""
+    """All but one of so many auctions are by the hot seller."""
     auctions_in_flight: int = 100
     """Bids that are not for the hot auction are for one of the last so many."""
     active_people: int = 1000
-    """Likewise of bidders and sellers."""
+    """Bidders and sellers that are not hot are among the last so many people."""
 
     def check(self) -> None:
         """See `GeneratorConfig.check`."""
@@ -103,7 +102,7 @@ class NexmarkConfig(GeneratorConfig, frozen=True, kw_only=True, tag="nexmark"):
 
 
 class Nexmark(Prepared):
-    """The series."""
+    """The series of the three tables."""
 
     exports = (Export("person", PERSON), Export("auction", AUCTION), Export("bid", BID))
     events_at_once = EVENTS_AT_ONCE
@@ -115,7 +114,7 @@ class Nexmark(Prepared):
         self._pools = _pools(config.seed)
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`: nothing ever goes."""
+        """See `Series`. Rows are never deleted."""
         for start in range(0, at, EVENTS_AT_ONCE):
             yield from self.changes(start, min(at, start + EVENTS_AT_ONCE), wanted)
 
@@ -149,7 +148,7 @@ class Nexmark(Prepared):
         ids = _last_auction(events) + FIRST_ID
         first = self._price("initial", events)
         reserve = first + self._price("reserve", events)
-        # Open for about as long as it takes until so many other auctions have begun.
+        # Open for about as long as `auctions_in_flight` other auctions take to begin.
         ahead_ms = self._config.auctions_in_flight * EPOCH / AUCTIONS * self._us_per_event / 1000
         open_ms = 1 + self._draws("open").below(events, max(1, min(1 << 31, int(2 * ahead_ms))))
         last = events // EPOCH
@@ -181,7 +180,7 @@ class Nexmark(Prepared):
         hot = self._draws("hot bidder").below(events, config.hot_bidders) > 0
         bidder = np.where(hot, last // HOT * HOT + 1, self._person("bidder", events)) + FIRST_ID
         number = self._draws("channel").below(events, 2 * CHANNELS)
-        # Half of all bids come by one of the hot channels, which stand behind the others.
+        # Half of all bids come by a hot channel; their numbers follow those of the others.
         channel = np.where(number < CHANNELS, number, CHANNELS + number % len(HOT_CHANNELS))
         taken = pa.array(channel)
         columns: Sequence[pa.Array | np.ndarray] = [
@@ -195,7 +194,7 @@ class Nexmark(Prepared):
         ]
         return updates(BID, columns, 1)
 
-    # -- what they are made of --------------------------------------------------------------------
+    # -- columns ----------------------------------------------------------------------------------
 
     def _draws(self, stream: str) -> Draws:
         found = self._drawn.get(stream)
@@ -210,11 +209,11 @@ class Nexmark(Prepared):
         return self._choice(f"{export} extra", events, self._pools.extras[export])
 
     def _price(self, stream: str, events: Numbers) -> Numbers:
-        """From 100 to 100 million, of every order of magnitude as many."""
+        """Return prices from 100 to 100 million, log-uniform."""
         return np.rint(10.0 ** (6 * self._draws(stream).unit(events)) * 100).astype(np.int64)
 
     def _person(self, stream: str, events: Numbers) -> Numbers:
-        """One of the active people, or of those that come next."""
+        """Return one of the active people, or of the next ones."""
         people = events // EPOCH + 1
         active = np.minimum(people, self._config.active_people)
         return people - active + self._draws(stream).below(events, active + ID_LEAD)
@@ -249,7 +248,7 @@ def _pools(seed: int) -> _Pools:
 
 
 def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
-    """Names and addresses of the many channels, then of the hot ones."""
+    """Return names and URLs of the many channels, then of the hot ones."""
     numbers = numbered(0, CHANNELS)
     texts = pa.array(numbers).cast(pa.string())
     names = [*joined("channel-", texts).to_pylist(), *HOT_CHANNELS]
@@ -258,7 +257,7 @@ def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
     parts = [draws.texts(every + (1 << 20) * part, 3, 5) for part in range(3)]
     paths = joined(parts[0], "/", parts[1], "/", parts[2])
     urls = joined("https://www.nexmark.com/", paths, "/item.htm?query=1").to_pylist()
-    # Nine of ten of the many say in their address which they are.
+    # Nine of ten URLs of the many channels contain the channel's id.
     tells = Draws(seed, "channel id").below(numbers, 10) > 0
     ids = Draws(seed, "channel number").below(numbers, 1 << 31)
     for number in np.flatnonzero(tells).tolist():
@@ -271,6 +270,6 @@ def _picked(among: pa.Array, bits: np.ndarray) -> pa.Array:
 
 
 def _last_auction(events: Numbers) -> Numbers:
-    """The newest auction before or at each event (counted from 0; before the first: 0)."""
+    """Return the newest auction before or at each event (counted from 0; before the first: 0)."""
     place = np.minimum(events % EPOCH, AUCTIONS)
     return np.maximum(events // EPOCH * AUCTIONS + place - 1, 0)

@@ -1,22 +1,19 @@
-"""Which objects of a bucket were taken already: told by a position of bounded size. Pure.
+"""Finds the new objects of a bucket, by a position of bounded size. Pure.
 
-Theory of operation. As with the files of a folder (`file_listing`), objects are taken in the order
-of (time of their last writing, hash of the name); the last `RECENT_MAX` of those taken, in that
-order, are remembered, with a tag of what they were (size and version, as the store tells it); the
-greatest of those forgotten is the *low mark*. An object is new when it is not remembered and lies
-beyond the low mark.
+Theory of operation. As with files (`file_listing`), objects are taken in the order of (time of the
+last write, hash of the name). The position remembers the last `RECENT_MAX` of those taken, each
+with a tag of its size and version; the greatest forgotten one is the *low mark*. An object is new
+when it is not remembered and lies beyond the low mark.
 
-What is not new, but ought to have been, is told and not taken:
-- *changed*: remembered, with another tag: it was written again after it was taken. It is told
+Objects that are reported and not taken:
+- *changed*: remembered with another tag: it was written again after it was taken. It is reported
   once, and counts with its new time from then on. (Written again with the same bytes it only gets
   its new time.)
 - *late*: at or below the low mark, and never taken: a store may date an object at the beginning
-  of a long upload. Such objects cannot be told from forgotten ones, but they can be counted: of
-  those at or below the mark there cannot be more than there were at the last look and were
-  forgotten since. Those that somebody removed meanwhile may hide as many that are late.
+  of a long upload.
 
-Invariant: whoever takes objects in order never moves the mark beyond one that was listed and is
-not taken yet: what is forgotten is not greater than what was taken last.
+Invariant: a reader that takes objects in order never moves the mark beyond one that was listed and
+is not taken yet: no forgotten object is greater than the last one taken.
 """
 
 from __future__ import annotations
@@ -38,13 +35,13 @@ from actors.threshold_probes import LISTED_FILES
 
 RECENT_MAX: Final = 2_000
 PENDING_MAX: Final = 10_000
-"""New objects that one look tells, the first in order: those behind them are found by the next."""
+"""Most new objects that one scan returns, in order; the next scan finds those after them."""
 TAG_BYTES: Final = 4
 _ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq{TAG_BYTES}s")
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A position as text."""
+    """A position as JSON."""
 
     low_ns: int
     low_hash: bytes
@@ -58,14 +55,14 @@ class TakenObjects(NamedTuple):
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
     forgotten: int = 0
-    """How many can lie at or below the low mark without any being late."""
+    """Number of objects that may lie at or below the low mark without any being late."""
     recent: Mapping[bytes, tuple[int, bytes]] = {}
-    """Hash of the name → time of its last writing, tag."""
+    """Hash of the name → time of the last write, tag."""
     exports: tuple[str, ...] = ()
-    """Which exports hold them."""
+    """The exports that hold the objects."""
 
     def position(self) -> str:
-        """As a source's position."""
+        """Return the position of a source, as text."""
         entries = b"".join(_ENTRY.pack(name, at, tag) for name, (at, tag) in self.recent.items())
         objects = base64.b64encode(entries).decode()
         written = _Written(*self.low, self.forgotten, objects, self.exports)
@@ -73,7 +70,7 @@ class TakenObjects(NamedTuple):
 
     @classmethod
     def of(cls, position: str) -> TakenObjects:
-        """What `position` wrote. Raises `InvalidUsage`."""
+        """Parse the text of `position`. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
             entries = _ENTRY.iter_unpack(base64.b64decode(found.objects, validate=True))
@@ -85,12 +82,12 @@ class TakenObjects(NamedTuple):
         return cls((found.low_ns, found.low_hash), found.forgotten, recent, found.exports)
 
     def holding(self, exports: tuple[str, ...]) -> TakenObjects:
-        """The same, held by these exports."""
+        """Return the same objects, held by these exports."""
         return self._replace(exports=exports)
 
     def verdict(self, file: FoundFile) -> str:
-        """``new``, ``taken``, ``touched`` (the same, with another time), ``changed``, or ``old``:
-        forgotten, or late."""
+        """Return ``new``, ``taken``, ``touched`` (the same, with another time), ``changed``, or
+        ``old``: forgotten, or late."""
         known = self.recent.get(file.hash)
         if known is None:
             return "new" if file.key > self.low else "old"
@@ -99,7 +96,7 @@ class TakenObjects(NamedTuple):
         return "taken" if known[0] == file.modified_ns else "touched"
 
     def plus(self, files: Sequence[FoundFile]) -> TakenObjects:
-        """With these taken too."""
+        """Return the objects taken with these added."""
         added = {file.hash: (file.modified_ns, tag_of(file)) for file in files}
         recent, low, forgotten = dict(self.recent) | added, self.low, self.forgotten
         if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
@@ -112,37 +109,37 @@ class TakenObjects(NamedTuple):
 
 
 def tag_of(file: FoundFile) -> bytes:
-    """What tells two versions of one object apart, in few bytes."""
+    """Return a short hash that differs between two versions of an object."""
     version = file.version
     told = [file.size] if version is None else [file.size, version.e_tag, version.version]
     if version is None or (version.e_tag is None and version.version is None):
-        told.append(file.modified_ns)  # there is nothing better
+        told.append(file.modified_ns)  # the store tells no version
     return hashlib.blake2b(msgspec.json.encode(told), digest_size=TAG_BYTES).digest()
 
 
 class Objects(NamedTuple):
-    """What a look at a bucket found."""
+    """Result of a scan of a bucket."""
 
     new: tuple[FoundFile, ...]
-    """In order, `PENDING_MAX` at most."""
+    """New objects in order, `PENDING_MAX` at most."""
     behind: int
-    """How many more there are."""
+    """Number of new objects beyond `new`."""
     behind_bytes: int
     newest: str
-    """The last of all new ones, by name; empty: there is none."""
+    """Name of the last new object; "" if there is none."""
     changed: tuple[FoundFile, ...]
     late: int
     taken: TakenObjects
-    """Also knowing what this look has seen."""
+    """The objects taken, updated by this scan."""
 
 
 class Looking:
-    """One look, object by object; bounded memory."""
+    """One scan, object by object; bounded memory."""
 
     def __init__(self, taken: TakenObjects) -> None:
         self._taken = taken
         self._new: list[_Reversed] = []
-        """A heap: the greatest is first."""
+        """A heap whose first element is the greatest object."""
         self._count = 0
         self._bytes = 0
         self._last: FoundFile | None = None
@@ -151,7 +148,7 @@ class Looking:
         self._touched: list[FoundFile] = []
 
     def see(self, files: Iterable[FoundFile]) -> None:
-        """Some more of what is there."""
+        """Add some more listed objects."""
         for file in files:
             verdict = self._taken.verdict(file)
             if verdict == "new":
@@ -171,8 +168,10 @@ class Looking:
                 self._old += 1
 
     def done(self) -> Objects:
-        """That was all."""
+        """Return the result when all objects were seen."""
         new = tuple(sorted(each.file for each in self._new))
+        # Late objects cannot be told from forgotten ones, but counted: at or below the mark there
+        # are no more taken objects than `forgotten`. A removed object may hide a late one.
         late = max(0, self._old - self._taken.forgotten)
         taken = self._taken._replace(forgotten=self._old)
         return Objects(
@@ -187,7 +186,7 @@ class Looking:
 
 
 class _Reversed:
-    """A file that sorts the other way."""
+    """A file that sorts in reverse order."""
 
     __slots__ = ("file",)
 
@@ -201,9 +200,9 @@ class _Reversed:
 def found(
     url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[Listed]
 ) -> Iterator[FoundFile]:
-    """Those of the objects below a prefix (``""``, or it ends with ``/``) that are data: of this
-    pattern, with a name in which nothing begins with ``.`` or ``_``, and not empty (tools put
-    empty objects where they mean folders). `url` is that of the bucket."""
+    """Yield the objects below a prefix (``""``, or it ends with ``/``) that are data: of this
+    pattern, with a name in which no part begins with ``.`` or ``_``, and not empty (tools put empty
+    objects where they mean folders). `url` is that of the bucket."""
     for each in objects:
         name = each.key[len(prefix) :]
         parts = name.split("/")

@@ -1,15 +1,11 @@
-"""A copy from files: their rows, once, all or nothing.
+"""A copy from files: their rows are read once, all or nothing.
 
 Theory of operation. `prepare` lists the files and checks all that can be checked; `pieces` reads
-them one batch after another; the caller stages the pieces, and appends them all at the end, or
-none. Before the last piece counts, every file is looked at again (of a bucket, what was listed is
-what was read): one that has changed since it was listed fails the copy. Nothing is remembered: the
-same files can be copied again.
+them one batch after another; the caller stages the pieces, and appends all of them at the end, or
+none. No position is kept: the same files can be copied again.
 
-A file or a folder is given, or an object or a place in a bucket (`file_places`). One that holds a
-copy, by its manifest, is read as the copy was written (`copied_files`). The rows are
-those of the target table, of which the files may lack some columns (`columns` names those that
-they have; the others are NULL).
+The path is a file, a folder, an object, or a place in a bucket (`file_places`). A place that holds
+a copy with its manifest is read as the copy was written (`copied_files`).
 """
 
 from __future__ import annotations
@@ -39,21 +35,22 @@ BYTES_AT_ONCE: Final = 256 * 1024 * 1024
 
 
 class CopyFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to copy: a file, or the files of a folder."""
+    """A request to copy a file, or the files of a folder."""
 
     path: str
-    """Of the machine, below `source_dirs`; or a URL at or below one of `source_buckets`."""
+    """A path below `source_dirs`, or a URL at or below one of `source_buckets`."""
     format: Format
     columns: tuple[str, ...] = ()
-    """Those of the table that the files have, for CSV in their order; none: all."""
+    """Columns of the table that the files have, for CSV in their order (none: all). Others become
+    NULL."""
     options: dict[str, str] = {}
-    """Of Spark's reader for this format."""
+    """Options of Spark's reader for the format."""
     pattern: str = "*"
     recursive: bool = False
 
 
 class CopyProgress(msgspec.Struct, frozen=True):
-    """How far a copy is. Files count when they were read whole."""
+    """Progress of a copy. Files count when they were read whole."""
 
     files_done: int
     files: int
@@ -83,8 +80,8 @@ class OneshotCopy:
         self._rows = 0
 
     async def prepare(self) -> None:
-        """Lists the files. Raises `InvalidUsage` (an option, a column, a path that may not be
-        read, no file), `Unreachable`."""
+        """List the files. Raises `InvalidUsage` (an option, a column, a path that may not be read,
+        no file), `Unreachable`."""
         request = self._request
         check_options(request.format, request.options)
         absent = [name for name in request.columns if name not in self._target.names]
@@ -113,7 +110,7 @@ class OneshotCopy:
         return open_place(path, pattern, recursive, self._around, self._opened)
 
     async def _listed(self, manifest: Manifest) -> list[FoundFile]:
-        """The files of a copy, which is read as it was written. Raises `InvalidUsage`."""
+        """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
         request = self._request
         told = f"{request.path} holds a copy of {manifest.object}"
         if manifest.version != VERSION:
@@ -129,6 +126,7 @@ class OneshotCopy:
         must = [c.name for c in self._target.columns if not c.nullable and c.name not in names]
         if must:
             raise InvalidUsage(f"{told} without {', '.join(must)}, which may not be NULL")
+        # The manifest names files at any depth.
         self._place = self._open_place("*", recursive=True)
         there = {file.name: file for file in await self._place.every()}
         gone = [file.path for file in manifest.files if file.path not in there]
@@ -137,7 +135,7 @@ class OneshotCopy:
         return [there[file.path] for file in manifest.files]
 
     def progress(self) -> CopyProgress:
-        """How far it is; never waits."""
+        """Return the progress; never waits."""
         done = self._files[: self._done]
         return CopyProgress(
             len(done),
@@ -148,8 +146,9 @@ class OneshotCopy:
         )
 
     async def pieces(self) -> AsyncGenerator[pa.Table, None]:
-        """The rows: the table's columns and `DIFF`, all 1. What was given counts only when it has
-        ended. Raises `Malformed` (the file is named), `Unreachable`."""
+        """Yield the rows: the table's columns and `DIFF`, all 1. They are valid only once the
+        generator has ended without an error. Raises `Malformed` (the file is named),
+        `Unreachable`."""
         names = self._request.columns or self._target.names
         columns = {column.name: column for column in self._target.columns}
         read = Schema(tuple(columns[name] for name in names))
@@ -176,6 +175,7 @@ class OneshotCopy:
             except Malformed as error:
                 raise await self._named(reader, batch, error) from None
             self._done += len(batch)
+        # Last: a file that changed after it was listed may have been read in two versions.
         other = await self._place.changed(self._files)
         if other is not None:
             raise Unreachable(f"{other} was changed while it was copied: copy again")
@@ -183,7 +183,8 @@ class OneshotCopy:
     async def _named(
         self, reader: BroughtReader, batch: Sequence[FoundFile], error: Malformed
     ) -> Malformed:
-        """The error, of the file that is malformed: halves of the batch are read again."""
+        """Return the error with the malformed file's name, found by reading halves of the batch
+        again."""
         while error.path is None and len(batch) > 1:
             half = batch[: len(batch) // 2]
             try:

@@ -1,13 +1,13 @@
 """PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
 
-Theory of operation. A batch of messages lies in one buffer (`Frames`). A message costs no Python
-of its own: what stands at the same place in all of them is read at once, with numpy, column by
-column (`walk`): a tuple is walked as deep as it has columns, all rows side by side. A column is
-then the buffer itself with offsets into it, from which Arrow copies the values out (`column`).
-Only what is rare (a relation's description, a truncate) is read message by message.
+Theory of operation. A batch of messages lies in one buffer (`Frames`). The same field of all
+messages is read at once with numpy, so that a message costs no Python of its own: `walk` goes
+through the tuples column by column, all rows side by side. A column is then the buffer with offsets
+into it, from which Arrow copies the values (`column`). Only rare messages (a relation's
+description, a truncate) are read one by one.
 
-Frames of the stream are XLogData (``w``, start, end, time, message) and keepalives (``k``).
-What it does not do: it keeps no state between batches and knows no types but text.
+Frames of the stream are XLogData (``w``, start, end, time, message) and keepalives (``k``). No
+state is kept between batches, and values stay text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class RelationColumn(msgspec.Struct, frozen=True):
-    """As the server describes it."""
+    """A column as the server describes it."""
 
     name: str
     type_oid: int
@@ -52,14 +52,14 @@ class Relation(msgspec.Struct, frozen=True):
 
     oid: int
     name: str
-    """With its schema: ``public.accounts``."""
+    """Name with schema: ``public.accounts``."""
     identity: str
     """``d`` (default: the primary key), ``i`` (an index), ``f`` (full), ``n`` (nothing)."""
     columns: tuple[RelationColumn, ...]
 
 
 class Messages(msgspec.Struct):
-    """A batch: of each message its type and where it begins (its type's place)."""
+    """A batch: type, first and last place of each message."""
 
     data: Bytes
     tags: Kinds
@@ -70,7 +70,7 @@ class Messages(msgspec.Struct):
         return len(self.tags)
 
     def slice(self, start: int, stop: int) -> Messages:
-        """Some of them."""
+        """Return some of the messages."""
         cut = slice(start, stop)
         return Messages(self.data, self.tags[cut], self.places[cut], self.ends[cut])
 
@@ -83,7 +83,7 @@ class Keepalive(msgspec.Struct, frozen=True):
 
 
 class Commits(msgspec.Struct):
-    """Commits of a batch: where in it, the position behind each, and when it was (Unix ms)."""
+    """Commits of a batch: their indices, the position after each, and its time (Unix ms)."""
 
     places: Places
     ends: Places
@@ -91,7 +91,7 @@ class Commits(msgspec.Struct):
 
 
 class Values(msgspec.Struct):
-    """One column of many tuples: the kind of each value, and where its text lies."""
+    """One column of many tuples: the kind of each value, and the place of its text."""
 
     kinds: Kinds
     starts: Places
@@ -99,7 +99,7 @@ class Values(msgspec.Struct):
 
 
 def messages(frames: Frames) -> Messages:
-    """Those of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
+    """Return the messages of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
     kinds = frames.data[frames.starts]
     logged = kinds == _XLOG
     if not bool((logged | (kinds == _KEEPALIVE)).all()):
@@ -114,14 +114,15 @@ def messages(frames: Frames) -> Messages:
 
 
 def is_commit(frames: Frames) -> Mask:
-    """Which frames end a transaction."""
+    """Return which frames end a transaction."""
+    # A keepalive is shorter than the header: bounded, so that the index stays in the buffer.
     last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
     mask: Mask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
     return mask
 
 
 def late_ms(frames: Frames, index: int) -> int:
-    """How long before it was sent the commit at that place was made; both by the server's clock."""
+    """Return the time between a commit and its sending, both by the server's clock."""
     start = frames.starts[index : index + 1]
     sent = be64(frames.data, start + 17)
     committed = be64(frames.data, start + XLOG_HEADER_BYTES + 18)
@@ -129,7 +130,7 @@ def late_ms(frames: Frames, index: int) -> int:
 
 
 def keepalive(frames: Frames) -> Keepalive | None:
-    """The newest of these frames; it wants a reply if any of them does."""
+    """Return the newest keepalive of these frames; it wants a reply if any of them does."""
     (at,) = np.nonzero(frames.data[frames.starts] == _KEEPALIVE)
     if not len(at):
         return None
@@ -141,15 +142,15 @@ def keepalive(frames: Frames) -> Keepalive | None:
 
 
 def received(frames: Frames) -> int:
-    """The newest position that the frames tell of; 0 if there are none."""
+    """Return the newest log position in these frames; 0 if there are none."""
     if not len(frames):
         return 0
-    # XLogData: start, end of the server's log; keepalive: end. Its record's start is what came.
+    # XLogData begins with its record's start, a keepalive with the end of the server's log.
     return int(be64(frames.data, frames.starts + 1).max())
 
 
 def begins(batch: Messages) -> tuple[Places, Places]:
-    """(where transactions begin in the batch, the position of each one's commit)."""
+    """Return (indices of begins in the batch, the position of each one's commit)."""
     (at,) = np.nonzero(batch.tags == BEGIN)
     return at, be64(batch.data, batch.places[at] + 1)
 
@@ -161,21 +162,21 @@ def xids(batch: Messages) -> set[int]:
 
 
 def commits(batch: Messages) -> Commits:
-    """All of a batch."""
+    """Return all commits of a batch."""
     (at,) = np.nonzero(batch.tags == COMMIT)
-    # type, flags, position, position behind, time
+    # type, flags, position, position after it, time
     places = batch.places[at]
     times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
     return Commits(at, be64(batch.data, places + 10), times)
 
 
 def relation_oids(batch: Messages) -> Places:
-    """Of inserts, updates and deletes; without meaning for others."""
+    """Return the relation of each insert, update and delete; meaningless for other messages."""
     return be32(batch.data, batch.places + 1) & 0xFFFFFFFF
 
 
 def relation(batch: Messages, index: int) -> Relation:
-    """The description at that place of the batch. Raises `RemoteProtocolError`."""
+    """Parse the description at that index of the batch. Raises `RemoteProtocolError`."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     body = batch.data[start + 1 : end].tobytes()
     try:
@@ -202,18 +203,18 @@ def relation(batch: Messages, index: int) -> Relation:
 
 
 def truncated(batch: Messages, index: int) -> tuple[int, ...]:
-    """Relations that the truncate at that place of the batch empties."""
+    """Return the relations that the truncate at that index of the batch empties."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     oids = batch.data[start + 6 : end].tobytes()
     return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
 
 
 def walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Places]:
-    """Tuples that begin at these places, column by column; and where each ends. Raises
-    `RemoteProtocolError` when one has another number of columns, or ends outside."""
+    """Return tuples that begin at these places, column by column; and the end of each. Raises
+    `RemoteProtocolError` for a tuple with another number of columns, or beyond the buffer."""
     try:
         return _walk(data, places, columns)
-    except IndexError:
+    except IndexError:  # numpy's bounds check, instead of one of ours at each read
         raise RemoteProtocolError("a tuple ends behind its batch") from None
 
 
@@ -229,6 +230,7 @@ def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Plac
         lengths = be32(data, at + 1)
         none = (kinds == NULL) | (kinds == UNCHANGED)
         starts = at + 5
+        # NULL and unchanged values have a kind, but no length.
         if none.any():
             lengths[none] = 0
             starts = np.where(none, at + 1, starts)
@@ -244,7 +246,7 @@ def _check(starts: Places, lengths: Places, data: Bytes) -> None:
 
 
 def walk_copied(data: Bytes, places: Places, columns: int) -> list[Values]:
-    """Tuples of COPY's binary format that begin at these places, column by column. Raises
+    """Return tuples of COPY's binary format that begin at these places, column by column. Raises
     `RemoteProtocolError`."""
     counts = be16(data, places)
     if len(counts) and not bool((counts == columns).all()):
@@ -264,11 +266,11 @@ def walk_copied(data: Bytes, places: Places, columns: int) -> list[Values]:
 
 
 def column(data: Bytes, values: Values) -> pa.Array:
-    """The texts as they are (binary); NULL where there is none. Places must ascend."""
+    """Return the texts (binary); NULL where there is none. Places must ascend."""
     count = len(values.starts)
     if not count:
         return pa.array([], pa.binary())
-    # Values, and what lies between two of them, are the elements of one array over the buffer.
+    # One array over the buffer: its even elements are the values, its odd ones the gaps.
     base = int(values.starts[0])
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = values.starts - base

@@ -1,24 +1,20 @@
-"""PostgreSQL as a source: tables by logical replication, from their first contents on.
+"""PostgreSQL as a source: tables by logical replication, from a snapshot on.
 
-Theory of operation. A replication slot keeps the server's log from the position that is durable
-here; a publication says which tables' changes it gives. Tables that were not filled yet are
-copied at a snapshot that a slot exported (the source's own when it is made, else a temporary
-one): it holds exactly what was committed before that slot's position, and from there on changes
-count. Several tables are copied at one snapshot, and no mark comes before the stream has passed
-its position, so that every mark is one instant of the whole database.
+Theory of operation. A replication slot keeps the server's log from the durable position; a
+publication names the tables. New tables are copied at a snapshot that a slot exported (the source's
+own when it is created, else a temporary one): it holds exactly what was committed before that
+slot's position, and from there on changes count. No mark is given before the stream has passed the
+position of all snapshots, so that every mark is one instant of the whole database.
 
 A position names the server, the database, a place in the log, and of each table its identity and
-the place that its first contents stand for. `open` goes on there; the server sends a transaction
-again unless `taken` has named a later place, and never one that lies before what `open` asks for.
+the place of its snapshot. The server sends transactions after the place that `open` asks for.
 
-Nothing is marked before the tables were looked at once more (`_confirm`): the stream tells of rows
-alone, and what else becomes of a table is in the catalog (`postgres_footing`). A table whose rows
-here may not be those there any more is filled anew: the source ends (`Unreachable`), and whoever
-opens it again finds the same difference, and copies the table as if it were new.
+The stream tells of rows only; whatever else happens to a table is in the catalog, which is checked
+before every mark (`_confirm`, `postgres_footing`). A table whose rows here may differ from those
+there is refilled: the source ends (`Unreachable`), and copies it anew when it is reopened.
 
-Three connections: one for replication, one that looks at the slot and the tables from time to
-time (`poll_ms`), one for first contents while they are copied. Losing any of them is
-`Unreachable`: the source is opened again.
+Three connections: for replication, for queries of the catalog, and for snapshots. Losing any of
+them is `Unreachable`: the source is reopened.
 """
 
 from __future__ import annotations
@@ -71,8 +67,8 @@ _IN_USE: Final = "55006"
 
 
 class PostgresSource:
-    """See `sources.source.Source`. `id` names slot and publication unless the configuration
-    does; it must be unique among all that use the server."""
+    """Ingests tables of one database. See `sources.source.Source`. `id` names slot and publication
+    unless the configuration does; it must be unique among all that use the server."""
 
     def __init__(self, config: PostgresConfig, id: str, clock: Clock | None = None) -> None:
         config.check()
@@ -81,12 +77,12 @@ class PostgresSource:
         self._slot = config.slot_name(id)
         self._publication = config.publication_name(id)
         self._looker: Wire | None = None
-        """Looks at the slot and the tables."""
+        """Connection for queries of the catalog."""
         self._snapshot: Snapshot | None = None
         self._stream: Stream | None = None
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
-        """Not given before the tables were looked at: there is a mark among it."""
+        """Rows and a mark that wait for a check of the catalog (`_confirm`)."""
         self._changes: Changes | None = None
         self._filled: dict[str, Filled] = {}
         self._exports: dict[str, Export] = {}
@@ -94,17 +90,17 @@ class PostgresSource:
         self._looked_ms = 0.0
         self._health: Health | None = None
         self._surveyed = ""
-        """Digest of the catalog when the tables were judged last."""
+        """Digest of the catalog when the tables were last judged."""
         self._types: tuple[int, ...] = ()
-        """Those of the tables' columns, and all that they are made of."""
+        """Types of the tables' columns, and of their parts."""
         self._rows_known: int | None = None
         self._rows_staged = 0
         self._notes: dict[str, str] = {}
         self._idle = False
 
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
-        """See `Source.describe`. Names are ``schema.table``, or a table of ``public``."""
-        # By the connection that only users who may replicate get.
+        """See `Source.describe`. Names are ``schema.table``, or ``table`` in schema ``public``."""
+        # A replication connection, so that a user who may not replicate is refused now.
         wire = await self._connect(replication=True)
         try:
             return await setup.describe(wire, self._config, self._publication, wanted)
@@ -113,7 +109,7 @@ class PostgresSource:
         finally:
             wire.close()
 
-    # -- begin -------------------------------------------------------------------------------
+    # -- open --------------------------------------------------------------------------------
 
     async def open(self, exports: Sequence[Export], position: str | None) -> None:
         """See `Source.open`."""
@@ -144,6 +140,8 @@ class PostgresSource:
                 for name, table in found.items()
                 if name not in filled or filled[name].oid == table.oid
             ]
+            # Before the slot is created: pgoutput fails on changes that are older than the
+            # publication.
             await setup.publish(looker, self._config, self._publication, present)
             lsn = was.lsn if was else 0
             health = await catalog.health(looker, self._slot)
@@ -165,7 +163,7 @@ class PostgresSource:
         filled: dict[str, Filled],
         lsn: int,
     ) -> None:
-        """Find out what became of the tables that were filled, and begin to fill the others."""
+        """Judge the tables that were filled before, and start to copy the others."""
         looker = self._looker
         assert looker is not None, "open"
         began, at = lsn > 0, lsn
@@ -177,7 +175,7 @@ class PostgresSource:
         refused: dict[str, str] = {}
         if health.slot is None or new:
             at, name = await self._export_snapshot(maker, health, resumed=began)
-            # Nothing older is needed where no table's rows here stay.
+            # Where no table keeps its rows, the stream may begin at the snapshot.
             lsn = lsn if any(isinstance(each, Stands) for each in verdicts.values()) else at
             if new:
                 then, refused = await self._begin_snapshot(new, name)
@@ -231,10 +229,12 @@ class PostgresSource:
 
     @staticmethod
     def _was_altered(name: str) -> Unreachable:
+        # Retried: the next attempt copies the table at a newer snapshot.
         return Unreachable(f"PostgreSQL: {name} was altered as it was to be copied", "tried again")
 
     def _bind(self, then: Survey, table: Table, lsn: int) -> Filled:
-        """Return a table as filled at the snapshot, as it was there. Raises `Unreachable`."""
+        """Return a table as filled at the snapshot, bound to its columns there. Raises
+        `Unreachable`."""
         there = then.tables.get(table.oid)
         if there is None or there.name != table.name:
             raise self._was_altered(table.name)
@@ -245,10 +245,13 @@ class PostgresSource:
     async def _export_snapshot(
         self, maker: Wire, health: Health, *, resumed: bool
     ) -> tuple[int, str]:
-        """(position, snapshot of everything committed before it). It lives as `maker` does."""
+        """Return (position, snapshot of everything committed before it). The snapshot lives as long
+        as `maker`."""
         if health.slot is None and not resumed:
             slot, kind = self._slot, ""
         else:
+            # A slot exports a snapshot only when it is created, so the source's own cannot do it
+            # again.
             slot, kind = f"{self._slot[:52]}_fill", "TEMPORARY "
         try:
             rows = await maker.query(
@@ -263,13 +266,13 @@ class PostgresSource:
     async def _begin_snapshot(
         self, tables: Sequence[Table], name: str
     ) -> tuple[Survey, dict[str, str]]:
-        """See `Snapshot.begin`."""
+        """Connect, and begin the snapshot. See `Snapshot.begin`."""
         self._snapshot = Snapshot(await self._connect(replication=False))
         known = [table.rows for table in tables]
         self._rows_known = sum(known) if min(known) >= 0 else None
         return await self._snapshot.begin(name, tables, self._publication)
 
-    # -- one thing after another ------------------------------------------------------------
+    # -- read -------------------------------------------------------------------------------
 
     async def next(self) -> Given:
         """See `Source.next`."""
@@ -299,7 +302,7 @@ class PostgresSource:
             if now >= due:
                 await self._look()
                 continue
-            # What is there at once is handed on; else the driver hears that there is nothing.
+            # Wait only after `Idle`: the ingest task must learn at once that nothing is left.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
             self._give(await stream.next(wait_s))
             if not self._ready and not self._unsure:
@@ -336,7 +339,7 @@ class PostgresSource:
         stream = None
         try:
             timeout_ms = await catalog.sender_timeout_ms(wire)
-            # Three times within it, whatever was configured: 0 means that there is none.
+            # At least three times within the timeout, whatever is configured; 0: no timeout.
             feedback_ms = min(self._config.feedback_ms, timeout_ms // 3 or 3_600_000)
             stream = Stream(wire, self._changes_(), self._clock, feedback_ms)
             await stream.begin(self._slot, self._publication)
@@ -360,7 +363,7 @@ class PostgresSource:
         return Unreachable(f"PostgreSQL: {error}", hint)
 
     async def _look(self) -> None:
-        """Look at the slot and the tables."""
+        """Check the slot and the tables."""
         looker = self._looker
         assert looker is not None, "open"
         self._health = health = await catalog.health(looker, self._slot)
@@ -378,8 +381,8 @@ class PostgresSource:
         self._looked_ms = self._clock.monotonic_ms()
 
     async def _confirm(self) -> None:
-        """Let pass what is marked, once the tables were looked at after all that it tells: what
-        fails, fails before the mark."""
+        """Release the rows and marks of `_unsure`, once the catalog was checked as of a moment
+        after their transactions; failures of tables come before the mark."""
         looker = self._looker
         assert looker is not None, "open"
         changes = self._changes_()
@@ -388,7 +391,7 @@ class PostgresSource:
             seen = await glance(looker, oids, self._types, self._publication)
             if seen.shows(changes.xids):
                 break
-            # The log tells of a transaction a moment before others see what it did.
+            # A transaction is in the log a moment before other transactions see its effects.
             await anyio.sleep(_VISIBLE_WAIT_S)
         if seen.digest != self._surveyed:
             await self._survey()
@@ -398,7 +401,7 @@ class PostgresSource:
         self._unsure = []
 
     async def _survey(self) -> None:
-        """Judge all tables. Raises `Unreachable` where one is to be filled anew."""
+        """Judge all tables. Raises `Unreachable` where one must be refilled."""
         looker = self._looker
         assert looker is not None, "open"
         oids = [each.oid for each in self._filled.values()]
@@ -406,7 +409,7 @@ class PostgresSource:
         self._settle(survey, await self._judge(survey, self._filled))
 
     async def _judge(self, found: Survey, filled: Mapping[str, Filled]) -> dict[str, Verdict]:
-        """See `judge_all`; of those that have not failed."""
+        """Judge the tables that have not failed. See `judge_all`."""
         assert self._looker is not None, "open"
         changes = self._changes
         live = {n: f for n, f in filled.items() if changes is None or not changes.is_failed(n)}
@@ -415,7 +418,7 @@ class PostgresSource:
         )
 
     def _settle(self, survey: Survey, verdicts: Mapping[str, Verdict]) -> None:
-        """Go by what became of the tables. Raises `Unreachable`."""
+        """Apply the verdicts on the tables. Raises `Unreachable`."""
         changes = self._changes_()
         self._surveyed, self._types = survey.seen.digest, tuple(sorted(survey.types))
         changes.learn(survey.types)
@@ -434,7 +437,7 @@ class PostgresSource:
                 case Refills(reason):
                     raise Unreachable(f"PostgreSQL: {name}: {reason}", "the table is filled anew")
 
-    # -- the rest ----------------------------------------------------------------------------
+    # -- acknowledge, close ------------------------------------------------------------------
 
     async def taken(self, position: str) -> None:
         """See `Source.taken`."""
@@ -470,7 +473,8 @@ class PostgresSource:
                 each.close()
 
     async def forget(self) -> None:
-        """See `Source.forget`. What the configuration says we do not make, we do not remove."""
+        """See `Source.forget`. Nothing is removed when the configuration says that nothing is
+        created."""
         await self.close()
         if not self._config.create:
             return
@@ -492,6 +496,8 @@ class PostgresSource:
         )
         wire = await Wire.connect(parameters, self._clock)
         if wire.server_version >= 140_000:
+            # PostgreSQL 14 added the setting; it would end the connection for queries, which is
+            # often idle.
             await wire.query("SET idle_session_timeout = 0")
         return wire
 

@@ -1,7 +1,7 @@
-"""What the server says of itself, its tables, publication and slot; and what is wrong with them.
+"""Queries of PostgreSQL's catalog: tables, types, publication and slot. Nothing is changed.
 
-Every query is a simple one with names in it (`literal`), so that it also runs on a connection for
-replication. Nothing here changes anything on the server.
+Every query is a simple one with literals (`literal`), so that it also runs on a connection for
+replication.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from actors.sources.postgres_wire import Wire
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
 VERSION_WITH_LISTS: Final = 150_000
-"""From here on publications may name columns and filter rows."""
+"""Version from which publications may list columns and filter rows."""
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """One column."""
+    """A column of a table."""
 
     name: str
     number: int
@@ -37,30 +37,30 @@ class TableColumn(msgspec.Struct, frozen=True):
     generated: bool
     readable: bool
     key_place: int
-    """In the key that tells rows apart (from 1); 0: not in it."""
+    """Place in the key of the replica identity (from 1); 0: not in it."""
     changed_xid: int = 0
-    """Transaction that wrote the column's row of the catalog: whatever alters a column does."""
+    """Transaction that wrote the column's row of the catalog, as every ALTER of the column does."""
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One partition that holds rows."""
+    """A partition that holds rows."""
 
     oid: int
     relation: str
-    """As SQL names it."""
+    """Name as in SQL."""
     kind: str
     """``r``; ``f`` for a foreign table."""
     permanent: bool
     identity: str
     key: tuple[str, ...]
-    """Columns that its own replica identity tells rows apart by."""
+    """Columns of its own replica identity."""
     filenode: int
     attached_xid: int
-    """Transaction that made it, or a table above it, a partition of the whole."""
+    """Transaction that attached it, or a partition above it, to the root."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One table."""
+    """A table, or the root of a partitioned one."""
 
     oid: int
     schema: str
@@ -71,47 +71,48 @@ class Table(msgspec.Struct, frozen=True):
     """``d``, ``i``, ``f`` or ``n``."""
     row_security: bool
     owned: bool
-    """By the user, or by a role that it is in."""
+    """True if the user, or a role that it is in, owns the table."""
     rows: int
-    """About; -1: not known."""
+    """Estimated number of rows; -1: unknown."""
     columns: tuple[TableColumn, ...]
     filenode: int = 0
-    """File of its rows: another one after a rewrite, also by TRUNCATE and VACUUM FULL."""
+    """File of its rows: it changes with a rewrite, also by TRUNCATE and VACUUM FULL."""
     leaves: tuple[Leaf, ...] = ()
-    """Partitions that hold rows, in order of their oids."""
+    """Partitions that hold rows, in order of oids."""
 
     @property
     def name(self) -> str:
-        """As exports are named."""
+        """Return the name of its export."""
         return qualified_name(self.schema, self.table)
 
     @property
     def relation(self) -> str:
-        """As SQL's FROM names exactly its own rows."""
+        """Return the expression for FROM that selects its own rows only."""
         place = f"{identifier(self.schema)}.{identifier(self.table)}"
         return place if self.partitioned else f"ONLY {place}"
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the columns that tell rows apart; empty: none do."""
+        """Return the names of the key's columns; empty: no key."""
         inside = sorted((each.key_place, each.name) for each in self.columns if each.key_place)
         return tuple(name for _, name in inside)
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """What a publication gives."""
+    """A publication, and the tables in it."""
 
     name: str
     owned: bool
     all_tables: bool
     missing: tuple[str, ...]
-    """Of insert, update, delete, truncate: what it leaves out."""
+    """Operations that it leaves out: insert, update, delete, truncate."""
     tables: Mapping[str, tuple[str, ...]]
     """Name of each table, with its columns (empty: all)."""
     filtered: tuple[str, ...]
-    """Tables of which it gives some rows only."""
+    """Tables with a row filter."""
     tokens: Mapping[int, str]
-    """By the table's oid: tells one membership from another after it, and from altered ones."""
+    """Oid of each table → token of its membership, which differs once it was altered or made
+    anew."""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -120,21 +121,21 @@ class Slot(msgspec.Struct, frozen=True):
     plugin: str
     database: str
     active_pid: int
-    """0: nobody reads it."""
+    """Process that reads it; 0: none."""
     confirmed_lsn: int
     wal_status: str
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What is asked from time to time."""
+    """State of the server's log and of the slot."""
 
     wal_lsn: int
-    """Where the server's log ends."""
+    """End of the server's log."""
     slot: Slot | None
 
 
 def lsn_of(text: str | None) -> int:
-    """A position as a number: ``16/B374D848``; 0 for None."""
+    """Parse a position such as ``16/B374D848``; return 0 for None."""
     if not text:
         return 0
     high, low = text.split("/")
@@ -142,14 +143,14 @@ def lsn_of(text: str | None) -> int:
 
 
 def lsn_text(lsn: int) -> str:
-    """A position as PostgreSQL writes it."""
+    """Return a position as PostgreSQL writes it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 async def tables(
     wire: Wire, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
 ) -> dict[str, Table]:
-    """Return tables of these names, or with these oids, by their names now; both None: all that
+    """Return tables of these names, or with these oids, by their current names; both None: all that
     the user may read. Partitions of a partitioned table are no tables of their own."""
     chosen = "has_table_privilege(c.oid, 'SELECT')"
     if oids is not None:
@@ -195,7 +196,7 @@ _KEY: Final = (
     " WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
     " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END LIMIT 1"
 )
-"""Numbers of the columns that tell rows of table ``c`` apart."""
+"""Subquery for the numbers of the columns that tell rows of table ``c`` apart."""
 
 
 async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColumn, ...]]:
@@ -228,14 +229,16 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
 
 
 async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
-    """Return the partitions that hold rows, by the oid of the whole. The query reads the catalog's
-    tables, no function: so it tells what its transaction's snapshot sees."""
+    """Return the partitions that hold rows, by the oid of the root."""
     if not oids:
         return {}
+    # Tables of the catalog only: its functions would not see the transaction's snapshot.
     rows = await wire.query(
         "WITH RECURSIVE below(root, oid, attached) AS ("
         " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
         f" WHERE i.inhparent IN ({listed_numbers(oids)}) UNION ALL"
+        # `age` compares transaction ids across their wraparound; the youngest attachment on the
+        # path counts.
         " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
         " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
         " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
@@ -262,11 +265,11 @@ async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]
 
 
 async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
-    """Of these types, and of those that they are made of."""
+    """Return the facts of these types, and of those that they are made of."""
     wanted = sorted(set(oids))
     if not wanted:
         return {}
-    # By the oid, which has an index; typarray has none.
+    # Found by the oid, which has an index; typarray has none.
     element = "(SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)"
     multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
     ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
@@ -312,7 +315,7 @@ def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
 
 
 async def publication(wire: Wire, name: str) -> Publication | None:
-    """None: there is none."""
+    """Return a publication; None if there is none."""
     rows = await wire.query(
         "SELECT pg_has_role(pubowner, 'USAGE'), puballtables, pubinsert, pubupdate, pubdelete,"
         f" pubtruncate FROM pg_publication WHERE pubname = {literal(name)}"
@@ -347,8 +350,8 @@ async def publication(wire: Wire, name: str) -> Publication | None:
 
 
 async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
-    """Return by the oid of each table what names its membership: the rows of the catalog that the
-    publication, and the table's or its schema's part in it, consist of."""
+    """Return for each table's oid a token of its membership: the catalog rows of the publication,
+    and of the table or schema in it."""
     whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
     parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
     if wire.server_version >= VERSION_WITH_LISTS:
@@ -366,16 +369,17 @@ async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
 
 
 async def sender_timeout_ms(wire: Wire) -> int:
-    """After so long without a word of ours the server ends a replication; 0: never."""
+    """Return the time without feedback after which the server ends a replication; 0: never."""
     rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
     return number_of(rows[0][0])
 
 
 async def health(wire: Wire, slot: str) -> Health:
-    """Where the log ends, and how the slot is."""
+    """Return the end of the server's log, and the slot."""
     rows = await wire.query(
         "SELECT pg_current_wal_flush_lsn(), s.plugin, s.database, s.active_pid,"
         " s.confirmed_flush_lsn, s.wal_status FROM (SELECT) AS one"
+        # One row even without the slot: the end of the log is wanted anyway.
         f" LEFT JOIN pg_replication_slots s ON s.slot_name = {literal(slot)}"
     )
     lsn, plugin, database, process, confirmed, status = rows[0]

@@ -1,20 +1,16 @@
-"""From replication messages to what a source gives: rows by table, then one mark. Pure.
+"""Turns replication messages into a source's answers: rows by table, then one mark. Pure.
 
-Theory of operation. A batch of whole transactions becomes, for each table, one piece of rows: as
-rows of one mark belong to one instant, it does not matter which of the batch's transactions they
-came from. Only where order counts is the batch cut: at a truncate, and where a table changed its
-columns. A transaction too large for one batch comes in several, without a mark between them.
+Theory of operation. A batch of whole transactions becomes one piece of rows for each table: rows of
+one mark belong to one instant, so the order of transactions does not matter. The batch is cut only
+where order counts: at a truncate, and where a table changed its columns. A transaction too large
+for one batch comes in several, without a mark between them.
 
-A table whose replica identity is full tells whole old rows: its changes are `Rows`. A value that
-stays (TOAST) is then taken from the old row. Any other identity tells the key at most: changes
-are `Upserts`, or `Rows` as long as nothing but inserts came since the last mark.
+A table with replica identity FULL tells whole old rows: its changes are `Rows`. Any other identity
+tells the key at most: changes are `Upserts`, or `Rows` as long as nothing but inserts came since
+the last mark.
 
-First contents of a table hold what was committed before some position (`Filled.lsn`): changes of
-such transactions are left out. A mark comes only when all tables have passed their position, so
-that no instant has one table newer than another.
-
-What ends an export: its table was renamed, dropped and made anew, lost a column or changed a
-type, its replica identity no longer gives its key, or a value cannot be held. Others go on.
+An export ends when its table was renamed, dropped and made anew, lost a column or changed a type,
+when its replica identity no longer gives its key, or when a value cannot be held. Others go on.
 """
 
 from __future__ import annotations
@@ -51,13 +47,13 @@ class _Bound(msgspec.Struct, frozen=True):
     export: Export
     relation: Relation
     columns: tuple[tuple[int, ColumnType], ...]
-    """Of the export: the place in the relation, and the type."""
+    """Place in the relation, and type, of each of the export's columns."""
     filled: int
     """See `Filled.lsn`."""
 
 
 class Changes:
-    """What has been told of tables, and what is left out or failed."""
+    """Decoder of one stream: tables, open transaction, and exports that are new or failed."""
 
     def __init__(
         self,
@@ -70,11 +66,11 @@ class Changes:
         filling: Sequence[str] = (),
     ) -> None:
         self.lsn = lsn
-        """Everything before it was given, with a mark."""
+        """Position before which everything was given, with a mark."""
         self.commit_ms: int | None = None
-        """When the newest transaction given was committed."""
+        """Commit time of the newest transaction given."""
         self.open = False
-        """A transaction has begun and not ended."""
+        """True if a transaction has begun and not ended."""
         self._exports = {export.name: export for export in exports}
         self._filled = filled
         self._oids = {each.oid: name for name, each in filled.items()}
@@ -87,23 +83,23 @@ class Changes:
         self._replacing: set[str] = set()
         """Exports that gave upserts since the last mark."""
         self._commit_lsn = 0
-        """Of the transaction that is open."""
+        """Commit position of the open transaction."""
         self._count = 0
         self._hold = max([lsn, *(each.lsn for each in filled.values())])
-        """No mark before it."""
+        """Position before which no mark is given: that of the newest snapshot, or of the begin."""
         self._filling = tuple(filling)
-        """Exports whose first contents come before the next mark."""
+        """Exports that the next mark fills."""
         self.xids: set[int] = set()
-        """Transactions told since the tables were last looked at, modulo 2^32."""
+        """Transactions decoded since the catalog was last checked, modulo 2^32."""
         self._described: dict[str, set[tuple[str, ...]]] = {}
-        """By export: columns that the server has listed since then."""
+        """Export → columns that the server has listed since then."""
         self._listed: dict[str, tuple[str, ...]] = {}
-        """By export: columns that every list must begin with, as names alone do not tell columns
-        apart any more."""
+        """Export → columns that every list must begin with, where names alone no longer identify
+        columns."""
 
     def take(self, batch: Messages) -> list[Given]:
-        """What a batch brings: rows, then a mark for its last commit, then rows of a transaction
-        that goes on. Raises `RemoteProtocolError`."""
+        """Decode a batch: return rows, then a mark for its last commit, then rows of the
+        transaction that is still open. Raises `RemoteProtocolError`."""
         commits = pgoutput.commits(batch)
         if not len(commits.places):
             return self._segments(batch)
@@ -115,30 +111,32 @@ class Changes:
 
     @property
     def holding(self) -> bool:
-        """The stream has not reached what first contents hold, and no mark comes."""
+        """Return whether the stream has not reached the snapshots yet: no mark is given."""
         return self.lsn < self._hold
 
     def contents_given(self) -> list[Given]:
-        """First contents are all given: a mark, if the stream begins where they stand."""
+        """Return a mark after the snapshot's last rows, if the stream begins at its position."""
         return self._mark(self.lsn, None)
 
     def idle(self, lsn: int) -> list[Given]:
-        """The server has nothing more before that position: a mark, unless it is no news."""
+        """Return a mark for a position before which the server has nothing more; none if it is no
+        progress."""
         if self.open or lsn <= self.lsn:
             return []
         return self._mark(lsn, None)
 
     def stands(self, export: str, found: Stands) -> None:
-        """A table was looked at, and goes on."""
+        """Record the verdict that a table is still bound."""
         if found.footing.strict:
             self._listed[export] = found.all_names
 
     def learn(self, types: Mapping[int, TypeFacts]) -> None:
-        """Types are as the catalog says now."""
+        """Replace the facts of types with the catalog's current ones."""
         self._types = types
 
     def confirm(self) -> list[Given]:
-        """All tables were looked at after what was told last: what fails with that."""
+        """Return failures of exports whose columns in the stream differ from the catalog's; called
+        after a check of the catalog that saw all decoded transactions."""
         given: list[Given] = []
         for export, columns in self._listed.items():
             for told in self._described.get(export, ()):
@@ -152,11 +150,11 @@ class Changes:
         return given
 
     def is_failed(self, export: str) -> bool:
-        """Tell whether an export has ended."""
+        """Say whether an export has ended."""
         return export in self._failed
 
     def fail(self, export: str, error: str, hint: str) -> list[Given]:
-        """An export ends, once."""
+        """End an export; return the failure, the first time."""
         if export in self._failed or export not in self._exports:
             return []
         self._failed.add(export)
@@ -166,6 +164,7 @@ class Changes:
         return [ExportFailed(export, error, hint)]
 
     def _mark(self, lsn: int, commit_ms: int | None) -> list[Given]:
+        # Before all snapshots are reached, one table would be newer than another.
         if lsn < self._hold:
             return []
         self.lsn = lsn
@@ -175,7 +174,7 @@ class Changes:
         self._replacing.clear()
         return [Mark(self._position(lsn), commit_ms, count, filled)]
 
-    # -- where order counts ------------------------------------------------------------------
+    # -- segments of a batch -----------------------------------------------------------------
 
     def _segments(self, batch: Messages) -> list[Given]:
         given: list[Given] = []
@@ -196,6 +195,7 @@ class Changes:
             if known == relation:
                 continue
             if known is not None:
+                # Rows so far have the old columns.
                 given += self._changes(batch, start, index)
                 start = index
             given += self._relation(relation)
@@ -207,7 +207,7 @@ class Changes:
         return given
 
     def _commit_lsns(self, batch: Messages, indices: Places) -> Places:
-        """Of each message the position of its transaction's commit."""
+        """Return the commit position of each message's transaction."""
         begins, lsns = pgoutput.begins(batch)
         known = np.concatenate([np.array([self._commit_lsn], np.int64), lsns])
         found: Places = known[np.searchsorted(begins, indices, side="right")]
@@ -223,10 +223,10 @@ class Changes:
                 given.append(Truncated(bound.export.name))
         return given
 
-    # -- what tables are ------------------------------------------------------------------
+    # -- descriptions of tables -----------------------------------------------------------
 
     def _relation(self, relation: Relation) -> list[Given]:
-        """A table is described, or described anew."""
+        """Bind a table that is described for the first time, or again."""
         self._relations[relation.oid] = relation
         self._bound.pop(relation.oid, None)
         name = self._oids.get(relation.oid)
@@ -261,7 +261,7 @@ class Changes:
     # -- rows -----------------------------------------------------------------------------
 
     def _changes(self, batch: Messages, start: int, stop: int) -> list[Given]:
-        """All inserts, updates and deletes between two places of a batch."""
+        """Return rows of all inserts, updates and deletes between two indices of a batch."""
         tags = batch.tags[start:stop]
         changed = (tags == pgoutput.INSERT) | (tags == pgoutput.UPDATE) | (tags == pgoutput.DELETE)
         indices = np.flatnonzero(changed) + start
@@ -274,6 +274,7 @@ class Changes:
             if bound is None:
                 continue
             chosen = indices[oids == oid]
+            # The snapshot holds what was committed before its position: those changes are left out.
             if bound.filled > self.lsn:
                 chosen = chosen[self._commit_lsns(batch, chosen) >= bound.filled]
             if not len(chosen):
@@ -293,6 +294,7 @@ class Changes:
         before, behind = pgoutput.walk(data, places[old] + 1, width)
         news = tags != pgoutput.DELETE
         tuples = places + 1
+        # The new tuple follows the old one, after its mark.
         tuples[old] = behind + 1
         after, _ = pgoutput.walk(data, tuples[news], width)
         name = bound.export.name
@@ -302,6 +304,7 @@ class Changes:
             gone = _table(batch, before, bound, {DIFF: _full(-1, len(chosen[old]))})
             come = _table(batch, after, bound, {DIFF: _full(1, len(chosen[news]))})
             return Rows(name, pa.concat_tables([gone, come]))
+        # Inserts need no lookup, unless upserts since the last mark may have their keys.
         if name not in self._replacing and bool((tags == pgoutput.INSERT).all()):
             return Rows(name, _table(batch, after, bound, {DIFF: _full(1, len(chosen))}))
         self._replacing.add(name)
@@ -310,7 +313,7 @@ class Changes:
 
 def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> None:
     """Raise `_Column` where a change comes without the whole old row that the table's identity
-    promises: a partition goes by its own."""
+    promises: a partition has an identity of its own."""
     if bound.relation.identity != "f":
         return
     if bool(((tags != pgoutput.INSERT) & (marks != pgoutput.OLD)).any()):
@@ -322,7 +325,7 @@ def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> No
 
 
 class _Column(Exception):
-    """A value of a column cannot be held, or an old row is not told."""
+    """A value of a column cannot be held, or an old row is missing."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -331,7 +334,7 @@ class _Column(Exception):
 
 
 def unheld(column: str, error: Unheld) -> tuple[str, str]:
-    """(what is wrong, what to do) with a value of that column."""
+    """Return (error, hint) for a value that its column cannot hold."""
     return (
         f"column {column}: {error}",
         f"change the value there, or leave the column out, then {ANEW}",
@@ -339,8 +342,8 @@ def unheld(column: str, error: Unheld) -> tuple[str, str]:
 
 
 def _identity_changed(export: Export, relation: Relation, here: Mapping[str, str]) -> str:
-    """Return what is wrong with a table's replica identity; empty: nothing. `here`: names of its
-    columns here."""
+    """Return the error if the table's replica identity no longer fits; "" if it does. `here`:
+    column names there → names here."""
     if relation.identity == "f":
         return ""
     key = {here.get(column.name, column.name) for column in relation.columns if column.in_key}
@@ -354,8 +357,8 @@ def _identity_changed(export: Export, relation: Relation, here: Mapping[str, str
 def _fill_unchanged(
     before: list[Values], after: list[Values], updated: Places, with_new: Places
 ) -> None:
-    """Values that stay are those of the old row. `updated`: which new rows have an old one;
-    `with_new`: which old rows have a new one; both in the same order."""
+    """Replace unchanged (TOAST) values by those of the old row. `updated`: which new rows have an
+    old one; `with_new`: which old rows have a new one; both in the same order."""
     for old, new in zip(before, after, strict=True):
         stays = new.kinds == pgoutput.UNCHANGED
         if not stays.any():
@@ -376,13 +379,15 @@ def _upserts(
     before: list[Values],
     after: list[Values],
 ) -> pa.Table:
-    """In order: what is deleted (also under a key that changed), what stands there now."""
+    """Return upserts in order: a delete of the old key (also when an update changed it), then the
+    new row."""
     news = tags != pgoutput.DELETE
     moved = old[news]
     places = [place for place, _ in bound.columns]
     stays = np.array([after[place].kinds == pgoutput.UNCHANGED for place in places])
     keeps = stays.any(axis=0)
     ops = np.where(tags[news] == pgoutput.UPDATE, Op.UPDATED, Op.INSERTED)
+    # An update of the key is a delete and an insert, which keeps values of the deleted row.
     ops = np.where(moved, np.where(keeps, Op.MOVED, Op.INSERTED), ops).astype(np.int8)
     come = _table(batch, after, bound, {OP: pa.array(ops)})
     gone = _table(batch, before, bound, {OP: _full(Op.DELETED, int(old.sum()), pa.int8())})
@@ -403,7 +408,7 @@ def _full(value: int, count: int, kind: pa.DataType | None = None) -> pa.Array:
 def _table(
     batch: Messages, values: list[Values], bound: _Bound, more: Mapping[str, pa.Array]
 ) -> pa.Table:
-    """The export's columns of these tuples, and others."""
+    """Return the export's columns of these tuples, and others."""
     columns: dict[str, pa.Array] = {}
     for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=True):
         try:

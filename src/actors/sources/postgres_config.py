@@ -1,4 +1,4 @@
-"""How a PostgreSQL source reaches its server, and what its things are called there."""
+"""Configuration of a PostgreSQL source: the connection, and the names of its resources there."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SESSION: Final = {
     "client_encoding": "UTF8",
     "standard_conforming_strings": "on",
     "jit": "off",
-    "row_security": "off",
+    "row_security": "off",  # an error, instead of rows that a policy hides
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""How values are written out must not depend on the server's settings; nothing times out; and no
-query of the catalog, which is guessed to be large and is not, is compiled."""
+"""Settings of each session: values' texts must not depend on the server's; nothing times out; and
+queries of the catalog, whose cost is overestimated, are not compiled."""
 
 
 class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):
-    """A database of a PostgreSQL server (13 or newer). No password stands here: it is read when
-    the service connects, from where this names."""
+    """A database of a PostgreSQL server (13 or newer). It holds no password, but names the place
+    from which the service reads it when it connects."""
 
     host: str
     """Name or address; or the folder of a Unix socket."""
@@ -57,24 +57,24 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):
     sslcert: str = ""
     sslkey: str = ""
     publication: str = ""
-    """Empty: ``penstock_`` and a token of the source's own."""
+    """Empty: ``penstock_`` and the source's token."""
     slot: str = ""
-    """Empty: ``penstock_`` and a token of the source's own."""
+    """Empty: ``penstock_`` and the source's token."""
     create: bool = True
-    """Whether publication and slot are made when they are missing, tables added to a publication
-    that lacks them, and both removed when the source is dropped."""
+    """True to create a missing publication and slot, to add missing tables to the publication, and
+    to remove both with the source."""
     numeric: str = "string"
-    """What holds ``numeric`` without a precision: ``string``, or ``decimal(p,s)``."""
+    """Type for ``numeric`` without a precision: ``string``, or ``decimal(p,s)``."""
     feedback_ms: int = 10_000
-    """The server hears from us at least so often, and thrice within its wal_sender_timeout."""
+    """Interval of feedback to the server; at most a third of its wal_sender_timeout."""
     poll_ms: int = 10_000
-    """Between two looks at the slot, the tables' columns and the end of the log."""
+    """Interval of checks of the slot, the tables' columns and the end of the log."""
 
     token: str = ""
-    """Tells this source from all others on the server; given when it is made."""
+    """Tells this source from all others on the server; set when the source is created."""
 
     def check(self) -> None:
-        """Raises `InvalidUsage`."""
+        """Raise `InvalidUsage` for options that do not fit."""
         if self.sslmode not in _SSLMODES:
             raise InvalidUsage(f"sslmode {self.sslmode!r} is none of {', '.join(_SSLMODES)}")
         if self.slot and not _NAME.fullmatch(self.slot):
@@ -98,15 +98,16 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):
                 raise InvalidUsage(f"{name}={value}: give 100 to 3600000")
 
     def slot_name(self, id: str) -> str:
-        """Of the source with that id."""
+        """Return the slot's name, for the source with that id."""
         return self.slot or _derived(self.token or id)
 
     def publication_name(self, id: str) -> str:
-        """Of the source with that id."""
+        """Return the publication's name, for the source with that id."""
         return self.publication or _derived(self.token or id)
 
     def connection(self, *, replication: bool) -> dict[str, str]:
-        """libpq's parameters, with the password. Raises `InvalidUsage` when it is not there."""
+        """Return libpq's parameters, with the password. Raises `InvalidUsage` when it is
+        missing."""
         options = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
         parameters = {
             "host": self.host,

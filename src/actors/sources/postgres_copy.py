@@ -1,16 +1,12 @@
-"""COPY from PostgreSQL in large pieces: payloads of many messages in one buffer.
+"""COPY from PostgreSQL in large pieces: payloads of many messages in one buffer (`Frames`).
 
-Theory of operation. libpq hands out one row of a COPY a call, which costs more than all the rest
-of what is done with a row. So, where the connection is not encrypted, we send the query's message
-ourselves and read what follows from libpq's socket into one buffer, frame beside frame
-(`RawCopy`). libpq never learns of that query: its buffer is empty when it starts, and the answer
-ends where the server is idle again. Under TLS libpq reads (`LibpqCopy`). What comes out is the
-same: `Frames`.
+Theory of operation. libpq returns one row of a COPY per call, which costs more than all else that
+is done with a row. So where the connection is not encrypted, `RawCopy` sends the query itself, and
+reads libpq's socket into one buffer. Under TLS libpq reads (`LibpqCopy`).
 
-Rules. Nothing blocks, and all waits can be cancelled without loss: what was read stays in the
-buffer. The buffer is bounded; one message larger than that alone makes it grow, up to
-`MESSAGE_BYTES_MAX`. What was handed out is never written to again. What it does not do: it knows
-nothing of what the payloads mean.
+Rules. Nothing blocks, and all waits can be cancelled without loss: data that was read stays in the
+buffer. The buffer is bounded; only a single message larger than it makes it grow, up to
+`MESSAGE_BYTES_MAX`. Frames that were returned are never overwritten.
 """
 
 from __future__ import annotations
@@ -32,9 +28,9 @@ from actors.sources.postgres_frames import PAD_BYTES, Bytes, Frames, Places, be3
 from actors.sources.source import Unreachable
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of one row or one change."""
+"""Greatest size of one row or one change."""
 _TURN_BYTES_MAX: Final = 512 * 1024
-"""Read in one turn of the loop."""
+"""Bytes that are read in one turn of the event loop."""
 _HEADER_BYTES: Final = 5
 _PACE_S: Final = 0.001
 _ASK_AGAIN_S_MIN, _ASK_AGAIN_S_MAX = 0.001, 0.25
@@ -43,45 +39,43 @@ _LENGTH = struct.Struct(">I")
 
 
 class Copy(Protocol):
-    """A COPY under way."""
+    """A COPY in progress."""
 
     ended: bool
-    """Nothing comes after what is in the buffer."""
+    """True if nothing comes after the buffer's contents."""
 
     async def fill(self) -> Frames:
-        """Waits for more and reads what there is, but no more than there is room for; the frames
-        that became whole. Cancelled, it has read nothing. Raises `Unreachable`, `Refused`."""
+        """Wait for data, read it as far as there is room, and return the frames that became
+        complete. When cancelled, nothing was read. Raises `Unreachable`, `Refused`."""
         ...
 
     def poll(self) -> Frames:
-        """The same without waiting."""
+        """Read without waiting, and return the frames that became complete."""
         ...
 
     def read_ahead(self) -> None:
-        """From now on reads what comes while nobody asks, until the buffer is full: else the
-        server would wait for us as soon as the system's small buffers are."""
+        """Read in the background from now on, until the buffer is full."""
         ...
 
     def frames(self) -> Frames:
-        """All whole ones in the buffer."""
+        """Return all complete frames in the buffer."""
         ...
 
     def take(self, count: int) -> None:
-        """The first of these will not be looked at again; others move to a new buffer."""
+        """Drop the first frames from the buffer; the others move to a new one."""
         ...
 
     @property
     def full(self) -> bool:
-        """There is no room for more before something is taken."""
+        """Return whether there is no room until frames are taken."""
         ...
 
     def send(self, payload: bytes) -> None:
-        """A CopyData message to the server. It goes out now or with what is sent later. Raises
-        `Unreachable`."""
+        """Send a CopyData message, at once or together with a later one. Raises `Unreachable`."""
         ...
 
     def end(self) -> None:
-        """Gives up what the copy holds beside the connection."""
+        """Free the copy's own socket and timer; the connection stays."""
         ...
 
 
@@ -90,7 +84,7 @@ def _view(data: Bytes) -> memoryview:
 
 
 class _Buffer:
-    """What was read and not taken: frames beside each other, the last one perhaps in part."""
+    """Data that was read and not taken: consecutive frames, the last one perhaps incomplete."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -99,21 +93,21 @@ class _Buffer:
 
 
 class RawCopy:
-    """Reads libpq's socket. Frames of the protocol stand in the buffer as they came."""
+    """Reads libpq's socket. The buffer holds the protocol's frames as they came."""
 
     def __init__(self, connection: libpq.Connection, bytes_max: int) -> None:
-        # A descriptor of our own: what waits on it never meets one that libpq has closed.
+        # Our own descriptor: libpq may close its own while the event loop waits for this one.
         self._socket = socket.socket(fileno=os.dup(connection.socket))
         self._socket.setblocking(False)
         self._buffer = _Buffer(bytes_max)
         self._scanned = 0
-        """Up to here frames are known."""
+        """Place up to which frames were found."""
         self._starts: list[Places] = []
-        """Of payloads that were told of: what each reading brought."""
+        """Starts of payloads that were returned, one array per read."""
         self._fresh: list[Places] = []
-        """Of those that were not."""
+        """Starts of payloads that were not returned yet."""
         self._ahead: asyncio.AbstractEventLoop | None = None
-        """Reads while nobody asks; None: it does not."""
+        """Event loop that reads in the background; None: it does not."""
         self._watched = False
         self._timer: asyncio.TimerHandle | None = None
         self._come: asyncio.Future[None] | None = None
@@ -125,10 +119,12 @@ class RawCopy:
 
     @classmethod
     async def begin(cls, connection: libpq.Connection, sql: str, bytes_max: int) -> RawCopy:
-        """Sends the query and waits for the server's word that it begins."""
+        """Send the query and wait for the start of the COPY."""
         copy = cls(connection, bytes_max)
         try:
             query = sql.encode() + b"\0"
+            # libpq never learns of this query: its buffer is empty now, and the answer ends where
+            # the server is idle again (ReadyForQuery).
             copy._write(b"Q" + _LENGTH.pack(len(query) + 4) + query)
             while not copy.began and not copy.ended:
                 await copy.fill()
@@ -138,7 +134,7 @@ class RawCopy:
         return copy
 
     async def fill(self) -> Frames:
-        await checkpoint()  # others have their turn, however much there is
+        await checkpoint()  # other tasks run, even if the socket always has data
         self._write(b"")
         while not self._attempt():
             if self._ahead is None:
@@ -154,12 +150,13 @@ class RawCopy:
         return self._tell()
 
     def _attempt(self) -> bool:
-        """Reads what there is; whether there is anything to tell."""
+        """Read the socket's data; return whether there is something to return or raise."""
         if self._failure is None and not self.full:
             try:
                 self._read()
-            except PenstockError as error:  # what came before it is told first
+            except PenstockError as error:  # frames that came before it are returned first
                 self._failure = error
+        # A full buffer counts: the caller must take frames before more can come.
         return bool(self._fresh) or self.full or self.ended or self._failure is not None
 
     def _tell(self) -> Frames:
@@ -169,14 +166,15 @@ class RawCopy:
         self._starts += new
         return self._frames(new)
 
-    # -- while nobody asks -------------------------------------------------------------------
+    # -- read ahead --------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
+        # Else the server would wait for us as soon as the small buffers of the kernel are full.
         self._ahead = asyncio.get_running_loop()
         self._watch()
 
     def _watch(self) -> None:
-        """The next that comes is read."""
+        """Read as soon as the socket has data."""
         self._timer = None
         if self._ahead is not None and not self._watched and not self.full:
             self._watched = True
@@ -185,7 +183,7 @@ class RawCopy:
     def _readable(self) -> None:
         assert self._ahead is not None, "read_ahead was called"
         self._unwatch()
-        # A busy server sends often and little: it is read in larger pieces, a little later.
+        # A busy server sends often and little: a pause makes the pieces larger.
         if not self._attempt() or self._failure is None:
             self._timer = self._ahead.call_later(_PACE_S, self._watch)
         if self._come is not None and not self._come.done():
@@ -197,7 +195,7 @@ class RawCopy:
         self._watched = False
 
     def _read(self) -> bool:
-        """Whether anything came."""
+        """Read the socket's data; return whether there was any."""
         buffer, turn = self._buffer, 0
         while not self.full:
             space = _view(buffer.data)[buffer.size : len(buffer.data) - PAD_BYTES]
@@ -223,7 +221,7 @@ class RawCopy:
         return self._buffer.size >= len(self._buffer.data) - PAD_BYTES
 
     def _scan(self) -> None:
-        """Finds the frames in what was read last."""
+        """Find the frames in the data that was read last."""
         buffer = self._buffer
         data, end, place = _view(buffer.data), buffer.size, self._scanned
         read, found, length = _LENGTH.unpack_from, [], 0
@@ -249,7 +247,7 @@ class RawCopy:
             self._grow(length)
 
     def _other(self, start: int) -> None:
-        """A frame that is no CopyData."""
+        """Handle a frame that is no CopyData."""
         data = self._buffer.data
         kind = chr(data[start - _HEADER_BYTES])
         if kind in "HW":
@@ -267,7 +265,7 @@ class RawCopy:
             raise gone(f"the server sent a message of type {kind!r} within a COPY")
 
     def _grow(self, length: int) -> None:
-        """One message is larger than the buffer."""
+        """Make room for a message larger than the buffer."""
         if length > MESSAGE_BYTES_MAX:
             raise gone(
                 f"one row has {length} bytes; {MESSAGE_BYTES_MAX} are the most that can be taken"
@@ -275,8 +273,9 @@ class RawCopy:
         self._move(self._scanned, length)
 
     def _move(self, start: int, room: int) -> None:
-        """What lies from `start` on goes to the front of a new buffer."""
+        """Copy the data from `start` on to the front of a new buffer."""
         old = self._buffer
+        # Always a new buffer: frames that were returned still point into the old one.
         self._buffer = fresh = _Buffer(old.bytes_max)
         rest = old.size - start
         if max(room, rest) > old.bytes_max:
@@ -288,7 +287,7 @@ class RawCopy:
         self._fresh = [places - start for places in self._fresh]
 
     def frames(self) -> Frames:
-        """All whole ones that were told of."""
+        """Return all complete frames that were returned before."""
         return self._frames(self._starts)
 
     def _frames(self, found: list[Places]) -> Frames:
@@ -296,7 +295,7 @@ class RawCopy:
         return Frames(self._buffer.data, starts, starts - 4 + be32(self._buffer.data, starts - 4))
 
     def take(self, count: int) -> None:
-        """What was handed out is never written to again."""
+        """See `Copy`. Frames that were returned are never overwritten."""
         left = np.concatenate([np.empty(0, np.int64), *self._starts])[count:]
         rest = np.concatenate([left, *self._fresh])
         start = int(rest[0]) - _HEADER_BYTES if len(rest) else self._scanned
@@ -333,7 +332,7 @@ class RawCopy:
 
 
 class LibpqCopy:
-    """Lets libpq read: one call a message."""
+    """Reads through libpq, with one call per message."""
 
     def __init__(self, connection: libpq.Connection, bytes_max: int) -> None:
         self._connection = connection
@@ -345,7 +344,7 @@ class LibpqCopy:
 
     @classmethod
     async def begin(cls, connection: libpq.Connection, sql: str, bytes_max: int) -> LibpqCopy:
-        """Sends the query and waits for the server's word that it begins."""
+        """Send the query and wait for the start of the COPY."""
         try:
             connection.send_query(sql.encode())
             while connection.flush():
@@ -381,7 +380,7 @@ class LibpqCopy:
         return self._frames(self._parts[before:])
 
     def read_ahead(self) -> None:
-        """libpq's own buffer grows as it must; it is read when somebody asks."""
+        """Do nothing: libpq's own buffer grows as needed."""
 
     def _read(self) -> bool:
         turn = 0
@@ -400,7 +399,7 @@ class LibpqCopy:
         return turn > 0 or self.full
 
     async def _finish(self) -> None:
-        """The server's last words of this COPY."""
+        """Read the results that end the COPY."""
         refused: Refused | None = None
         while (result := await next_result(self._connection)) is not None:
             if result.status == libpq.FATAL_ERROR:
@@ -414,7 +413,7 @@ class LibpqCopy:
         return self._bytes >= self._bytes_max
 
     def frames(self) -> Frames:
-        """All in the buffer."""
+        """Return all complete frames in the buffer."""
         return self._frames(self._parts)
 
     def _frames(self, parts: list[memoryview]) -> Frames:
@@ -438,11 +437,11 @@ class LibpqCopy:
         self._parts = []
 
 
-# -- the parts of both ------------------------------------------------------------------------
+# -- waiting for libpq ------------------------------------------------------------------------
 
 
 async def ready(descriptor: int, *, writable: bool = False) -> None:
-    """Waits until there is something to read there, or room to write."""
+    """Wait until the descriptor is readable, or writable."""
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
@@ -461,7 +460,7 @@ async def ready(descriptor: int, *, writable: bool = False) -> None:
 
 
 async def next_result(connection: libpq.Connection) -> libpq.Result | None:
-    """The next result of a query; None: there are no more."""
+    """Return the next result of a query; None: there are no more."""
     patience = _Patience()
     while connection.is_busy():
         await patience.ready(connection.socket)
@@ -470,14 +469,15 @@ async def next_result(connection: libpq.Connection) -> libpq.Result | None:
 
 
 class _Patience:
-    """Waits for a socket that libpq reads. Under TLS libpq may hold bytes that were decrypted and
-    not read, of which the socket tells nothing: so it is asked again, ever less often."""
+    """Waits for a socket that libpq reads."""
 
     def __init__(self) -> None:
         self._wait_s = _ASK_AGAIN_S_MIN
 
     async def ready(self, descriptor: int) -> None:
-        """Something may be there."""
+        """Wait until data may have arrived."""
+        # Under TLS libpq may hold decrypted bytes of which the socket tells nothing: so poll, too,
+        # with growing intervals.
         with anyio.move_on_after(self._wait_s):
             await ready(descriptor)
         self._wait_s = min(2 * self._wait_s, _ASK_AGAIN_S_MAX)

@@ -1,4 +1,4 @@
-"""What PostgreSQL and libpq say when something fails, and what to do about it."""
+"""Errors of PostgreSQL and libpq, with hints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from actors.sources.source import Unreachable
 
 
 class Refused(PenstockError):
-    """The server answered with an error. `sqlstate` tells which, `server_hint` what it advises."""
+    """The server answered with an error, with its SQLSTATE and the server's own hint."""
 
     def __init__(self, message: str, sqlstate: str, server_hint: str = "") -> None:
         super().__init__(message)
@@ -17,13 +17,13 @@ class Refused(PenstockError):
 
 
 def gone(reason: str) -> Unreachable:
-    """The connection is lost."""
+    """Return the error for a lost connection."""
     text = " ".join(reason.split())
     return Unreachable(f"PostgreSQL: {text}", hint_for(text))
 
 
 def hint_for(text: str) -> str:
-    """What to do about an error of a connection."""
+    """Return a hint for an error of a connection."""
     hints = (
         ("password authentication failed", "check user and password_env, password_file, passfile"),
         ("no password supplied", "name the password: password_env, password_file or passfile"),
@@ -46,7 +46,7 @@ def hint_for(text: str) -> str:
 
 
 def refusal(result: libpq.Result) -> Refused:
-    """From a result that is an error."""
+    """Return the error of a failed result."""
 
     def part(code: int) -> str:
         return (result.error_field(code) or b"").decode(errors="replace")
@@ -56,14 +56,15 @@ def refusal(result: libpq.Result) -> Refused:
 
 
 def refused_raw(payload: bytes) -> PenstockError:
-    """From an ErrorResponse."""
+    """Return the error of an ErrorResponse message."""
     fields = {part[:1]: part[1:].decode(errors="replace") for part in payload.split(b"\0") if part}
     state = fields.get(b"C", "")
+    # 57P: the server is stopping or ends connections; 08: the connection failed.
     if state.startswith(("57P", "08")):
         return gone(fields.get(b"M", ""))
     return Refused(fields.get(b"M", ""), state, fields.get(b"H", ""))
 
 
 def text_of(raw: bytes | None) -> str:
-    """What libpq says, in one line."""
+    """Return libpq's text in one line."""
     return " ".join((raw or b"").decode(errors="replace").split())

@@ -1,4 +1,4 @@
-"""What tables are as exports, and why one cannot be taken. Pure."""
+"""Exports of PostgreSQL tables, and the reasons why a table cannot be ingested. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from actors.sources.source import Export
 def export_of(
     table: Table, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
 ) -> Export:
-    """The table as an export, without these columns and generated ones. Raises `InvalidUsage`:
-    everything that is wrong with it, and what to do."""
+    """Return the table as an export, without these columns and generated ones. Raises
+    `InvalidUsage` with the reasons why it cannot be ingested, and what to do."""
     name = f"{identifier(table.schema)}.{identifier(table.table)}"
     absent = sorted(set(leave_out) - {column.name for column in table.columns})
     if absent:
@@ -27,6 +27,7 @@ def export_of(
         raise InvalidUsage(
             f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
         )
+    # Logical replication does not send generated columns.
     columns = [
         column for column in table.columns if column.name not in leave_out and not column.generated
     ]
@@ -50,6 +51,7 @@ def export_of(
         for column in columns
     }
     kept = table.key if all(name in held for name in table.key) else ()
+    # A key must find rows again: floats and arrays have no exact equality.
     unfit = [name for name in kept if _is_no_key(held[name].type)]
     if table.identity != "f":
         _check_identity(table, name, kept, unfit)
@@ -61,12 +63,12 @@ def export_of(
 
 
 def _is_no_key(spark: str) -> bool:
-    """Tell whether values of that type have no equality that finds rows again."""
+    """Say whether values of that type have no exact equality."""
     return spark in ("float", "double") or spark.startswith("array<")
 
 
 def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequence[str]) -> None:
-    """Raise `InvalidUsage` where a replica identity by key does not tell rows apart here."""
+    """Raise `InvalidUsage` where a replica identity by key does not identify rows here."""
     full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
     if table.identity == "n" or not table.key:
         raise InvalidUsage(
@@ -85,8 +87,8 @@ def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequenc
 
 
 def leaf_fault(table: Table, leaf: Leaf) -> str:
-    """Return why changes of a partition do not come as those of its table, and what to do; empty:
-    they do. A partition has a replica identity of its own, and the server goes by that one."""
+    """Return the error and a hint if a partition's changes do not come as those of its table; "" if
+    they do."""
     if leaf.kind != "r":
         return (
             f"partition {leaf.relation} is no table of this server: its changes are not in the log"
@@ -95,6 +97,7 @@ def leaf_fault(table: Table, leaf: Leaf) -> str:
         return f"partition {leaf.relation} is unlogged: ALTER TABLE {leaf.relation} SET LOGGED"
     if leaf.identity == "f" or leaf.identity == "n":
         return ""  # with none the server refuses updates and deletes
+    # Each partition has a replica identity of its own, which the server uses.
     if table.identity == "f" or set(leaf.key) != set(table.key):
         told = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
         return (
@@ -127,7 +130,7 @@ def check_published(found: Publication, export: Export, table: Table) -> None:
 
 
 def bound_columns(table: Table, export: Export) -> tuple[TableColumn | None, ...]:
-    """Return the column there of each of the export's columns; None where there is none."""
+    """Return the table's column for each of the export's columns; None where there is none."""
     by_number = {column.number: column for column in table.columns}
     pairs = [(column.number, column.name) for column in table.columns]
     return tuple(by_number.get(number) for number in numbers_of(export.schema.names, pairs))

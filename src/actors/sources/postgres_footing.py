@@ -1,18 +1,18 @@
-"""What a table's rows here rest on, and whether it still holds. Pure.
+"""Judges whether a table's rows here still agree with the catalog, by digests. Pure.
 
-The server tells of rows, and of a table's columns by name whenever they may have changed; it does
+The stream tells of rows, and of a table's columns by name whenever they may have changed; it does
 not tell of columns' numbers, of partitions that come and go, or of a rewrite. So the catalog is
-looked at before anything is sealed (`postgres_survey.glance`), and what it says is held against
-what it said when the table was filled (`judge`). The rules:
+checked before every mark (`postgres_survey.glance`), and compared with its state when the table was
+filled, or last judged (`judge`). The rules:
 
 - columns are bound by number, at the snapshot that fills them. While no row of `pg_attribute` of a
-  bound column was written again, each has had its name throughout: so names in the stream are
-  numbers. Once one was (a default, NOT NULL, or a name given away and taken back), names count
-  only where the stream lists all columns of the beginning just as the catalog does, in its order;
+  bound column was written again, names in the stream are numbers. Once one was (a default, NOT
+  NULL, or a name given away and taken back), names count only where the stream lists all columns
+  of the beginning just as the catalog does, in its order;
 - a bound column that is gone, renamed or of another type ends its table;
-- what changes rows without telling (a partition that went, was emptied or came with rows; a
-  rewrite beside an altered column; a label renamed; changes that the publication may have left
-  out) has the table filled anew, at a snapshot of its own;
+- a change of rows that the stream does not tell (a partition that was detached, emptied or attached
+  with rows; a rewrite beside an altered column; a label renamed; changes that the publication may
+  have left out) has the table refilled, at a snapshot of its own;
 - what is not sure counts as changed.
 """
 
@@ -34,64 +34,64 @@ ANEW: Final = "drop this source's table here and add it again: it is then filled
 
 
 class Footing(msgspec.Struct, frozen=True, array_like=True):
-    """What the catalog said of a table: digests, short enough to stand in every position."""
+    """Digests of the catalog's facts of a table, short enough for every position."""
 
     shape: str = ""
-    """Of the names of all columns that there were when it was filled; empty: it was filled before
-    this was kept, and counts as unchanged."""
+    """Digest of all column names at the filling; "": it was filled before digests were kept, and
+    counts as unchanged."""
     altered: str = ""
-    """Of the transactions that wrote its bound columns' rows of the catalog."""
+    """Digest of the transactions that wrote its bound columns' rows of the catalog."""
     storage: str = ""
-    """Of the file of its rows; of a partitioned table, of its partitions and their files."""
+    """Digest of the file of its rows; of a partitioned table, of its partitions and their files."""
     leaves: int = 0
-    """How many partitions `storage` counts; those with higher oids are new."""
+    """Number of partitions in `storage`; those with higher oids are new."""
     types: str = ""
-    """Of labels of enums and parts of composites that its values' texts show."""
+    """Digest of labels of enums and attributes of composites that its values' texts show."""
     label_max: int = 0
-    """The highest oid of a label that `types` counts."""
+    """Highest oid of a label in `types`."""
     membership: str = ""
     """See `Publication.tokens`."""
     strict: bool = False
-    """A bound column was altered since the table was filled."""
+    """True if a bound column was altered since the table was filled."""
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """A table whose first contents were taken."""
+    """A table whose snapshot was taken."""
 
     oid: int
     lsn: int
-    """They hold exactly what was committed before this position."""
+    """The snapshot holds exactly what was committed before this position."""
     columns: tuple[int, ...] = ()
     """Numbers of the export's columns in the server's catalog."""
     number_max: int = 0
-    """The highest column number that the table had."""
+    """Highest column number of the table at the snapshot."""
     footing: Footing = Footing()
     names: tuple[str, ...] = ()
-    """Names there of the export's columns."""
+    """Names of the export's columns in the server's catalog."""
 
 
 class Stands(msgspec.Struct, frozen=True):
-    """The table is as it was, or changed in a way that its rows here follow."""
+    """Verdict: the table is unchanged, or changed in a way that its rows here follow."""
 
     footing: Footing
     names: tuple[str, ...]
-    """Of the bound columns there."""
+    """Names of the bound columns in the server's catalog."""
     all_names: tuple[str, ...]
-    """Of the columns that the stream lists first: those that there were at the beginning."""
+    """Names of the columns that the stream lists first: those that there were at the snapshot."""
     new_leaves: tuple[Leaf, ...]
-    """Partitions that came; whoever asks must see that they came empty."""
+    """Partitions that were attached; the caller must check that they came empty."""
     note: str = ""
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """The table can go on no further."""
+    """Verdict: the export fails."""
 
     error: str
     hint: str = ANEW
 
 
 class Refills(msgspec.Struct, frozen=True):
-    """Its rows here may not be those there any more: it is to be filled anew."""
+    """Verdict: rows here may differ from those there; the table must be refilled."""
 
     reason: str
 
@@ -127,8 +127,8 @@ def judge(
     publication: Publication,
     numeric: str,
 ) -> Verdict:
-    """Return what became of a table that was filled. `table` is the one with its oid now (None:
-    it is no table any more)."""
+    """Return the verdict on a table that was filled. `table`: the one with its oid now; None:
+    dropped."""
     ended = _ended(export, filled, table, types, publication, numeric)
     if ended is not None or table is None:
         return ended or Ends("the table was dropped")
@@ -136,12 +136,16 @@ def judge(
     now = _footing(table, bound, filled.number_max, types, publication, was)
     altered = bool(was.shape) and now.altered != was.altered
     strict = was.strict or altered
+    # Positions written before digests were kept have no shape: nothing can be compared.
     if was.shape:
-        if now.membership != was.membership:
+        # An empty token was kept by a version that did not know those FOR ALL TABLES.
+        if was.membership and now.membership != was.membership:
+            # Changes in between may not be in the stream.
             return Refills("the publication was altered, or the table taken out and put back")
         if now.types != was.types:
             return Refills("a type of its columns was altered")
         if strict and now.shape != was.shape:
+            # Names may have been exchanged between columns, so those in the stream prove nothing.
             return Refills("its columns were altered, dropped or renamed together")
         if table.partitioned and now.storage != was.storage:
             return Refills("a partition was detached, dropped, emptied or rewritten")
@@ -200,12 +204,14 @@ def _ended(
         now = column_type(told.type_oid, told.modifier, types, numeric).spark
         if now != column.type:
             return Ends(type_changed(column.name, column.type, now))
+    # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).
     faults = (leaf_fault(table, leaf) for leaf in table.leaves if not _tells_by_itself(table, leaf))
     return next((Ends(fault) for fault in faults if fault), None)
 
 
 def _tells_by_itself(table: Table, leaf: Leaf) -> bool:
-    """Tell whether a change without its old row shows that the partition's identity is wrong."""
+    """Say whether the stream itself shows that the partition's identity is wrong: a change comes
+    without its old row."""
     return table.identity == "f" and leaf.kind == "r" and leaf.permanent
 
 
@@ -225,7 +231,7 @@ def _note(export: Export, filled: Filled, table: Table) -> str:
 
 
 def type_changed(column: str, was: str, now: str) -> str:
-    """Return what is wrong with a column of another type."""
+    """Return the error for a column whose type changed."""
     return f"column {column} changed its type: {was} became {now}"
 
 
@@ -237,9 +243,10 @@ def _footing(
     publication: Publication | None,
     was: Footing | None = None,
 ) -> Footing:
-    """Return a table's footing now; as far as `was` went, of partitions and of labels, to be held
-    against it."""
+    """Return a table's footing now. With `was`, only partitions and labels that `was` counts take
+    part, so that the two compare."""
     known = was is not None and bool(was.shape)
+    # Ordered by oid: partitions that are new come last.
     leaves = table.leaves[: was.leaves] if was is not None and known else table.leaves
     used = list(_made_of({c.type_oid for c in table.columns if c.number in bound}, types))
     highest = max((oid for facts in used for oid, _ in facts.labels), default=0)
@@ -259,7 +266,8 @@ def _footing(
             if facts.labels or facts.attributes
         ),
         label_max,
-        publication.tokens.get(table.oid, "") if publication else "",
+        # Of a publication FOR ALL TABLES there is only its own token, under 0.
+        (publication.tokens.get(table.oid) or publication.tokens.get(0, "")) if publication else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Payloads of many messages of PostgreSQL's in one buffer, and the numbers in them. Pure."""
+"""Payloads of many PostgreSQL messages in one buffer, and the numbers in them. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
 
 PAD_BYTES: Final = 16
-"""Behind what was read, so that wide reads at the very end stay within the buffer."""
+"""Bytes after the data, so that wide reads at the end stay within the buffer."""
 
 
 _DATA: Final = ord("d")
 _HEADER_BYTES: Final = 5
 _CHAIN_BYTES_MIN: Final = 4096
-"""With less it is faster to go from one to the next."""
+"""Size below which going from frame to frame is faster."""
 
 
 class Frames(msgspec.Struct):
     """Payloads of CopyData messages: ``data[starts[i]:ends[i]]``, ascending, with `PAD_BYTES`
-    readable behind the last."""
+    readable after the last."""
 
     data: Bytes
     starts: Places
@@ -34,17 +34,17 @@ class Frames(msgspec.Struct):
 
     @property
     def bytes(self) -> int:
-        """From the first to the last."""
+        """Return the bytes from the first to the last."""
         return int(self.ends[-1] - self.starts[0]) if len(self.starts) else 0
 
 
 def chain(data: Bytes, place: int, end: int) -> tuple[Places, int]:
-    """Whole CopyData frames that follow one another from `place` on, and where the last one ends:
-    not always all, but exactly as going from each to the next would find them. Every byte that
-    could begin a frame is looked at at once; most that begin none lead to no other."""
+    """Return consecutive complete CopyData frames from `place` on, and the end of the last. Not
+    always all of them, but exactly a prefix of those that going from frame to frame would find."""
     none = np.empty(0, np.int64)
     if end - place < _CHAIN_BYTES_MIN:
         return none, place
+    # All bytes that could begin a frame at once; most that begin none lead to no other candidate.
     found = np.flatnonzero(data[place : end - _HEADER_BYTES + 1] == _DATA) + place
     ends = found + 1 + be32(data, found + 1)
     leads = (ends >= found + _HEADER_BYTES) & (ends <= end)
@@ -61,18 +61,19 @@ def chain(data: Bytes, place: int, end: int) -> tuple[Places, int]:
 
 
 def be32(data: Bytes, places: Places) -> Places:
-    """Signed numbers of four bytes that begin at these places."""
+    """Return the signed numbers of four bytes that begin at these places."""
+    # Overlapping windows: numbers may begin at any byte.
     view: npt.NDArray[np.int32] = np.ndarray((len(data) - 3,), ">i4", data, strides=(1,))
     return view[places].astype(np.int64)
 
 
 def be16(data: Bytes, places: Places) -> Places:
-    """Signed numbers of two bytes that begin at these places."""
+    """Return the signed numbers of two bytes that begin at these places."""
     view: npt.NDArray[np.int16] = np.ndarray((len(data) - 1,), ">i2", data, strides=(1,))
     return view[places].astype(np.int64)
 
 
 def be64(data: Bytes, places: Places) -> Places:
-    """Signed numbers of eight bytes that begin at these places."""
+    """Return the signed numbers of eight bytes that begin at these places."""
     view: npt.NDArray[np.int64] = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
     return view[places].astype(np.int64)

@@ -1,10 +1,9 @@
-"""Names of PostgreSQL's tables and columns, as SQL writes them and as they are called here. Pure.
+"""Names of PostgreSQL's tables and columns, in SQL and as columns here. Pure.
 
-Names here are compared without regard to case, as Spark compares them; PostgreSQL tells ``v`` and
-``V`` apart. A column keeps its name wherever it can, blanks and all. One that cannot (an earlier
-column of the table has the same name here; two underscores at the beginning; blanks at an end, or
-characters that are not printed) is called by its name and its number in PostgreSQL's catalog, which
-never changes:
+Names here are compared without regard to case, as in Spark; PostgreSQL tells ``v`` and ``V`` apart.
+A column keeps its name where possible. One that cannot (an earlier column has the same name here;
+two underscores at the beginning; blanks at an end, or unprintable characters) gets its name and its
+number in PostgreSQL's catalog, which never changes:
 
 >>> columns_here([(1, "v"), (2, "V"), (3, "__time"), (4, "a ")])
 {1: 'v', 2: 'V_2', 3: '_time_3', 4: 'a_4'}
@@ -58,13 +57,15 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def fold(name: str) -> str:
-    """Return what names here are compared by: no two that Spark may take for one differ in it."""
+    """Return the form by which names here are compared: equal for names that Spark may take for
+    one."""
+    # Upper case first: it joins letters with several lower-case forms (final sigma).
     return name.upper().lower()
 
 
 def columns_here(columns: Iterable[tuple[int, str]], others: Iterable[str] = ()) -> dict[int, str]:
     """Return the names here of (number, name) in order of their numbers. `others`: names of the
-    table's columns that are not taken, which no made-up name may equal."""
+    table's columns that are not ingested, which no generated name may equal."""
     columns = list(columns)
     there = {fold(name) for _, name in columns} | {fold(name) for name in others}
     used: set[str] = set()
@@ -81,12 +82,12 @@ def columns_here(columns: Iterable[tuple[int, str]], others: Iterable[str] = ())
 
 
 def is_called(here: str, number: int, name: str) -> bool:
-    """Tell whether `columns_here` may call the column of that number and name so."""
+    """Say whether `columns_here` may give the column of that number and name this name."""
     return here == name or here.rstrip("_") == _numbered(number, name).rstrip("_")
 
 
 def numbers_of(here: Sequence[str], columns: Sequence[tuple[int, str]]) -> tuple[int, ...]:
-    """Return the number of the column that each name here stands for; 0 where there is none."""
+    """Return the number of the column for each name here; 0 where there is none."""
     own = {name: number for number, name in columns}
     found = []
     for each in here:

@@ -1,6 +1,5 @@
-"""Positions of a PostgreSQL source as texts: a server, a place in its log, and of each table what
-its rows here rest on. Pure.
-"""
+"""Positions of a PostgreSQL source as texts: a server, a place in its log, and the filled tables.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from actors.sources.postgres_footing import Filled, Footing
 
 
 class _Filled(msgspec.Struct, frozen=True, array_like=True):
-    """See `Filled`."""
+    """A `Filled` as JSON."""
 
     oid: int
     lsn: str
@@ -31,7 +30,7 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class PostgresPosition(msgspec.Struct, frozen=True):
-    """Where a source stands: everything before `lsn` was given."""
+    """A source's position: everything before `lsn` was given."""
 
     lsn: int
     filled: dict[str, Filled]
@@ -49,7 +48,7 @@ def write_position(system: str, database: str, lsn: int, filled: Mapping[str, Fi
 
 
 def read_position(text: str, system: str, database: str) -> PostgresPosition:
-    """Return the position of a text. Raises `InvalidUsage` when it is another server's."""
+    """Parse a position's text. Raises `InvalidUsage` for that of another server or database."""
     was = msgspec.json.decode(text, type=_Position)
     if was.system != system or was.database != database:
         raise InvalidUsage(

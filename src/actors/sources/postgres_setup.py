@@ -1,8 +1,8 @@
-"""What must be so on the server before a source begins there: checked, and made where it may be.
+"""Checks the server before a source begins, and creates the publication.
 
-`describe` checks all and changes nothing; `publish` makes the publication. Every refusal says
-what to do on the server. Where all tables are asked for, one that cannot be taken is told beside
-the others.
+`describe` checks all and changes nothing; `publish` makes the publication. Every error says what to
+do on the server. Where all tables are asked for, those that cannot be ingested are returned, too,
+with the reason.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export, Unreachable
 
 _NO_SUCH_OBJECT: Final = "42704"
+VERSION_WITH_WAIT: Final = 140_000
+"""From here on `pg_terminate_backend` can wait for the end."""
 AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
 
 
@@ -42,6 +44,7 @@ async def describe(
     asked = None if wanted is None else _asked(wanted)
     names = None if asked is None else list(asked)
     if names is None and published is not None and config.publication:
+        # In a publication of the user's own, "all" means its tables.
         names = list(published.tables)
     found = await catalog.tables(wire, names)
     absent = sorted(set(names or ()) - set(found))
@@ -78,7 +81,7 @@ async def describe(
 
 
 def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence[str]]]:
-    """Return by the names of tables how each was asked for, and its columns to leave out."""
+    """Return table name → (the name as asked for, columns to leave out)."""
     found: dict[str, tuple[str, Sequence[str]]] = {}
     for text, out in wanted.items():
         name = qualified_name(*split_name(text))
@@ -89,7 +92,7 @@ def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence
 
 
 async def _similar(wire: Wire, absent: Sequence[str]) -> str:
-    """Return a hint at tables that may have been meant; empty: there are none."""
+    """Return a hint with similar names of tables; "" if there are none."""
     there = {name.lower(): name for name in await catalog.tables(wire)}
     close = [difflib.get_close_matches(name.lower(), list(there), 1) for name in absent]
     meant = [there[name] for names in close for name in names]
@@ -97,7 +100,8 @@ async def _similar(wire: Wire, absent: Sequence[str]) -> str:
 
 
 async def check_server(wire: Wire) -> None:
-    """Raises `InvalidUsage`."""
+    """Raise `InvalidUsage` for a server that is too old, a standby, or not set up for logical
+    decoding."""
     if wire.server_version < catalog.VERSION_MIN:
         raise InvalidUsage(f"PostgreSQL {wire.server_version // 10_000}: 13 or newer is needed")
     rows = await wire.query("SELECT current_setting('wal_level'), pg_is_in_recovery()")
@@ -112,7 +116,8 @@ async def check_server(wire: Wire) -> None:
 
 
 async def _check_room(wire: Wire) -> None:
-    """That there can be one more slot: the source's own, or one to fill tables added later."""
+    """Raise `InvalidUsage` unless one more slot can be created: the source's own, or a temporary
+    one."""
     rows = await wire.query(
         "SELECT current_setting('max_replication_slots'),"
         " (SELECT count(*) FROM pg_replication_slots)"
@@ -130,13 +135,14 @@ def _publish_sql(publication: str, tables: Sequence[Table], *, new: bool) -> str
     name = identifier(publication)
     if not new:
         return f"ALTER PUBLICATION {name} ADD TABLE {listed}"
+    # Changes of partitions then come as changes of the root, which is the export.
     return f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
 
 
 def _check_may_publish(
     config: PostgresConfig, publication: str, tables: Sequence[Table], may: bool, sql: str
 ) -> None:
-    """That the publication can be made, or these tables added to it."""
+    """Raise `InvalidUsage` unless the publication may be made, or these tables added to it."""
     if not config.create:
         raise InvalidUsage(
             f"publication {publication} is missing or lacks tables, and create is off: {sql}"
@@ -150,12 +156,13 @@ def _check_may_publish(
 async def publish(
     wire: Wire, config: PostgresConfig, publication: str, tables: Sequence[Table]
 ) -> None:
-    """Makes the publication, or adds to it what it lacks. Raises `InvalidUsage`."""
+    """Create the publication, or add missing tables to it. Raises `InvalidUsage`."""
     published = await catalog.publication(wire, publication)
     lacking = [table for table in tables if published is None or table.name not in published.tables]
     if not lacking:
         return
     sql = _publish_sql(publication, lacking, new=published is None)
+    # The server itself says whether the user owns the tables.
     _check_may_publish(config, publication, [], config.create, sql)
     try:
         await wire.query(sql)
@@ -164,8 +171,8 @@ async def publish(
 
 
 def check_slot(health: Health, name: str, config: PostgresConfig, lsn: int) -> None:
-    """That the slot is ours and still holds what comes after `lsn` (0: nothing is here yet).
-    Raises `InvalidUsage`, and `Unreachable` while another reads it."""
+    """Check that the slot is ours and still holds the log after `lsn` (0: nothing was ingested
+    yet). Raises `InvalidUsage`, and `Unreachable` while another process reads it."""
     slot = health.slot
     if slot is None:
         if lsn:
@@ -204,22 +211,25 @@ def check_slot(health: Health, name: str, config: PostgresConfig, lsn: int) -> N
 
 
 async def types_of(wire: Wire, tables: Iterable[Table]) -> dict[int, TypeFacts]:
-    """Of all columns of these tables."""
+    """Return the facts of the types of these tables' columns."""
     return await catalog.type_facts(
         wire, (column.type_oid for table in tables for column in table.columns)
     )
 
 
 async def remove(wire: Wire, config: PostgresConfig, slot: str, publication: str) -> None:
-    """Remove what was made on the server for a source that is dropped. Raises `Refused`."""
+    """Remove the slot and publication of a source that is dropped. Raises `Refused`."""
     found = (await catalog.health(wire, slot)).slot
     if found is not None and found.plugin == "pgoutput":
         if found.active_pid:
-            await wire.query(f"SELECT pg_terminate_backend({found.active_pid}, 5000)")
+            # A slot in use cannot be dropped; our own reader may not have ended yet.
+            # Before PostgreSQL 14 it cannot be waited for: the caller tries again.
+            wait = ", 5000" if wire.server_version >= VERSION_WITH_WAIT else ""
+            await wire.query(f"SELECT pg_terminate_backend({found.active_pid}{wait})")
         try:
             await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
         except Refused as error:
-            if error.sqlstate != _NO_SUCH_OBJECT:  # then somebody else has dropped it
+            if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
                 raise
     if not config.publication:
         await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")

@@ -1,12 +1,11 @@
-"""First contents of several tables, at one snapshot that a replication slot exported.
+"""Copies the first contents of several tables, at one snapshot that a replication slot exported.
 
-Theory of operation. One transaction of an ordinary connection takes on the snapshot; then one
-table after another comes by COPY's binary format, in pieces. Rows lie beside each other in the
-buffer they were read into, and are walked all at once (`pgoutput.walk_copied`). So contents are
-those of one instant, the slot's position, and changes from there on follow without gap.
+Theory of operation. One transaction imports the snapshot; then one table after another comes by
+COPY's binary format, in pieces, whose rows are decoded together (`pgoutput.walk_copied`). The
+snapshot is the slot's position, so changes from there on follow without a gap.
 
-Rules: no more than a piece is in memory; the server is not asked for the next table before the
-last one is given. A value that cannot be held ends its table (`ExportFailed`), not the others.
+Rules: at most one piece is in memory; the next table is requested after the last one was given. A
+value that cannot be held ends its table (`ExportFailed`), not the others.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ BUFFER_BYTES: Final = 256 * 1024
 PIECE_BYTES: Final = 8 * 1024 * 1024
 _FLAGS_AT: Final = 11
 _HEADER_BYTES: Final = 19
-"""Signature, flags, length of an extension."""
+"""Bytes of the signature, the flags, and the length of the extension."""
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -51,14 +50,14 @@ class Contents(msgspec.Struct, frozen=True):
 
     export: Export
     relation: str
-    """As SQL's FROM names it."""
+    """Expression for SQL's FROM."""
     kinds: tuple[ColumnType, ...]
-    """Of the export's columns."""
+    """Types of the export's columns."""
     names: tuple[str, ...]
-    """Of these there."""
+    """Names of the export's columns in the server's catalog."""
 
     def select(self) -> str:
-        """The rows as `from_binary` reads them."""
+        """Return the query whose rows `from_binary` reads."""
         columns = ", ".join(
             copy_expression(identifier(name), kind)
             for name, kind in zip(self.names, self.kinds, strict=True)
@@ -69,7 +68,7 @@ class Contents(msgspec.Struct, frozen=True):
 def copied_contents(
     export: Export, filled: Filled, table: Table, types: Mapping[int, TypeFacts], numeric: str
 ) -> Contents:
-    """Return what is copied of a table: the columns that it is bound to."""
+    """Return the copy of a table: the columns that it is bound to."""
     columns = {column.number: column for column in table.columns}
     bound = [columns[number] for number in filled.columns]
     kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
@@ -85,24 +84,26 @@ class Snapshot:
         self._copy: Copy | None = None
         self._begun = False
         self._parts: list[pa.Table] = []
-        """Of the next piece: a cancelled `next` loses none."""
+        """Rows of the next piece, kept here so that a cancelled `next` loses none."""
         self._bytes = 0
-        """Of these."""
+        """Bytes of `_parts`."""
         self.rows = 0
-        """Given so far."""
+        """Rows given so far."""
 
     async def begin(
         self, snapshot: str, tables: Sequence[Table], publication: str
     ) -> tuple[Survey, dict[str, str]]:
-        """Take on an exported snapshot, and lock the tables: nobody alters, empties or rewrites one
-        while it is copied. Return what the catalog says there, and by its name why a table cannot
-        be had. Raises `Refused`, `Unreachable`."""
+        """Import an exported snapshot, and lock the tables. Return the catalog at the snapshot, and
+        table name → error for tables that cannot be locked. Raises `Refused`, `Unreachable`."""
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
         refused = {}
         for table in tables:
+            # An error without a savepoint would abort the transaction, and with it the snapshot.
             await self._wire.query("SAVEPOINT one")
             try:
+                # The lock keeps others from altering, emptying or rewriting the table while it is
+                # copied.
                 await self._wire.query(f"LOCK TABLE {table.relation} IN ACCESS SHARE MODE")
             except Refused as error:
                 await self._wire.query("ROLLBACK TO one")
@@ -111,11 +112,11 @@ class Snapshot:
         return await survey(self._wire, oids, publication), refused
 
     def copy(self, tables: Iterable[Contents]) -> None:
-        """Choose what comes, in that order."""
+        """Set the tables to copy, in this order."""
         self._left = list(tables)
 
     async def next(self) -> Rows | ExportFailed | None:
-        """The next piece; None when all tables are given. Raises `Unreachable`."""
+        """Return the next piece; None when all tables are given. Raises `Unreachable`."""
         while self._left:
             table = self._left[0]
             try:
@@ -132,7 +133,7 @@ class Snapshot:
         return None
 
     async def _piece(self, table: Contents) -> pa.Table | None:
-        """The next rows of a table; None: there are no more."""
+        """Return the next rows of a table; None: there are no more."""
         if self._copy is None:
             sql = f"COPY ({table.select()}) TO STDOUT (FORMAT binary)"
             await self._wire.query("SAVEPOINT one")
@@ -161,6 +162,7 @@ class Snapshot:
         starts = frames.starts
         if not self._begun:
             self._begun = True
+            # COPY's header comes with the first row, in one frame.
             first = starts[:1]
             extension = be32(frames.data, first + _FLAGS_AT + 4)
             starts = np.concatenate([first + _HEADER_BYTES + extension, starts[1:]])
@@ -179,15 +181,16 @@ class Snapshot:
         return pa.table(columns)
 
     async def _skip(self) -> None:
-        """Reads the rest of a table that failed."""
+        """Discard the rest of a table that failed."""
         copy, self._copy = self._copy, None
         self._parts, self._bytes = [], 0
+        # The connection takes no other query before this COPY has ended.
         while copy is not None and not copy.ended:
             await copy.fill()
             copy.take(len(copy.frames()))
 
     def close(self) -> None:
-        """Ends its connection."""
+        """Close the connection."""
         self._wire.close()
 
 

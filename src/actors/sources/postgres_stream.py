@@ -1,15 +1,12 @@
-"""The changes from a replication slot: read, answered, and handed on a batch at a time.
+"""Reads the changes of a replication slot, a batch at a time, and acknowledges positions.
 
-Theory of operation. The server sends a transaction when it has committed, whole, one after
-another; it is read as it comes, also while nobody asks, until one buffer is full. Everything in
-that up to the last commit is a batch. So batches are as large as the time between two questions
-made them: one small transaction when there is little to do, thousands when there is much. Who is
-late waits a moment for a larger batch, since most of what a small one costs is not its rows. A
-transaction that does not fit the buffer is handed on in pieces.
+Theory of operation. The server sends each transaction whole, after its commit. The stream reads
+ahead until one buffer is full. All data in the buffer up to the last commit is a batch: one small
+transaction when there is little to do, thousands when there is much. A transaction that does not
+fit the buffer is given in pieces.
 
-The server wants to hear from us before its `wal_sender_timeout`: a timer of the loop tells it,
-also while nobody asks for more. It may forget what `taken` named, no more. When it has nothing
-for us, its keepalives tell how far its log has gone: then that becomes our position, at times.
+Feedback is sent by a timer of the event loop, within the server's `wal_sender_timeout`, whoever
+reads. Only positions that `taken` named are acknowledged.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ from actors.sources.source import Given, Unreachable
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000
-"""What the server sends so long after its commit may wait until a piece is larger (`_gather`)."""
+"""Age at which a commit waits for a larger piece (`_gather`)."""
 _PIECE_FRAMES: Final = 8_192
 _GATHER_S: Final = 0.005
 _GATHER_TURNS: Final = 4
 IDLE_MARK_MS: Final = 10_000
-"""Between two marks that only tell that the server's log went on."""
+"""Interval of marks without changes, which only advance the position."""
 _STATUS = struct.Struct(">cQQQqB")
 
 
@@ -56,18 +53,18 @@ class Stream:
         self._broken: Unreachable | None = None
         self._received = self._taken = changes.lsn
         self._waiting = 0
-        """Frames in the buffer."""
+        """Number of frames in the buffer."""
         self._whole = 0
-        """Of them, up to the last commit."""
+        """Number of those up to the last commit."""
         self._late_ms = 0
-        """Between the newest commit in the buffer and its sending, by the server's clock."""
+        """Time between the newest commit in the buffer and its sending, by the server's clock."""
         self._idle_lsn = 0
-        """The server had nothing more for us before it."""
+        """Position before which the server had nothing more to send."""
         self._wants_mark = False
         self._marked_ms = clock.monotonic_ms()
 
     async def begin(self, slot: str, publication: str) -> None:
-        """Raises `Refused`, `Unreachable`."""
+        """Start the replication. Raises `Refused`, `Unreachable`."""
         names = literal(identifier(publication))
         self._copy = await self._wire.copy(
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
@@ -75,16 +72,16 @@ class Stream:
             BATCH_BYTES_MAX,
         )
         self._copy.read_ahead()
-        self._read(self._copy.frames())  # they came with the server's first word
+        self._read(self._copy.frames())  # those that came with the first answer
         self._beat()
 
     @property
     def reached(self) -> int:
-        """Nothing for us is missing before this position."""
+        """Return the position before which no change for us is missing."""
         return max(self._changes.lsn, self._idle_lsn if not self._waiting else 0)
 
     async def next(self, wait_s: float) -> list[Given]:
-        """What comes next; empty when nothing came for so long. Cancelled, it has lost nothing.
+        """Return changes and marks; empty when none came in time. A cancelled call loses nothing.
         Raises `Unreachable`."""
         copy = self._copy
         assert copy is not None, "begun"
@@ -93,7 +90,7 @@ class Stream:
         with anyio.move_on_after(wait_s):
             while not self._whole and not copy.full:
                 if copy.ended:
-                    self._read(copy.poll())  # it says why, if it was told
+                    self._read(copy.poll())  # raises the server's error, if it sent one
                     raise Unreachable("PostgreSQL ended the stream", "it is opened again")
                 if given := self._idle():
                     return given
@@ -104,9 +101,10 @@ class Stream:
         return self._batch(copy)
 
     async def _gather(self, copy: Copy) -> None:
-        """Waits for a larger piece, where that is in nobody's way: we are late as it is."""
+        """Wait for a larger piece, if the stream is late anyway."""
         if not self._whole or self._late_ms < LATE_MS:
             return
+        # Most of a small piece's cost is not its rows: larger pieces catch up faster.
         for _ in range(_GATHER_TURNS):
             if self._waiting >= _PIECE_FRAMES or copy.full or copy.ended:
                 return
@@ -114,7 +112,7 @@ class Stream:
             self._read(copy.poll())
 
     def _read(self, frames: Frames) -> None:
-        """Looks over what has just come."""
+        """Note commits, keepalives and positions of frames that have just come."""
         if not len(frames):
             return
         self._received = max(self._received, pgoutput.received(frames))
@@ -131,7 +129,7 @@ class Stream:
                 self._tell()
 
     def _batch(self, copy: Copy) -> list[Given]:
-        """What has come and is whole, or fills the buffer."""
+        """Return the changes of all whole transactions, or of a full buffer."""
         count = self._whole or (self._waiting if copy.full else 0)
         if not count:
             return self._idle()
@@ -145,7 +143,7 @@ class Stream:
         return given
 
     def _idle(self) -> list[Given]:
-        """A mark for where the server's log is, when it is time for one."""
+        """Return a mark for the end of the server's log, when one is due."""
         copy = self._copy
         if self._changes.open or copy is None:
             return []
@@ -158,20 +156,21 @@ class Stream:
         now = self._clock.monotonic_ms()
         if not self._wants_mark and now - self._marked_ms < IDLE_MARK_MS:
             return []
+        # Else the slot would keep the log of other tables' changes until one of ours changes.
         given = self._changes.idle(self._idle_lsn)
         if given:
             self._wants_mark, self._marked_ms = False, now
         return given
 
-    # -- what the server hears -------------------------------------------------------------
+    # -- feedback to the server ------------------------------------------------------------
 
     def taken(self, lsn: int) -> None:
-        """The server may forget what lies before it."""
+        """Acknowledge a position: the server may remove the log before it."""
         self._taken = max(self._taken, lsn)
         self._tell()
 
     def ask(self) -> None:
-        """Asks the server how far it is: a keepalive will come."""
+        """Send a request for a keepalive, which has the end of the server's log."""
         self._tell(reply=True)
         self._wants_mark = True
 
@@ -181,6 +180,7 @@ class Stream:
         now_us = (self._clock.now_ms() - EPOCH_MS) * 1000
         seen = max(self._received, self._taken)
         try:
+            # Written, flushed, applied: the server may remove the log before the flushed position.
             self._copy.send(_STATUS.pack(b"r", seen, self._taken, self._taken, now_us, reply))
         except Unreachable as error:
             self._broken = error
@@ -190,7 +190,7 @@ class Stream:
         self._timer = asyncio.get_running_loop().call_later(self._feedback_s, self._beat)
 
     def close(self) -> None:
-        """Ends the connection; the slot stays."""
+        """Close the connection; the slot stays."""
         if self._timer is not None:
             self._timer.cancel()
         self._copy = None

@@ -1,7 +1,7 @@
-"""The catalog at one moment: all that a source goes by, and a glance that tells whether it changed.
+"""The catalog at one moment, and a cheap query that tells whether it changed.
 
-A glance is one cheap query, asked before every mark; the whole is read only where it tells of a
-change. What became of the tables is for `postgres_footing` to say.
+A glance is one query, asked before every mark; the survey is read again only when the glance has
+changed. Verdicts on the tables are in `postgres_footing`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from actors.sources.source import Export, Unreachable
 
 
 async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
-    """Tell whether a partition may hold rows that stood in it before it became one. Rows of
-    younger transactions came later, through the table, and the server has told of them."""
+    """Say whether a partition may hold rows from before it was attached."""
     try:
+        # Rows of younger transactions came through the table, after the attachment: they are in the
+        # stream.
         rows = await wire.query(
             f"SELECT 1 FROM ONLY {leaf.relation}"
             f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
@@ -42,33 +43,34 @@ async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The catalog at one moment, in short."""
+    """A digest of the catalog at one moment."""
 
     digest: str
-    """Another one after whatever may alter the tables, their types or the publication."""
+    """Digest that changes with whatever may alter the tables, their types or the publication."""
     running: frozenset[int]
     """Transactions that the moment does not show yet though they may have ended, modulo 2^32."""
     next_xid: int
-    """Neither does it show those from here on."""
+    """First transaction that had not begun: neither is it shown."""
 
     def shows(self, xids: Iterable[int]) -> bool:
-        """Tell whether the moment shows what all these transactions did."""
+        """Say whether the moment shows the effects of all these transactions."""
+        # Ids wrap around: half of their space counts as later.
         return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """All that a source goes by, at one moment."""
+    """Tables, types and publication at one moment."""
 
     seen: Seen
     tables: Mapping[int, Table]
-    """By their oids."""
+    """Oid → table."""
     types: Mapping[int, TypeFacts]
     publication: Publication | None
 
 
 async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
-    """Return what the catalog says of tables with these oids and of a publication. For one moment
-    it runs in a transaction that sees one."""
+    """Return the catalog's tables with these oids, and a publication. The caller's transaction must
+    be REPEATABLE READ, so that all queries see one moment."""
     found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
     columns = [column for table in found.values() for column in table.columns]
     types = await type_facts(wire, (column.type_oid for column in columns))
@@ -78,7 +80,7 @@ async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
 
 async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
     """Return the same, in a transaction of its own."""
-    await wire.query("ROLLBACK")  # whoever was cancelled within one has left it open
+    await wire.query("ROLLBACK")  # a cancelled caller may have left a transaction open
     await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     found = await survey(wire, oids, name)
     await wire.query("COMMIT")
@@ -86,8 +88,9 @@ async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
 
 
 async def glance(wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str) -> Seen:
-    """Return what tells whether anything about these tables may have changed: one cheap query."""
+    """Return a digest of all catalog rows that matter to these tables, by one cheap query."""
     tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
+    # Whatever alters a catalog row gives it another xmin.
     whole = f"SELECT oid FROM pg_publication WHERE pubname = {literal(publication)}"
     parts = [
         "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
@@ -133,7 +136,8 @@ async def judge_all(
     publication_name: str,
     numeric: str,
 ) -> dict[str, Verdict]:
-    """Return what became of tables that are filled. Raises `Unreachable`."""
+    """Return the verdicts on filled tables. Raises `Unreachable` when the publication was
+    dropped."""
     if found.publication is None:
         raise Unreachable(
             f"PostgreSQL: publication {publication_name} was dropped",

@@ -1,15 +1,14 @@
-"""PostgreSQL's types as Spark's, and values of many rows into Arrow at once. Pure.
+"""Maps PostgreSQL's types to Spark's, and decodes values of many rows into Arrow. Pure.
 
 Theory of operation. Changes bring values as text (the type's output function under ISO dates, UTC
-and hexadecimal bytea); `from_text` turns a whole column of them by Arrow's casts. First contents
-come by COPY's binary format: a type that is a number, a time or text in that format is read as
-it is (`from_binary`), every other as the same text that changes bring (`copy_expression`). So a
-row deleted later is, value by value, the row that was copied.
+and hexadecimal bytea); `from_text` converts a whole column by Arrow's casts. Snapshots come in
+COPY's binary format: a number, a time or a text is read as it is (`from_binary`), every other type
+as the text that changes bring (`copy_expression`). So a row deleted later equals, value by value,
+the row that was copied.
 
 Rules. A value that the column's type cannot hold is `Unheld`, never rounded or cut: NaN in a
 decimal, dates before year 1, after year 9999 or infinite, arrays of more than one dimension.
-``numeric`` without a precision has no type of Spark's that holds it all: it is a string unless
-the configuration names a decimal.
+``numeric`` without a precision is a string unless the configuration names a decimal.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _SPARK: Final[dict[int, str]] = {
     TIMESTAMPTZ: "timestamp",
 }
 _TEXTS: Final = frozenset({TEXT, VARCHAR, BPCHAR, NAME, JSON})
-"""Their binary form is their text."""
+"""Types whose binary form is their text."""
 _NUMBERS: Final[dict[int, str]] = {
     BOOL: "?",
     INT2: ">i2",
@@ -60,7 +59,7 @@ _DAYS_TO_2000: Final = 10_957
 _US_TO_2000: Final = 946_684_800_000_000
 _DAY_US: Final = 86_400_000_000
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
-"""From 0001-01-01 to 9999-12-31, counted from 1970."""
+"""Days since 1970 of 0001-01-01 and 9999-12-31."""
 _ELEMENT_TEXT_MAX: Final = 64
 _PLAIN_ARRAY: Final = r"^\{[^{}\"\\]*\}$"
 
@@ -75,48 +74,48 @@ class Unheld(Exception):
 
 
 class TypeFacts(msgspec.Struct, frozen=True):
-    """What the server's catalog says of a type."""
+    """A type in the server's catalog."""
 
     oid: int
     name: str
     output: str
-    """Its output function, as SQL writes it."""
+    """Output function, as SQL writes it."""
     base: int = 0
-    """Of a domain: the type below it; else 0."""
+    """Base type of a domain; else 0."""
     base_modifier: int = -1
     element: int = 0
-    """Of a real array: its elements' type; else 0."""
+    """Element type of a real array; else 0."""
     delimiter: str = ","
     labels: tuple[tuple[int, str], ...] = ()
-    """Of an enum, with the oid of each: a newer label has a higher one."""
+    """Oid and label of each value of an enum; newer labels have higher oids."""
     attributes: tuple[tuple[int, int, int], ...] = ()
-    """Of a composite: number, type and modifier of each."""
+    """Number, type and modifier of each attribute of a composite."""
     range_of: int = 0
-    """Of a range: its bounds' type."""
+    """Type of the bounds of a range; else 0."""
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Types that its values are made of."""
+        """Return the types that its values are made of."""
         return (self.base, self.element, self.range_of, *(kind for _, kind, _ in self.attributes))
 
 
 class ColumnType(msgspec.Struct, frozen=True):
-    """A column's type: of PostgreSQL's (no domain), and what we hold it as."""
+    """A column's type: PostgreSQL's (no domain) and Spark's."""
 
     oid: int
     spark: str
     element: int = 0
-    """Of an array: its elements' type (no domain)."""
+    """Element type of an array (no domain); else 0."""
     output: str = "textout"
 
 
 def column_type(
     oid: int, modifier: int, types: Mapping[int, TypeFacts], numeric: str
 ) -> ColumnType:
-    """What holds a column of that type. `numeric` is for ``numeric`` without a precision. A type
-    that is not known is held as its text."""
+    """Return the type that holds a column. `numeric`: the type for ``numeric`` without a precision.
+    An unknown type is held as text."""
     facts = types.get(oid)
-    for _ in range(16):  # a domain may stand over another
+    for _ in range(16):  # a domain may be based on another
         if facts is None or not facts.base:
             break
         modifier = facts.base_modifier if modifier == -1 else modifier
@@ -149,7 +148,7 @@ def _scalar(oid: int, modifier: int, numeric: str) -> str:
 
 
 def from_text(texts: pa.Array, kind: ColumnType) -> pa.Array:
-    """A column of output functions' texts (binary) as the type that holds it. Raises `Unheld`."""
+    """Convert a column of output functions' texts (binary). Raises `Unheld`."""
     if kind.element:
         return _arrays(texts, kind)
     return _scalars(texts, kind.oid, kind.spark)
@@ -173,7 +172,7 @@ def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _culprit(values: pa.Array, target: pa.DataType, error: str) -> Unheld:
-    """Halves the column until one value is left that does not fit."""
+    """Return the error for the first value that does not fit, found by halving the column."""
     while len(values) > 1:
         half = values.slice(0, len(values) // 2)
         try:
@@ -193,7 +192,7 @@ def _culprit(values: pa.Array, target: pa.DataType, error: str) -> Unheld:
 
 
 def _bytea(texts: pa.Array) -> pa.Array:
-    """``\\x6869`` as its two bytes: the whole column's digits at once."""
+    """Decode ``\\x6869`` to its two bytes: the whole column's digits at once."""
     valid = texts.drop_null() if texts.null_count else texts
     lengths = pc.binary_length(texts).fill_null(2).to_numpy(zero_copy_only=False)
     digits = b"".join(valid.to_pylist())
@@ -230,7 +229,7 @@ def _arrays(texts: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _split(strings: pa.Array) -> pa.Array:
-    """Arrays without quotes and nesting: all rows at once."""
+    """Split arrays without quotes and nesting: all rows at once."""
     inner = pc.utf8_slice_codeunits(strings, 1, -1)
     empty = pc.equal(inner, "")
     lists = pc.split_pattern(pc.if_else(empty, None, inner), ",")
@@ -250,8 +249,9 @@ def _listed(lists: pa.Array, flat: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def parse_array(text: str) -> list[str | None]:
-    """Elements of an array's text, of one dimension: ``{1,NULL,"a,\\"b"}``. Raises `Unheld`."""
-    place = text.index("{") + 1  # bounds may stand before: [0:2]={…}
+    """Return the elements of an array's text, of one dimension: ``{1,NULL,"a,\\"b"}``. Raises
+    `Unheld`."""
+    place = text.index("{") + 1  # after bounds, if any: [0:2]={…}
     elements: list[str | None] = []
     if text[place] == "}":
         return elements
@@ -274,7 +274,7 @@ def parse_array(text: str) -> list[str | None]:
 
 
 def _quoted_element(text: str, place: int) -> tuple[str, int]:
-    """(what stands in quotes from there on, the place behind them)."""
+    """Return (the text up to the closing quote, the place after it)."""
     parts: list[str] = []
     while text[place] != '"':
         if text[place] == "\\":
@@ -288,10 +288,11 @@ def _quoted_element(text: str, place: int) -> tuple[str, int]:
 
 
 def copy_expression(name: str, kind: ColumnType) -> str:
-    """What COPY selects for a column of that quoted name: as it is, or its text."""
+    """Return the expression that COPY selects for a column of that quoted name: its value, or its
+    text."""
     if kind.oid in _NUMBERS or kind.oid in _TEXTS or kind.oid in (BYTEA, DATE, *_TIMES):
         return name
-    # Casts to text are not always the output function's text (inet, char): this is.
+    # Changes bring the output function's text, which a cast to text is not always (inet, char).
     return f"pg_catalog.textin({kind.output}({name}))"
 
 
@@ -299,17 +300,17 @@ _TIMES: Final = (TIMESTAMP, TIMESTAMPTZ)
 
 
 def from_binary(data: Bytes, values: Values, kind: ColumnType) -> pa.Array:
-    """A column as `copy_expression` selects it. Raises `Unheld`."""
+    """Convert a column selected by `copy_expression`. Raises `Unheld`."""
     oid = kind.oid
     none = values.kinds == NULL
     mask = none if bool(none.any()) else None
-    # What is NULL has no bytes, but the place that it would have can be read.
+    # A NULL has no bytes, but reading at its place is safe: the buffer is padded.
     if (number := _NUMBERS.get(oid)) is not None:
         width = np.dtype(number).itemsize
         view = np.ndarray((len(data) - width + 1,), number, data, strides=(1,))
         made = view[values.starts]
         if made.dtype.kind == "f":
-            # The server keeps a NaN's bits in COPY, and tells changes as the text NaN: one NaN.
+            # COPY keeps a NaN's bits, changes bring the text NaN: normalised, so that both cancel.
             made = np.where(np.isnan(made), made.dtype.type(np.nan), made)
         return pa.array(
             made.astype(made.dtype.newbyteorder("=")), mask=mask, type=_number_type(oid)

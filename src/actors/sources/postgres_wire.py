@@ -1,8 +1,7 @@
 """One connection to PostgreSQL on the event loop: simple queries, and COPY.
 
-libpq connects (in a thread: it resolves names, and reads files of passwords) and answers simple
-queries, without blocking. `postgres_copy` reads what a COPY brings. Nothing here knows what
-queries mean.
+libpq connects (in a thread: it resolves names and reads password files) and answers simple queries
+without blocking. `postgres_copy` reads the rows of a COPY.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from actors.sources.source import Unreachable
 
 
 class Wire:
-    """One connection. Not for several tasks at once, but for `Copy.send`."""
+    """One connection, for one task at a time (but for `Copy.send`)."""
 
     def __init__(self, connection: libpq.Connection) -> None:
         self._connection = connection
         self._copy: Copy | None = None
         self._asked = False
-        """A query's answers were not all read: whoever asked was cancelled."""
+        """True if a query's answers were not all read, since its caller was cancelled."""
         self._beginning = False
-        """A COPY was asked for and has not begun: after a cancellation there is no telling which of
-        its bytes come next."""
+        """True from a COPY's request to its start."""
 
     @classmethod
     async def connect(cls, parameters: Mapping[str, str], clock: Clock) -> Wire:
-        """Raises `Unreachable`."""
+        """Connect with these parameters. Raises `Unreachable`."""
         return await cls.open(
             " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items()), clock
         )
 
     @classmethod
     async def open(cls, conninfo: str, clock: Clock) -> Wire:
-        """As libpq takes it: ``key=value``, or a URI. Raises `Unreachable`."""
+        """Connect with libpq's ``key=value`` text or URI. Raises `Unreachable`."""
 
         def blocking() -> libpq.Connection:
             return libpq.connect(conninfo.encode())
@@ -52,11 +50,11 @@ class Wire:
 
     @property
     def server_version(self) -> int:
-        """As libpq tells it: 150004 for 15.4."""
+        """Return the server's version: 150004 for 15.4."""
         return self._connection.server_version
 
     async def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        """Runs simple statements; rows of the last that has any. Raises `Refused`,
+        """Run simple statements; return the rows of the last one that has any. Raises `Refused`,
         `Unreachable`."""
         connection = self._connection
         rows: list[tuple[str | None, ...]] = []
@@ -76,13 +74,14 @@ class Wire:
         except libpq.LOST as lost:
             raise gone(str(lost)) from None
         if error is not None:
+            # 57P: the server ends the connection, though libpq may not know yet.
             if connection.status != libpq.CONNECTION_OK or error.sqlstate.startswith("57P"):
                 raise gone(str(error))
             raise error
         return rows
 
     async def copy(self, sql: str, bytes_max: int) -> Copy:
-        """Begins a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
+        """Begin a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
         `Refused`, `Unreachable`."""
         connection = self._connection
         await self._drain()
@@ -99,7 +98,8 @@ class Wire:
         return self._copy
 
     async def _drain(self) -> None:
-        """Read what is left of answers to a query that was cancelled. Raises `Unreachable`."""
+        """Read the remaining answers to a cancelled query. Raises `Unreachable`."""
+        # A COPY was cancelled as it began: it is unknown which of its bytes come next.
         if self._beginning:
             raise gone("a COPY was given up as it began")
         try:
@@ -110,7 +110,7 @@ class Wire:
         self._asked = False
 
     def close(self) -> None:
-        """Ends the connection; twice is fine."""
+        """Close the connection; may be called twice."""
         if self._copy is not None:
             self._copy.end()
             self._copy = None

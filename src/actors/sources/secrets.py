@@ -1,7 +1,7 @@
-"""Which secrets of the service a source may use.
+"""Checks which secrets of the service a source may use.
 
-Who may make a source says where it connects to, and so to whom a password is shown: it must not
-be able to name any variable or file of the service, only those that were put there for sources.
+Whoever creates a source chooses the server to which a password is sent. So a source may not name
+any variable or file of the service, only those that were put there for sources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILES: Final = ("password_file", "passfile", "sslkey", "sslcert", "sslrootcert"
 
 
 def check_secrets(config: PostgresConfig | WalConfig, settings: Settings) -> None:
-    """Raises `InvalidUsage` for a variable or a file that is not for sources."""
+    """Raise `InvalidUsage` for a variable or a file that is not for sources."""
     prefix = settings.secret_env_prefix
     for name in _VARIABLES:
         variable = getattr(config, name, "")
@@ -29,6 +29,7 @@ def check_secrets(config: PostgresConfig | WalConfig, settings: Settings) -> Non
             )
     for name in _FILES:
         path = getattr(config, name, "")
+        # libpq takes ``system`` for the authorities that the system trusts.
         if path and path != "system":
             _check_file(name, path, settings.secret_dir)
 
@@ -39,6 +40,7 @@ def _check_file(name: str, path: str, allowed: str) -> None:
             f"{name} {path!r}: sources may use no files, as long as the setting secret_dir names "
             "no folder with theirs"
         )
+    # Links resolved: one below the folder must not lead out of it.
     root = Path(allowed).resolve()
     if not Path(path).is_absolute() or root not in Path(path).resolve().parents:
         raise InvalidUsage(f"{name} {path!r}: must lie below {root} (secret_dir)")

@@ -1,4 +1,4 @@
-"""What sources are given by the service: the clock, the limits, a place for files, the engine."""
+"""The context that the service gives its sources: the clock, the settings, a folder, the engine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from actors.plan.jobs import Answer, Job
 from actors.settings import Settings
 
 RunJob: TypeAlias = Callable[[Job], Awaitable[Answer]]
-"""Has the engine do a job. Raises what the executor fails a job with; who is cancelled while it
-waits has the job cancelled."""
+"""Runs a job of the engine. Raises the executor's errors; a cancelled caller cancels the job."""
 
 
 async def no_engine(job: Job) -> Answer:
-    """A `RunJob` for where there is no Spark. Raises `EngineUnavailable`."""
+    """Refuse every job, in a service without Spark. Raises `EngineUnavailable`."""
     raise EngineUnavailable(f"{type(job).__name__}: this service was started without an engine")
 
 
 class Surroundings(NamedTuple):
-    """Everything outside of its own configuration that a source may need."""
+    """All that a source needs besides its configuration."""
 
     clock: Clock
     settings: Settings
     scratch: Path
-    """A folder for files that need not survive the process; it may not exist yet."""
+    """Folder for files that need not survive the process; it may not exist yet."""
     run_job: RunJob = no_engine
     id: str = ""
-    """The source's own: names what it makes outside."""
+    """Id of the source, for the names of its external resources."""

@@ -1,12 +1,8 @@
 """New TPC-H orders with their lineitems, as the specification's clause 4.2.3 makes them.
 
-An order is a function of its number (from 0, in the order in which orders come into being), so
-that it can be told again when it is deleted. Distributions, keys, prices and dates are those of
-the specification; comments are made of its words, and come from a pool.
-
-Keys are sparse: of each 32 numbers the first eight belong to the orders that are there at first,
-and the next three eights to those that come later, one eight for each time that all orders have
-been replaced. Then the first of the three is free again.
+An order is a function of its number (from 0, in order of creation), so that its retraction repeats
+it exactly. Distributions, keys, prices and dates are those of the specification; comments are made
+of its words, and come from a pool.
 """
 
 from __future__ import annotations
@@ -65,21 +61,21 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "s_suppkey",
     ),
 }
-"""The eight tables."""
+"""Schemas of the eight tables."""
 
 FIRST_DATE: Final = 8035
 """1992-01-01, in days since the epoch."""
 LAST_ORDER_DATE: Final = 10_440
 """1998-08-02: 151 days before the last date of all."""
 TODAY: Final = 9298
-"""1995-06-17: what was received by then may have been returned."""
+"""1995-06-17: lines received by then may have been returned."""
 PRIORITIES: Final = ("1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW")
 INSTRUCTIONS: Final = ("DELIVER IN PERSON", "COLLECT COD", "NONE", "TAKE BACK RETURN")
 MODES: Final = ("REG AIR", "AIR", "RAIL", "SHIP", "TRUCK", "MAIL", "FOB")
 LINES_MAX: Final = 7
 COMMENTS: Final = 4096
 _WORDS_EACH: Final = 24
-"""More than the longest comment has."""
+"""Number of words, more than the longest comment has."""
 _WORDS: Final = (
     "furiously carefully quickly slyly blithely even final ironic special express regular pending "
     "silent bold foxes ideas theodolites pinto-beans instructions dependencies excuses platelets "
@@ -88,9 +84,11 @@ _WORDS: Final = (
 
 
 def order_keys(numbers: Numbers, orders: int) -> Numbers:
-    """The keys of orders by their numbers, where `orders` were there at first."""
+    """Return the keys of orders by their numbers, where `orders` existed at first."""
     place = numbers % orders + 1
     turn = numbers // orders
+    # Sparse keys: of each 32 numbers the first eight belong to the first orders, and the next three
+    # eights to later ones, in turns: one eight each time that all orders have been replaced.
     eight = np.where(turn == 0, 0, 1 + (turn - 1) % 3)
     return (place >> 3 << 5) | (eight << 3) | (place & 7)
 
@@ -104,7 +102,7 @@ def _comments(seed: int) -> dict[str, pa.Array]:
 
 
 def _pool(draws: Draws, length_min: int, length_max: int) -> pa.Array:
-    """Comments of words, of any length between the two, but for a space at the end."""
+    """Return comments of words, with lengths between the two, but for a space at the end."""
     words = np.array(_WORDS.split())
     chosen = words[draws.below(numbered(0, COMMENTS * _WORDS_EACH), len(words))]
     lengths = length_min + draws.below(~numbered(0, COMMENTS), length_max - length_min + 1)
@@ -114,7 +112,7 @@ def _pool(draws: Draws, length_min: int, length_max: int) -> pa.Array:
 
 
 class NewOrders:
-    """Orders and lineitems by number, at a scale factor."""
+    """Generates orders and lineitems by number, at a scale factor."""
 
     def __init__(self, seed: int, scale: float, orders: int) -> None:
         self._orders = orders
@@ -129,7 +127,7 @@ class NewOrders:
         return Draws(self._seed, stream)
 
     def rows(self, start: int, stop: int) -> dict[str, pa.Table]:
-        """Orders `start` to ``stop - 1`` and their lineitems, in the types of `SCHEMAS`."""
+        """Return orders `start` to ``stop - 1`` and their lineitems, in the types of `SCHEMAS`."""
         orders = numbered(start, stop)
         keys = order_keys(orders, self._orders)
         dates = FIRST_DATE + self._draws("date").below(orders, LAST_ORDER_DATE - FIRST_DATE + 1)
@@ -161,8 +159,8 @@ class NewOrders:
     def _lines(
         self, lines: Numbers, ordered: Numbers
     ) -> tuple[list[pa.Array | np.ndarray], Numbers, np.ndarray]:
-        """Columns of lineitem but for the order's key and the line's number; what each costs in
-        cents, taxed; which are not shipped yet."""
+        """Return the columns of lineitem but for the order's key and the line's number; the prices
+        in cents, taxed; and which lines are not shipped yet."""
         part = 1 + self._draws("part").below(lines, self._parts)
         nth, many = self._draws("supplier").below(lines, 4), self._suppliers
         supplier = (part + nth * (many // 4 + (part - 1) // many)) % many + 1
@@ -211,6 +209,6 @@ def _table(name: str, columns: list[pa.Array | np.ndarray]) -> pa.Table:
 
 
 def weighed(rows: pa.Table, diff: int) -> pa.Table:
-    """The rows with that `DIFF`."""
+    """Return the rows with that `DIFF`."""
     diffs = pa.array(np.full(rows.num_rows, diff, np.int64))
     return rows.append_column(pa.field(DIFF, pa.int64()), diffs)

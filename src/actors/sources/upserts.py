@@ -1,15 +1,12 @@
-"""Upserts into updates: what a driver does with `sources.source.Upserts`. Pure.
+"""Converts upserts into updates, for callers of `sources.source.Source`. Pure.
 
-Theory of operation. The changes of one mark are put together in order; of each key only its
-first and its last row count. The first tells whether a row stood there before (`keys_to_find`:
-the driver reads those rows from what it holds); the last tells what stands there now. So the
-updates are: every row found, taken back; every last row that is none of `Op.DELETED`, added. All
-of it is columns at a time. Only keys of rows that keep values (`KEPT`) are gone through one by
-one, and of them only the places of values: which row of the changes, or of those found, holds
-each column's.
+Theory of operation. The changes of one mark are concatenated in order; of each key only the first
+and the last row count. The first tells whether the key had a row before (`keys_to_find`: the caller
+looks these rows up); the last tells the row now. So the updates are: every row found, retracted;
+every last row that is none of `Op.DELETED`, inserted. All of it is columns at a time.
 
-Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every
-key stands at most once, it leaves every key at most once.
+Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every key
+has at most one row, it leaves every key with at most one.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ _KEPT_TYPE: Final = pa.list_(pa.int16())
 
 
 def joined(schema: Schema, pieces: Iterable[pa.Table]) -> pa.Table:
-    """Pieces of changes in order, as one."""
+    """Concatenate pieces of changes, in order."""
     shape = pa.schema([*schema.arrow(), pa.field(OP, pa.int8()), pa.field(KEPT, _KEPT_TYPE)])
     tables = []
     for piece in pieces:
@@ -41,8 +38,8 @@ def joined(schema: Schema, pieces: Iterable[pa.Table]) -> pa.Table:
 
 
 def keys_to_find(schema: Schema, changes: pa.Table) -> pa.Table:
-    """Keys whose rows must be found among the contents before the changes; each once. Of all
-    others nothing stands there."""
+    """Return the distinct keys whose rows must be looked up in the contents before the changes; all
+    others have no row there."""
     first, _ = _first_and_last(schema, changes)
     ops = changes[OP].combine_chunks().take(pa.array(first))
     known = pc.is_in(ops, pa.array([Op.INSERTED, Op.MOVED], pa.int8()))
@@ -51,9 +48,9 @@ def keys_to_find(schema: Schema, changes: pa.Table) -> pa.Table:
 
 
 def resolve(schema: Schema, changes: pa.Table, found: pa.Table) -> pa.Table:
-    """Updates (the schema's columns, then `DIFF`) that the changes (`joined`) make. `found`: the
-    rows of `keys_to_find`, before the changes. Raises `RemoteProtocolError` when a value is to be
-    kept of a row that is not there."""
+    """Return the updates (the schema's columns, then `DIFF`) of the changes (`joined`). `found`:
+    the rows of `keys_to_find`, before the changes. Raises `RemoteProtocolError` when a value is to
+    be kept of a row that is not there."""
     found = found.select(schema.names).cast(schema.arrow())
     _, last = _first_and_last(schema, changes)
     kept = changes[KEPT].is_valid().to_numpy()
@@ -66,7 +63,7 @@ def resolve(schema: Schema, changes: pa.Table, found: pa.Table) -> pa.Table:
 
 
 def _first_and_last(schema: Schema, changes: pa.Table) -> tuple[Any, Any]:
-    """Places of each key's first and last row."""
+    """Return the places of each key's first and last row."""
     table = changes.select(schema.key).append_column(_PLACE, pa.array(np.arange(len(changes))))
     groups = table.group_by(list(schema.key), use_threads=False).aggregate(
         [(_PLACE, "min"), (_PLACE, "max")]
@@ -79,10 +76,11 @@ def _signed(rows: pa.Table, diff: int) -> pa.Table:
 
 
 def _with_kept(schema: Schema, changes: pa.Table, found: pa.Table, last: Any) -> pa.Table:
-    """What stands there at the end, where values are kept. A row is told as the places of its
-    columns' values: in the changes, or behind them in what was found."""
+    """Return the rows at the end, where values are kept."""
     width, count = len(schema.columns), changes.num_rows
     keys = _keys(schema, changes)
+    # Each row as the places of its columns' values: in the changes, or after them in `found`. Only
+    # keys and places are Python objects; values stay in Arrow.
     rows: dict[tuple[Any, ...], list[int]] = {
         key: [count + place] * width for place, key in enumerate(_keys(schema, found))
     }

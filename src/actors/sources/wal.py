@@ -1,16 +1,15 @@
 """A log of framed change records as a source: `penstock wal push` writes it, acceptors keep it.
 
-Theory of operation. `wal.following` reads what is committed from whichever acceptor has it,
-`wal_changes` makes changes of it, with a position behind the last whole record. That position
-becomes durable together with the rows, so each record's change is in its table once, wherever the
-service was killed. Only then do acceptors hear of it, and may remove what lies before.
+Theory of operation. `wal.following` reads committed records from any acceptor that has them,
+`wal_changes` turns them into changes, with a position after the last whole record. The position
+becomes durable together with the rows, so each record is in its table exactly once, whenever the
+service was killed. Acceptors are told afterwards, and may remove the log before it.
 
 A log has no first contents: a table that was added later is filled by reading the log from its
 begin once more, for the new tables alone, up to the position. Meanwhile the others wait.
 
-What does not go away by waiting is told as it is, and tried again all the same (see `wal_changes`
-for records): the log at the position was removed by all acceptors; a table that was added needs a
-begin that was removed (that table fails).
+Lasting errors are reported and retried all the same: all acceptors have removed the log at the
+position; a table that was added needs a begin that was removed (that table fails).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _CANNOT_FILL: Final = (
 
 
 class WalSource:
-    """See the module's text and `sources.source.Source`."""
+    """Ingests one timeline. See `sources.source.Source`."""
 
     def __init__(self, config: WalConfig, around: Surroundings) -> None:
         self._config = config
@@ -59,13 +58,13 @@ class WalSource:
         self._changes: WalChanges
         self._exports: tuple[Export, ...] = ()
         self._begun = False
-        """Whether a mark was ever given, now or before."""
+        """True if a mark was ever given, also by an earlier source."""
         self._ready: deque[Given] = deque()
         self._idle = False
         self._taken_lsn = 0
         self._taken = anyio.Event()
         self._samples: deque[tuple[int, float]] = deque()
-        """(what was known to be committed, when), the oldest first."""
+        """(known commit position, time), the oldest first; for the lag in time."""
 
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
         """See `Source.describe`: the tables are those declared; an acceptor must answer."""
@@ -102,9 +101,10 @@ class WalSource:
         begin_lsn = config.begin_lsn()
         lsn = begin_lsn if was is None else was.at
         self._taken_lsn = lsn
+        # A position at the begin has no log before it to fill new tables from.
         if not new or lsn <= begin_lsn:
             await self._go_on(lsn)
-            # Also one that tells of tables that went.
+            # A mark also when tables were dropped: the position must no longer name them.
             if was is not None and (new or len(was.tables) > len(exports)):
                 self._ready.append(self._changes.mark([each.name for each in new]))
             return
@@ -120,7 +120,7 @@ class WalSource:
         self._follower = await self._following(begin_lsn)
 
     async def _go_on(self, lsn: int) -> None:
-        """Reads for all tables from there on."""
+        """Read for all tables from this place on."""
         names = [export.name for export in self._exports]
         self._changes = WalChanges(self._config, self._exports, lsn, tables=names)
         self._follower = await self._following(lsn)
@@ -151,13 +151,14 @@ class WalSource:
             look_ms=config.look_ms,
         )
 
-    # -- one thing after another -----------------------------------------------------------------
+    # -- read ------------------------------------------------------------------------------------
 
     async def next(self) -> Given:
         """See `Source.next`."""
         while not self._ready:
             changes = self._changes
             if changes.stopped is not None:
+                # Raising ends the source, and drops rows that are staged and not durable yet.
                 await self._all_taken(changes.lsn)
                 raise changes.stopped
             if changes.is_filled:
@@ -177,7 +178,7 @@ class WalSource:
         return self._ready.popleft()
 
     async def _read(self, changes: WalChanges) -> bytes:
-        """More of the log; none: there is nothing new just now."""
+        """Return more of the log; empty: nothing new just now."""
         follower = self._follower
         assert follower is not None, "open"
         try:
@@ -193,7 +194,7 @@ class WalSource:
         return wal
 
     async def _all_taken(self, lsn: int) -> None:
-        """Waits until what was given is durable: what stops the source would take it back."""
+        """Wait until the rows given are durable."""
         while self._taken_lsn < lsn:
             self._taken = anyio.Event()
             await self._taken.wait()
@@ -208,7 +209,7 @@ class WalSource:
         if self._config.feedback and self._follower is not None:
             self._follower.consume(self._taken_lsn)
 
-    # -- the rest --------------------------------------------------------------------------------
+    # -- lag, close ------------------------------------------------------------------------------
 
     def _sample(self, follower: Follower) -> None:
         now, samples = self._clock.monotonic_ms(), self._samples
@@ -220,7 +221,7 @@ class WalSource:
             samples.append((follower.known_lsn, now))
 
     def lag(self) -> Lag:
-        """See `Source.lag`. In time it is how long a commit that was not given is known."""
+        """See `Source.lag`. In time: the age of the oldest known commit that was not given."""
         follower = self._follower
         if follower is None:
             return Lag()
@@ -258,4 +259,4 @@ class WalSource:
             follower.close()
 
     async def forget(self) -> None:
-        """See `Source.forget`: acceptors keep nothing for a source."""
+        """See `Source.forget`: there are no external resources."""

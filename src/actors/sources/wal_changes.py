@@ -1,22 +1,19 @@
-"""A log's bytes to changes of tables, with the place behind the last one. Pure.
+"""Decodes a log's bytes into changes of tables, with the place after the last record. Pure.
 
-Theory of operation. Bytes come in order, in pieces of any size; each record that is whole is one
-change of one table. What a piece brought is given at once: the rows of each table, then a mark at
-the place behind the last record. So a record's change and its place stand before the same mark,
-and reading goes on behind it.
+Theory of operation. Bytes come in order, in pieces of any size; each whole record is one change of
+one table. The rows of a piece are given at once, by table, then a mark at the place after the last
+record. A table that was added later is *filled*: the log is read from its begin up to the position,
+for the new tables alone, and one mark at that position fills them.
 
-A table that was added later is *filled*: the log is read from its begin once more up to the
-position, for the new tables alone, and one mark at that position fills them.
-
-What does not fit, and what comes of it:
-- a row that its table cannot hold ends that table (`ExportFailed`); the others go on;
+Errors:
+- a row that its table cannot hold fails that table (`ExportFailed`); the others go on;
 - a record that is no change, one of a table that is not declared (unless such are skipped), and
-  a log that is broken or not ours: nobody can say what it means, so the source *stops* before it.
-  All before is given, with a mark; then `stopped` says why;
-- tables that are declared and not wanted are passed over.
+  a log that is broken or not ours have no meaning here, so the source *stops* before them: all
+  changes before are given, with a mark; then `stopped` has the reason;
+- declared tables that are not wanted are skipped.
 
-Invariant: ``lsn`` is behind the last record that was given, and a mark's position is one of its
-values; it never falls.
+Invariant: ``lsn`` is after the last record that was given, and never falls; a mark's position is
+one of its values.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ _SHOWN: Final = 200
 
 
 class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a record holds: see `wal.pushing`."""
+    """A record's payload: see `wal.pushing`."""
 
     table: str
     row: msgspec.Raw
@@ -57,7 +54,7 @@ class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Everything before `lsn` was taken, into these tables."""
+    """A position: everything before `lsn` was taken, into these tables."""
 
     lsn: str
     timeline: str
@@ -65,16 +62,16 @@ class Position(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> int:
-        """The place."""
+        """Return `lsn` as a number."""
         return parse_lsn(self.lsn)
 
     def text(self) -> str:
-        """What `read_position` reads."""
+        """Return the text that `read_position` parses."""
         return msgspec.json.encode(self).decode()
 
 
 def read_position(text: str, config: WalConfig) -> Position:
-    """Raises `InvalidUsage` for what is no position, or one of another log."""
+    """Parse a position. Raises `InvalidUsage` for another text, or a position of another log."""
     try:
         found = msgspec.json.decode(text, type=Position)
         parse_lsn(found.lsn)
@@ -92,8 +89,8 @@ _CHANGES: Final = msgspec.json.Decoder(_Change)
 
 
 class WalChanges:
-    """See the module. `lsn`: where the log that is fed begins; `fills`: what the mark that comes
-    at `until_lsn` fills, and no other mark comes before; `until_lsn` 0: without end."""
+    """Decodes a log from `lsn` on. `fills`: the tables that the mark at `until_lsn` fills; no other
+    mark comes before it. `until_lsn` 0: no end."""
 
     def __init__(
         self,
@@ -105,7 +102,8 @@ class WalChanges:
         fills: Sequence[str] = (),
         until_lsn: int = 0,
     ) -> None:
-        """`tables`: those that a position names. Raises `InvalidUsage` when they are too many."""
+        """Make a decoder. `tables`: those that positions name. Raises `InvalidUsage` when they are
+        too many."""
         self._timeline = config.timeline
         skips = config.undeclared == "skip"
         self._skips = skips
@@ -122,9 +120,9 @@ class WalChanges:
         self._failed: list[ExportFailed] = []
         self.lsn = lsn
         self.stopped: Unreachable | None = None
-        """Why nothing more can be given."""
+        """Reason why no more can be given."""
         self.records = 0
-        """Taken since the last mark."""
+        """Records taken since the last mark."""
         if len(self.mark().position) > POSITION_BYTES_MAX:
             raise InvalidUsage(
                 f"the names of {len(self._tables)} tables make a position of more than "
@@ -133,22 +131,22 @@ class WalChanges:
 
     @property
     def is_filling(self) -> bool:
-        """Whether it reads for tables that were added, up to where the others are."""
+        """Return whether it reads for tables that were added, up to the position of the others."""
         return self._until_lsn > 0
 
     @property
     def is_filled(self) -> bool:
-        """Whether it came to that end."""
+        """Return whether it has reached that position."""
         return 0 < self._until_lsn <= self.lsn
 
     def mark(self, filled: Sequence[str] = ()) -> Mark:
-        """Where it is."""
+        """Return a mark at the current place."""
         position = Position(lsn_text(self.lsn), self._timeline, self._tables)
         names = (*self._fills, *filled)
         return Mark(position.text(), messages=self.records, filled=names)
 
     def take(self, wal: bytes) -> list[Given]:
-        """The log goes on with `wal`. What is whole now."""
+        """Decode the next bytes of the log; return the changes that are whole now."""
         begin_lsn = self.lsn
         try:
             self._take(self._decoder.payloads(wal))
@@ -165,13 +163,16 @@ class WalChanges:
                 rows.clear()
         given += self._failed
         self._failed = []
+        # While tables are being filled, the only mark is the one at the end.
         if self.lsn > begin_lsn and self.is_filling == self.is_filled:
             given.append(self.mark())
             self.records = 0
         return given
 
     def give_up(self, error: str, hint: str) -> list[Given]:
-        """The tables that are being filled cannot be; with the mark that says so."""
+        """Return failures of the tables that are being filled, and the mark that ends the
+        filling."""
+        # The other tables go on from the position.
         self.lsn = self._until_lsn
         failed = [ExportFailed(name, error, hint) for name in self._fills]
         return [*failed, self.mark()]
@@ -184,7 +185,7 @@ class WalChanges:
             self.records += 1
 
     def _change(self, framed: Framed) -> bool:
-        """Takes a record; False: it stops here."""
+        """Decode a record; return False to stop before it."""
         try:
             change = _CHANGES.decode(framed.payload)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -219,6 +220,6 @@ class WalChanges:
         return False
 
     def _fail(self, name: str, where: str, error: Misfit) -> None:
-        """From here on the table is passed over."""
+        """Fail a table, and skip its records from here on."""
         self._failed.append(ExportFailed(name, f"{where} does not fit the table: {error}", ANEW))
         del self._rows[name]

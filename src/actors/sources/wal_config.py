@@ -1,4 +1,4 @@
-"""How a source of kind `wal` reaches its log, and which tables the log's records are of."""
+"""Configuration of a source of kind `wal`: its acceptors, and the tables of the log's records."""
 
 from __future__ import annotations
 
@@ -23,41 +23,42 @@ _HEX: Final = "0123456789abcdef"
 
 
 class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wal"):
-    """A timeline of acceptors, as ``penstock wal push`` writes it. No token stands here: it is
-    read when the service connects, from where this names."""
+    """A timeline of acceptors, as ``penstock wal push`` writes it. It holds no token, but names the
+    place from which the service reads it when it connects."""
 
     acceptors: str
-    """All of the timeline: ``host:port,host:port,…``."""
+    """All acceptors of the timeline: ``host:port,host:port,…``."""
     tenant: str
     """32 hexadecimal digits."""
     timeline: str
     """32 hexadecimal digits."""
     tables: dict[str, tuple[Column, ...]]
-    """Those that records name, with their columns."""
+    """Tables that records name, with their columns."""
     undeclared: Literal["refuse", "skip"] = "refuse"
-    """What becomes of tables and columns in records that stand not in `tables`."""
+    """Treatment of tables and columns in records that are not in `tables`."""
     start_lsn: str = ""
-    """Where reading begins, the end of a record (``0/1A2B3C8``); empty: at the log's begin."""
+    """Position where reading begins, the end of a record (``0/1A2B3C8``); empty: the log's
+    begin."""
     token_env: str = ""
     """An environment variable of the service that holds the token."""
     token_file: str = ""
     """A file of the service whose first line is the token."""
     sslrootcert: str = ""
-    """A file of the service: acceptors' certificates must be of this authority. Empty: no TLS, and
-    a token is shown to acceptors of this machine alone. With it go the next two."""
+    """A file of the service: the authority of the acceptors' certificates. Empty: no TLS, and the
+    token is sent to acceptors of this machine alone. It needs `sslcert` and `sslkey`."""
     sslcert: str = ""
-    """The certificate that is shown."""
+    """Our certificate."""
     sslkey: str = ""
-    """Its key."""
+    """Key of `sslcert`."""
     feedback: bool = True
-    """Acceptors hear up to where everything is durable here, so that they may remove it."""
+    """True to tell acceptors the durable position, so that they may remove the log before it."""
     silence_ms: int = 10_000
-    """An acceptor that says nothing for so long is left for another."""
+    """Time without an answer after which an acceptor is left for another."""
     look_ms: int = 5_000
-    """All acceptors are asked so often how far they are."""
+    """Interval of asking all acceptors for their positions."""
 
     def check(self) -> None:
-        """Raises `InvalidUsage` naming the option that does not fit."""
+        """Raise `InvalidUsage` naming the option that does not fit."""
         self.addresses()
         for name, value in (("tenant", self.tenant), ("timeline", self.timeline)):
             if len(value) != 32 or value.strip(_HEX):
@@ -78,19 +79,19 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         self.schemas()
 
     def addresses(self) -> tuple[AcceptorAddress, ...]:
-        """Raises `InvalidUsage`."""
+        """Return the acceptors' addresses. Raises `InvalidUsage`."""
         return parse_addresses(self.acceptors)
 
     def begin_lsn(self) -> int:
-        """Where reading begins. Raises `InvalidUsage`."""
+        """Return the position where reading begins. Raises `InvalidUsage`."""
         return parse_lsn(self.start_lsn) if self.start_lsn else START_LSN
 
     def schemas(self) -> dict[str, Schema]:
-        """Of all tables. Raises `InvalidUsage`."""
+        """Return the schemas of all tables. Raises `InvalidUsage`."""
         return {name: _schema(name, columns) for name, columns in self.tables.items()}
 
     def token(self) -> str:
-        """What is shown to acceptors; empty: nothing. Blocking. Raises `InvalidUsage`."""
+        """Return the token for acceptors; empty: none. Blocking. Raises `InvalidUsage`."""
         if self.token_env:
             value = os.environ.get(self.token_env)
             if value is None:
@@ -106,7 +107,7 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return ""
 
     def tls(self) -> ssl.SSLContext | None:
-        """What is spoken with acceptors; None: no TLS. Blocking. Raises `InvalidUsage`."""
+        """Return the TLS context for acceptors; None: no TLS. Blocking. Raises `InvalidUsage`."""
         if not self.sslrootcert:
             return None
         try:

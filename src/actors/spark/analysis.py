@@ -1,9 +1,8 @@
-"""Asks Spark what it says of a query: schema, tables read, whether it is deterministic, its plan.
+"""Asks Spark about a query: its schema, the tables it reads, whether it is deterministic, its plan.
 
-A text is analysed without being executed: `spark.sql` would run a command (``DROP TABLE``, an
-``INSERT``) while it is asked what it means. Tables are empty views of the session, which belongs
-to one thread and one job at a time. This is for a session whose plans can be seen;
-`actors.spark.remote_analysis` asks one that shows none.
+Tables are empty views of the session, which belongs to one thread and one job at a time. This
+module needs a session whose plans can be seen; `actors.spark.remote_analysis` serves one behind
+Spark Connect.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ _NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 
 
 def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
-    """Return what Spark says of a query; with its relational plan, where one is wanted and its
-    tree has at most `nodes_max` nodes.
+    """Return Spark's analysis of a query; if wanted, with its relational plan, which is refused
+    over `nodes_max` nodes.
 
     Raises `QueryRejected` or Spark's own error for a text that is refused.
     """
     tables = {name: bridge.numbered(kind, i) for i, (name, kind) in enumerate(job.tables)}
     with bridge.views(tables):
         try:
+            # Not `spark.sql`, which would run a command (DROP TABLE, INSERT) instead of analysing
+            # it.
             found = bridge.query(job.sql)
         except AnalysisException as error:
             return Analyzed(job.job_id, missing=missing_table(error))
@@ -42,6 +43,8 @@ def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)
         translation = None
+        # A volatile query has no delta plan, unless all that it reads of the clock is a temporal
+        # filter's.
         if job.translate and (volatility is None or volatility.temporal):
             given = {number: job.tables[number] for number in used}
             translation = bridge.translate(found, given, nodes_max)
@@ -50,8 +53,7 @@ def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
 
 
 def missing_table(error: AnalysisException) -> str:
-    """Return the name of the table that Spark does not find. Raises the error when it is another
-    one."""
+    """Return the name of the table that Spark does not find. Raises any other error as it is."""
     name: str = (error.getMessageParameters() or {}).get("relationName", "")
     if condition_of(error) != _NO_TABLE or not name:
         raise error
@@ -59,7 +61,8 @@ def missing_table(error: AnalysisException) -> str:
 
 
 def output_schema(struct: StructType) -> Schema:
-    """A query's schema. Raises `QueryRejected` for a column we cannot store."""
+    """Return a query's schema. Raises `QueryRejected` for a column of a type that we cannot
+    store."""
     try:
         return schema_of(struct)
     except InvalidUsage as error:
@@ -67,7 +70,7 @@ def output_schema(struct: StructType) -> Schema:
 
 
 def check_types(made: Schema, wanted: Schema, what: str, *, names: bool) -> None:
-    """Raises `QueryRejected` unless columns agree in number, type and (with `names`) name."""
+    """Raise `QueryRejected` unless columns agree in number, type and (with `names`) name."""
     mine, theirs = _shape(made, names), _shape(wanted, names)
     if mine != theirs:
         raise QueryRejected(f"{what} makes ({_text(made)}); expected were ({_text(wanted)})")

@@ -1,13 +1,8 @@
-"""A session as jobs use it, and the one in our own JVM, with as few calls into it as can be.
+"""Spark sessions as jobs use them: `Bridge`, and `ClassicBridge` for a session in our own JVM.
 
-`Bridge` is what the general path asks of Spark, however it is reached; `actors.spark.connect`
-has the one behind Spark Connect.
-
-A call through py4j takes 0.1 to 0.3 ms, a reference that is let go of another, and PySpark's own
-`createDataFrame` and `sql` make dozens of them (settings, class lookups, empty arguments).
-`ClassicBridge` holds what they look up again and again. It leans on names of PySpark's that are
-not public; the version is pinned, and all such names are used here, in `actors.spark.prepared`,
-`actors.spark.connect` and `actors.spark.remote` only.
+`actors.spark.connect` has the bridge to a session behind Spark Connect. `ClassicBridge` uses
+private names of PySpark. PySpark's version is pinned, and such names are used only here, in
+`actors.spark.prepared`, `actors.spark.connect` and `actors.spark.remote`.
 """
 
 from __future__ import annotations
@@ -44,74 +39,74 @@ from actors.spark.spark_schemas import (
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
 CALL_SITE: Final = ("callSite.short", "callSite.long")
-"""Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
+"""Spark's local properties for the call site (`org.apache.spark.util.CallSite`)."""
 LOCAL_RELATION_SETTING: Final = "spark.sql.execution.arrow.localRelationThreshold"
 ALWAYS_LOCAL_BYTES: Final = 1 << 40
-"""`ClassicBridge.table` says itself which rows become a local relation."""
+"""Effectively no limit: `ClassicBridge.table` itself decides which rows become a local relation."""
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
 _SLOT_OPTIONS: Final = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
     "__globPaths__": "false",
 }
-"""How a slot is read whatever the session says: a file that is gone or torn is an error, never no
-rows."""
+"""Options for reading a slot, above the session's settings: a missing or torn file is an error."""
 
 
 class Bridge(ABC):
-    """One session of one thread."""
+    """A Spark session, used by one thread."""
 
     def __init__(self, session: SparkSession) -> None:
         self.session = session
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes it the session of this thread for the calls that follow."""
+        """Make this session the active one of the calling thread."""
 
     @property
     def spent(self) -> bool:
-        """Whether it should give way to a new one: the session keeps more than it may."""
+        """Return whether the session keeps more than it may and should be replaced."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of it. Never fails."""
+        """Release the session. Never fails."""
 
     @abstractmethod
     def sql(self, text: str) -> DataFrame:
-        """The frame of a query text of ours (it would run a command)."""
+        """Return the frame of one of our own texts. A command would be run."""
 
     @abstractmethod
     def query(self, text: str) -> DataFrame:
-        """The frame of somebody's text, analysed and not run.
+        """Return the frame of a user's text, analysed and not run.
 
         Raises `QueryRejected` when it is a command; Spark's own error when it is refused.
         """
 
     @abstractmethod
     def deterministic(self, found: DataFrame) -> bool:
-        """Whether Spark holds every expression of an analysed frame to be deterministic."""
+        """Return whether Spark considers every expression of an analysed frame deterministic."""
 
     @abstractmethod
     def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
-        """Return what Spark says of a query (see `actors.spark.analysis`)."""
+        """Return Spark's analysis of a query (see `actors.spark.analysis`)."""
 
     @abstractmethod
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
-        """Arrow rows as a frame: a local relation as long as they are few. `uses`: how often a plan
-        has it."""
+        """Return Arrow rows as a frame: a local relation if they are few. `uses`: how often a plan
+        reads them."""
 
     @abstractmethod
     def empty(self, schema: Schema) -> DataFrame:
-        """No rows, with the columns' types and nullability."""
+        """Return a frame without rows, with the columns' types and nullability."""
 
     @abstractmethod
     def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
-        """Runs the query: its rows, in the types `wanted`, asked for afterwards."""
+        """Run the query and return its rows, cast to `wanted()`, which is called after the run."""
 
     @abstractmethod
     def views(self, frames: Mapping[str, DataFrame]) -> AbstractContextManager[None]:
-        """Names that texts may use meanwhile. Gone at the end whatever happens."""
+        """Name frames as views while the context is open, and drop the names at its end in any
+        case."""
 
 
 class ClassicBridge(Bridge):
@@ -119,6 +114,9 @@ class ClassicBridge(Bridge):
 
     def __init__(self, session: SparkSession, scratch: Path) -> None:
         super().__init__(session)
+        # A call through py4j takes 0.1 to 0.3 ms, releasing a reference another, and PySpark's own
+        # `createDataFrame` and `sql` make dozens of calls. These are the objects that they look up
+        # each time.
         self.jvm: Any = session._jvm
         self.engine: Any = session._jsparkSession
         self._scratch = scratch
@@ -134,7 +132,7 @@ class ClassicBridge(Bridge):
         self._class.setActiveSession(self.engine)
 
     def close(self) -> None:
-        """See `Bridge.close`: the JVM collects it."""
+        """See `Bridge.close`. The JVM's garbage collector frees the session."""
 
     def sql(self, text: str) -> DataFrame:
         """See `Bridge.sql`."""
@@ -143,6 +141,7 @@ class ClassicBridge(Bridge):
     def query(self, text: str) -> DataFrame:
         """See `Bridge.query`."""
         state = self.engine.sessionState()
+        # With SKIP a command is analysed without being executed, unlike in `SparkSession.sql`.
         mode = self.jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
         execution = state.executePlan(state.sqlParser().parsePlan(text), mode)
         execution.assertAnalyzed()
@@ -176,25 +175,26 @@ class ClassicBridge(Bridge):
         return tuple(map(int, filter(None, told.split(","))))
 
     def volatility(self, text: str, found: DataFrame) -> Volatility | None:
-        """Return the call by which the answer of somebody's text, whose frame is `found`, is no
-        function of its tables; None when it has none."""
+        """Return the call that makes the answer of a user's text, whose frame is `found`, no
+        function of its tables; None if there is none."""
         parser = self.engine.sessionState().sqlParser()
         inspector = self.java("PlanInspector")
         call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
         if not call:
             return None
+        # The first character: `@` time, session or release, `?` chance, `&` the clock in temporal
+        # filters.
         return Volatility(call[1:], clock=call[0] in "@&", temporal=call[0] == "&")
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
-        """Arrow rows as a frame: a local relation as long as they are few, else a partition a
-        batch, which is decoded where it is used.
-
-        Rows of a local relation are objects on the driver's heap, several times their size here,
-        and anew in each place of a plan that has a projection or a filter over them.
-        """
+        """Return Arrow rows as a frame: a local relation if they are few, else a partition for each
+        batch, decoded where it is used."""
+        # Rows of a local relation are objects on the driver's heap, several times their size here,
+        # and once more in each place of a plan that has a projection or a filter over them.
         local = not LOCAL_RELATION.crossed(table.nbytes * uses > LOCAL_RELATION.limit)
         path = self._scratch / f"rows-{uuid.uuid4().hex}"
         cores: int = self.session.sparkContext.defaultParallelism
+        # Each batch becomes a partition: many rows make no more partitions than there are cores.
         rows = max(TABLE_BATCH.limit, -(-table.num_rows // cores))
         TABLE_BATCH.crossed(table.num_rows > rows)
         try:
@@ -205,6 +205,7 @@ class ClassicBridge(Bridge):
             os.unlink(path)
         conf = self.engine.conf()
         if not local:
+            # `toDataFrame` chooses by this setting of the session.
             conf.set(LOCAL_RELATION_SETTING, "0")
         try:
             made = self._python.toDataFrame(batches, struct_json(table.schema), self.engine)
@@ -223,22 +224,23 @@ class ClassicBridge(Bridge):
         self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
     ) -> Translation:
         """Return the relational plan of an analysed frame over `tables` (made by `numbered`)."""
-        if self._front is None:  # it asks for all functions of the session
+        if self._front is None:  # lazily: it asks the JVM for all functions of the session
             self._front = CatalystFront(self)
         return self._front.translate(found, tables, nodes_max)
 
     def numbered(self, schema: Schema, number: int) -> DataFrame:
-        """No rows, with the columns' types and nullability, marked with the table's number."""
+        """Return a frame without rows, with the columns' types and nullability, marked with the
+        table's number."""
         kind = self.engine.parseDataType(numbered_json(schema, number))
         rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
         return DataFrame(rows, self.session)
 
     def java(self, name: str) -> Any:
-        """Return an object of a Java class of ours (see `java_object`)."""
+        """Return an object of one of our Java classes (see `java_object`)."""
         return java_object(self.session._sc._gateway, name)
 
     def slot(self, path: Path, arrow: pa.Schema, names: Sequence[str]) -> DataFrame:
-        """A slot file (columns by position, of these types) as a frame with these names."""
+        """Return a slot file (columns by position, of these types) as a frame with these names."""
         reader = self.session.read.schema(spark_struct(arrow))
         for option, value in _SLOT_OPTIONS.items():
             reader = reader.option(option, value)
@@ -261,7 +263,7 @@ class ClassicBridge(Bridge):
         return pa.ipc.read_schema(pa.py_buffer(bytes(schema.serializeAsMessage())))
 
     def resident(self, plan: Any) -> Any:
-        """See `resident_plan`: only where tasks run in the driver's JVM."""
+        """Return a resident RDD (see `resident_plan`). Only where tasks run in the driver's JVM."""
         return resident_plan(self.session._sc._gateway, plan)
 
     def messages(self, batches: Any, group: str, pool: str | None = None) -> list[bytes]:
@@ -269,8 +271,8 @@ class ClassicBridge(Bridge):
 
         Args:
             batches: The JVM's RDD.
-            group: Names the job, by which it is cancelled.
-            pool: The scheduler's; this thread's own if None.
+            group: Spark's job group, by which the job is canceled.
+            pool: The scheduler's pool; this thread's own if None.
 
         Raises:
             Exception: Spark's own error.
@@ -292,7 +294,7 @@ class ClassicBridge(Bridge):
             scala.setLocalProperties(before)
 
     def _told_to_tasks(self) -> Any:
-        """Return what Spark's own execution of a query tells tasks: the session's settings."""
+        """Return the properties that Spark's own execution of a query passes to tasks."""
         if self._told is None:
             told = self.jvm.java.util.Properties()
             for name, value in self.session.conf.getAll.items():
@@ -305,11 +307,11 @@ class ClassicBridge(Bridge):
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """See `Bridge.views`: temporary views."""
+        """See `Bridge.views`. These are temporary views."""
         try:
             for name, made in frames.items():
                 made._jdf.createOrReplaceTempView(view_name(name))
             yield
         finally:
             for name in frames:
-                self._catalog.dropTempView(bare_name(name))  # which is not parsed
+                self._catalog.dropTempView(bare_name(name))  # does not parse the name

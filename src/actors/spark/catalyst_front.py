@@ -1,10 +1,9 @@
 """A query's relational plan, from Spark's own analysis of it.
 
-Theory of operation. The analysed plan goes through the rules of `catalyst.rules` inside the JVM, is
-dumped in one call and becomes a relational plan (`catalyst.relations`). That plan is written out
-again as SQL, analysed, and put through the same rules: the plans must be the same, canonically,
-or the translation is refused with the first line that differs. So a fault in translating makes a
-view that is recomputed, not one that is wrong.
+The analysed plan goes through the rules of `catalyst.rules` inside the JVM, is dumped in one call
+and becomes a relational plan (`catalyst.relations`). That plan is written out as SQL again,
+analysed, and put through the same rules. Both plans must have the same canonical form, or the
+translation is refused with the first line that differs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
 
 NODE_CHARACTERS: Final = 1_000
-"""No node of a dump has more on average."""
+"""Limit of a dump: characters for each node, on average."""
 _ONCE: Final = rule_names(ONCE)
 _REPEATED: Final = rule_names(REPEATED)
 
@@ -50,16 +49,17 @@ class CatalystFront:
     def translate(
         self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
     ) -> Translation:
-        """Return the relational plan of a query over `tables`, by number and in the order of the
-        plan's sources, or why there is none: one of more than `nodes_max` nodes is refused."""
+        """Return a query's relational plan, or the reason why there is none. `tables`: by number,
+        in the order of the plan's sources. A plan of more than `nodes_max` nodes is refused."""
         try:
             rewritten = self._rewritten(found)
             root = self._built(rewritten, found, tables, nodes_max)
         except (NotTranslated, PlanTreeRejected, RecursionError) as error:
             return Translation(None, str(error) or "a query that is nested too deeply")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # A view is rather recomputed than lost by a plan of a form that nobody thought of.
+            # A plan of an unforeseen form must not reject the view, which is recomputed instead.
             return Translation(None, f"a plan that is not understood ({error!r})")
+        # A fault in translating makes a view that is recomputed, not one that is wrong.
         difference = self._difference(rewritten, found, root, [name for name, _ in tables.values()])
         if difference:
             return Translation(None, f"a plan that is not the text's: {difference}")
@@ -70,6 +70,7 @@ class CatalystFront:
         try:
             return self._rewriter.rewrite(self._constructs.rewrite(plan), _ONCE, _REPEATED)
         except Exception as error:
+            # A dead JVM says nothing of the plan: the job fails and is run again.
             if is_gone(error):
                 raise
             raise NotTranslated(f"rules fail on it: {short_text(str(error))}") from None
@@ -98,7 +99,8 @@ class CatalystFront:
     def _difference(
         self, rewritten: Any, found: DataFrame, root: Project, tables: Sequence[str]
     ) -> str:
-        """Return how the plan as written out differs from the query's own; empty: it does not."""
+        """Return the first difference between the query's plan and that of `root` written as SQL;
+        empty if there is none."""
         text = render(root, tuple(tables))
         try:
             again = self._bridge.query(text)

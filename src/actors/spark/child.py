@@ -1,18 +1,14 @@
 """The engine's own process: ``python -m actors.spark.child FD``.
 
-Theory of operation. The parent hands over one end of a socket pair and sends `Start`; the child
-starts Spark and answers `EngineReady`. From then on the main thread only reads: plans are
-filed at once (so a step that follows its `Prepare` always finds it), jobs go to a bounded set
-of worker threads, each with its own sessions and its own fair pool; a canceler thread goes on
-interrupting a canceled job until its worker has returned, because Spark forgets a cancel that
-comes before the job. Answers are written by whichever thread has one, a frame at a time.
+The parent hands over one end of a socket pair and sends `Start`; the child starts Spark and answers
+`EngineReady`. From then on the main thread only reads. Jobs go to a bounded set of worker threads,
+each with its own sessions and its own fair pool; a worker writes its answer as one frame.
 
-The process lives no longer than either neighbour: end of file on the socket (the parent is
-gone) and the end of Spark both end it at once. Spark has ended when its JVM has, when its
-context has stopped in a living JVM (a cluster's master removed the application), or when the
-Spark Connect server does not answer: its parent then starts a successor, which is given the
-same jobs. A JVM of our own ends with the process, because it reads our end of a pipe. The
-process holds no state that its parent could not give a successor.
+The process ends at end of file on the socket (the parent is gone), when its JVM ends, when its
+Spark context stops in a living JVM (a cluster's master removed the application), and when its Spark
+Connect server does not answer. The parent then starts a successor, which is given the same jobs:
+the process holds no state that a successor could not be given. A JVM of our own ends with the
+process, because it reads our end of a pipe.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ EXIT_FAULT: Final = 5
 
 
 class Wire:
-    """The socket: whole frames in, whole frames out, from any thread."""
+    """The socket to the parent: receives whole frames, and sends them from any thread."""
 
     def __init__(self, end: socket.socket, frame_bytes_max: int) -> None:
         self._end = end
@@ -72,7 +68,7 @@ class Wire:
         self._codec: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, frame_bytes_max)
 
     def receive(self) -> ChildMessage | None:
-        """The next message; None when the parent is gone."""
+        """Return the next message; None when the parent is gone."""
         while True:
             header = self._exactly(HEADER.size)
             if header is None:
@@ -83,7 +79,7 @@ class Wire:
                 return None if body is None else self._codec.decode(body)
 
     def send(self, answer: Answer) -> None:
-        """Sends an answer; one too large to send is answered with its error."""
+        """Send an answer; in place of one that is too large, send its error."""
         try:
             data = self._codec.encode(answer)
         except PenstockError as error:
@@ -103,10 +99,7 @@ class Wire:
 
 
 class Desk:
-    """Hands jobs to worker threads: of those that rest, to the one that rested last.
-
-    Its sessions are warm: with jobs that come one by one all of them meet the same.
-    """
+    """Hands jobs to worker threads: of the idle ones, to the one that became idle last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,15 +107,16 @@ class Desk:
         self._resting: list[queue.SimpleQueue[Ticket]] = []
 
     def put(self, ticket: Ticket) -> None:
-        """A job to be done."""
+        """Hand a job to an idle thread, or queue it."""
         with self._lock:
             if self._resting:
+                # The last one's sessions are warm: jobs that come one by one all meet the same.
                 self._resting.pop().put(ticket)
             else:
                 self._waiting.append(ticket)
 
     def take(self, box: queue.SimpleQueue[Ticket]) -> Ticket:
-        """The next job of the thread that owns `box`; waits for one."""
+        """Return the next job for the thread that owns `box`; wait for one."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -131,7 +125,7 @@ class Desk:
 
 
 class Child:
-    """The threads around an `Engine`."""
+    """Runs the jobs of an `Engine` on worker threads."""
 
     def __init__(self, wire: Wire, engine: Engine) -> None:
         self._wire = wire
@@ -140,14 +134,14 @@ class Child:
         self._tickets: dict[str, Ticket] = {}
         self._lock = threading.Lock()
         self._telling = threading.Lock()
-        """Held while something is told of a job: it is not over meanwhile."""
+        """Held while a job's progress is sent: the job is not over meanwhile."""
         self._desk = Desk()
         self._wake = threading.Event()
         self._serial = 0
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         self._watcher.start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
         threading.Thread(target=self._tell, name="progress", daemon=True).start()
@@ -156,7 +150,7 @@ class Child:
             threading.Thread(target=self._work, args=(pool,), name=pool, daemon=True).start()
 
     def serve(self) -> None:
-        """Reads until the parent is gone."""
+        """Read messages until the parent is gone."""
         while (message := self._wire.receive()) is not None:
             match message:
                 case Forget():
@@ -171,6 +165,7 @@ class Child:
     def _accept(self, job: Job) -> None:
         prepared = None
         if isinstance(job, Prepare):
+            # Filed by the reading thread: a step that follows its `Prepare` always finds the plan.
             prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
             if job.known:
                 return
@@ -206,7 +201,7 @@ class Child:
             leave(EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine)
 
     def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """The job's answer; none, but the end of this process, when Spark ended under it."""
+        """Return the job's answer. Ends this process if Spark ended during the job."""
         job, started = ticket.job, time.time_ns()
         try:
             answer = self._engine.run(slot, ticket, pool)
@@ -215,24 +210,26 @@ class Child:
             return answer
         except SparkGone as error:
             if self._engine.lost():
-                # Where a JVM has ended the watcher knows how, and leaves with that.
+                # If the JVM has ended, the watcher knows its exit status and leaves with that.
                 self._watcher.join(WATCHER_SECONDS)
                 leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
-            # it lives: the call itself failed
+            # Spark lives: only this call failed.
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
     def _tell(self) -> None:
-        """Tells how far jobs are that take long, when that has changed; never behind the answer."""
+        """Send the progress of jobs that take long, whenever it has changed."""
         told: dict[str, tuple[int, int]] = {}
         try:
             while True:
                 threading.Event().wait(PROGRESS_SECONDS)
                 with self._lock:
                     groups = {ticket.group: job_id for job_id, ticket in self._tickets.items()}
-                # Those that were there before: they have taken a while.
+                # Only groups that the last round saw, too: their jobs have taken a while.
                 for group, job_id in groups.items():
                     found = self._engine.progress(group) if group in told else None
                     if found is not None and found != told[group]:
+                        # Under the lock that `_work` takes to end a job: no progress follows the
+                        # job's answer.
                         with self._telling:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
@@ -241,7 +238,7 @@ class Child:
                 told = {group: far for group, far in told.items() if group in groups}
         except OSError:
             leave(EXIT_PARENT_GONE, "the parent is gone", self._engine)
-        except Exception as error:  # noqa: BLE001 - nobody's job hangs on it
+        except Exception as error:  # noqa: BLE001 - no job depends on it
             print(f"progress is told no more: {error}", file=sys.stderr, flush=True)
 
     def _cancel(self) -> None:
@@ -256,6 +253,8 @@ class Child:
                     self._engine.interrupt(group)
                 except Exception as error:  # noqa: BLE001 - tried again until the job is over
                     print(f"cancel {group}: {error}", file=sys.stderr, flush=True)
+            # Again, until the worker has returned: Spark forgets a cancel that comes before the
+            # job.
             threading.Event().wait(CANCEL_AGAIN_SECONDS)
 
     def _watch(self) -> None:
@@ -264,18 +263,20 @@ class Child:
 
 
 def leave(code: int, why: str, engine: Engine | None) -> None:
-    """Ends this process now, and with it what it has started."""
+    """End this process now, and with it what it has started."""
     print(why, file=sys.stderr, flush=True)
     try:
         if engine is not None:
             engine.end()
     finally:
+        # At once: other threads may be inside calls that never return.
         os._exit(code)
 
 
 def _bound_log() -> None:
-    """Empties the log when it is full: a job that fails for ever must not fill the disk."""
+    """Empty the log when it is full."""
     try:
+        # A job that fails for ever must not fill the disk.
         if os.fstat(2).st_size > LOG_BYTES_MAX:
             os.ftruncate(2, 0)
     except OSError:
@@ -285,9 +286,9 @@ def _bound_log() -> None:
 def open_engine(
     settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
 ) -> Engine:
-    """Starts Spark, or connects to it. Raises `EngineUnavailable` or Spark's own error."""
+    """Start Spark, or connect to it. Raises `EngineUnavailable` or Spark's own error."""
     if is_remote(settings.spark_master):
-        # here, because what it imports need not be installed for any other master
+        # Imported here: Spark Connect's packages need not be installed for any other master.
         from actors.spark.remote import open_remote
 
         return open_remote(settings, scratch, class_archive, no_java)
@@ -296,8 +297,9 @@ def open_engine(
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the child until its parent or its Spark is gone."""
+    """Run the child until its parent or its Spark is gone."""
     end = socket.socket(fileno=int(arguments[0]))
+    # The JVM must not hold the socket open after this process has ended.
     end.set_inheritable(False)
     first = Wire(end, 1 << 20).receive()
     if not isinstance(first, Start):
@@ -306,13 +308,13 @@ def main(arguments: list[str]) -> None:
     settings, scratch = first.settings, Path(first.scratch)
     use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    # PySpark has a folder for its JVM's port, which stays where this process is killed meanwhile.
+    # PySpark makes a folder for its JVM's port, and leaves it behind if this process is killed.
     temporary = scratch / CHILD_FOLDER / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
     try:
         engine = open_engine(settings, scratch, first.class_archive, first.no_java)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
+    except BaseException as error:  # noqa: BLE001 - the log names it
         why = without_secrets(str(error), settings.spark_master)
         leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
         return

@@ -1,18 +1,10 @@
-"""Class archives: with one, an engine's JVM starts in about half the time.
+"""Class archives, from which an engine's JVM starts in about half the time.
 
-Theory of operation. Most of a start is the reading, checking and laying out of some 11,000
-classes of Spark. A JVM can write them to a file when it ends and map that file when it starts
-(application class-data sharing). `make_archive` has `actors.spark.training` run an engine that
-does a few jobs and ends in order; `find_archive` only looks whether the file is there, so that no
-start ever waits for one to be made.
-
-Rules. An archive's name holds a hash of what it was made of (the build of Java, PySpark's release
-and place), so several of them lie side by side, `ARCHIVES_MAX` at most. The name holds its size
-too: a JVM dies of an archive that was cut short, so one of another size is none. Whether it fits
-is for the JVM to say: it compares its own build, and the paths, sizes and times of the jars, and
-goes on without an archive that does not fit. It does not look at the contents: after a start that
-failed the next goes without (`distrust`). An archive changes nothing but the time a start
-takes.
+Most of a start is the reading, checking and laying out of some 11,000 classes of Spark. A JVM can
+write them to a file when it ends and map that file when it starts (application class-data sharing).
+`make_archive` has `actors.spark.training` run an engine that does a few jobs and ends in order;
+`find_archive` only looks for the file, so that no start waits for one to be made. An archive
+changes nothing but the time that a start takes.
 """
 
 from __future__ import annotations
@@ -36,11 +28,11 @@ LOG_TAIL_CHARACTERS: Final = 2000
 SUFFIX: Final = ".jsa"
 _distrusted: Final[set[Path]] = set()
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""An archive that does not fit is no news to anybody who reads the engine's log."""
+"""Options that keep an archive that does not fit out of the engine's log."""
 
 
 def archives_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where archives lie: in the virtual environment, or else in the user's cache."""
+    """Return the archives' folder: in the virtual environment, or else in the user's cache."""
     given = os.environ if environment is None else environment
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / "var" / "cache" / "penstock"
@@ -49,24 +41,27 @@ def archives_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def archive_name(java: JavaHome) -> str:
-    """How the name of an archive for this Java and the installed PySpark begins."""
+    """Return the beginning of the name of an archive for this Java and the installed PySpark."""
     spec = importlib.util.find_spec("pyspark")  # the place alone: nothing is imported
     place = "" if spec is None or spec.origin is None else spec.origin
+    # The name holds a hash of these, so that archives of several installations lie side by side.
     made_of = (java.build, importlib.metadata.version("pyspark"), place)
     return "spark-" + hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
 
 def find_archive(java: JavaHome, folder: Path | None = None) -> Path | None:
-    """The archive to start an engine with; None when none was made."""
+    """Return the archive to start an engine with; None if there is none."""
     for path in (folder or archives_folder()).glob(f"{archive_name(java)}-*{SUFFIX}"):
+        # A JVM dies of an archive that was cut short, so the name holds the size, too.
         if path.name == _whole_name(java, path) and path not in _distrusted:
             return path
     return None
 
 
 def distrust(archive: Path) -> None:
-    """An engine that began with it ended before it was up: the next ones of this process begin
-    without it. It may have been damaged since it was made, and a JVM dies of that."""
+    """Exclude an archive from later starts of this process: an engine that began with it ended
+    early."""
+    # The JVM does not check an archive's contents, and dies of one that was damaged.
     _distrusted.add(archive)
 
 
@@ -75,23 +70,25 @@ def _whole_name(java: JavaHome, path: Path) -> str:
 
 
 def archive_options(archive: str | Path | None) -> str:
-    """A JVM's options for an archive, as Spark splits them. One that does not fit is ignored."""
+    """Return a JVM's options for an archive, as Spark splits them."""
+    # The JVM compares its build, and the jars' paths, sizes and times, and ignores a misfit.
     return f'"-XX:SharedArchiveFile={archive}" {_SILENT}' if archive else ""
 
 
 def recording_options(archive: Path) -> str:
-    """A JVM's options to write an archive when it ends. It is not worth its second compiler."""
+    """Return a JVM's options to write an archive when it ends."""
+    # So short a run is not worth the second compiler.
     return f'"-XX:ArchiveClassesAtExit={archive}" -XX:TieredStopAtLevel=1 {_SILENT}'
 
 
 def make_archive(
     java: JavaHome, scratch: Path, environment: Mapping[str, str], folder: Path | None = None
 ) -> Path:
-    """Runs an engine to make the archive, in half a minute; replaces one that is there.
+    """Run an engine to make the archive, in half a minute; replace an existing one.
 
-    `scratch` is an empty folder of the caller's, `environment` an engine's. Blocking. Raises
-    `EngineUnavailable` when nothing came of it, with the log's tail, and `OSError` when the
-    folder cannot be written.
+    `scratch`: an empty folder of the caller's; `environment`: an engine's. Blocking. Raises
+    `EngineUnavailable` with the log's tail when no archive was made, and `OSError` when the folder
+    cannot be written.
     """
     folder = folder or archives_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,6 +112,7 @@ def make_archive(
                 f"no class archive was made with Java {java.version} from {java.origin} "
                 f"(exit status {done.returncode}); the log ends:\n{tail}"
             )
+        # Renamed when it is complete: no start finds half an archive.
         path = unfinished.replace(folder / _whole_name(java, unfinished))
     except subprocess.TimeoutExpired:
         raise EngineUnavailable(
@@ -127,7 +125,7 @@ def make_archive(
 
 
 def _keep_newest(path: Path) -> None:
-    """Removes the oldest archives beyond `ARCHIVES_MAX`, never the one at `path`."""
+    """Remove the oldest archives beyond `ARCHIVES_MAX`, never the one at `path`."""
     others = [other for other in path.parent.glob(f"*{SUFFIX}") if other != path]
     others.sort(key=lambda other: other.stat().st_mtime_ns, reverse=True)
     for other in others[ARCHIVES_MAX - 1 :]:

@@ -1,14 +1,8 @@
-"""A session behind Spark Connect, and one job's use of it: as few calls over the wire as can be.
+"""A session behind Spark Connect, used with as few calls over the wire as can be.
 
-A frame is a description that this process keeps; a call sends it whole, with the rows and the
-views that it reads. So views are not made and dropped one by one: what a text may name goes
-along with the text, and the server has it for that call alone. A step is one call.
-
-Large rows are sent once, ahead of the calls that name them, and the server keeps them for as
-long as the session lives: a session that has sent `KEPT_BYTES_MAX` is spent.
-
-A text is wrapped in parentheses when the server sees it first: a command does not parse in them,
-so that none is ever run.
+A frame is a description that this process keeps; a call sends it whole, with the rows and the views
+that it reads. So views are not made and dropped one by one: they are sent with each text that may
+name them, and exist for that call alone. A step is one call.
 """
 
 from __future__ import annotations
@@ -37,20 +31,20 @@ from actors.spark.session import ThreadSessions
 from actors.spark.spark_schemas import bare_name, declared_json, struct_json, view_name
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
-"""Rows from this size on are sent once, not with each call."""
+"""Rows of this size or more are sent once, not with each call."""
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 _CHUNK_ROWS: Final = 65_536
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 TRIES_AGAIN: Final = 7
-"""With the waits between them: some 3.5 s, after which nobody is held to be there."""
+"""Retries of a call; with the waits between them some 3.5 s, after which the server is gone."""
 QUERIES_KNOWN_MAX: Final = 256
-"""Texts that a session remembers to be queries."""
+"""Bound of the texts that a session remembers to be queries."""
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 
 class ConnectBridge(Bridge):
-    """One session of one thread, behind Spark Connect. `tag` names the job at hand."""
+    """One session of one thread, behind Spark Connect. `tag` returns the current job's tag."""
 
     def __init__(self, session: SparkSession, tag: Callable[[], str], reader: PlanReader) -> None:
         super().__init__(session)
@@ -61,7 +55,7 @@ class ConnectBridge(Bridge):
         self._queries: set[str] = set()
 
     def activate(self) -> None:
-        """See `Bridge.activate`: what is run from now on carries the job's tag."""
+        """See `Bridge.activate`. Later calls carry the job's tag."""
         self.session.clearTags()
         self.session.addTag(self._tag())
 
@@ -71,7 +65,7 @@ class ConnectBridge(Bridge):
         return self._kept > KEPT_BYTES_MAX
 
     def close(self) -> None:
-        """See `Bridge.close`: the server ends what still runs in the session."""
+        """See `Bridge.close`. The server ends what still runs in the session."""
         self.session.stop()  # logs what fails, and raises nothing
 
     def sql(self, text: str) -> DataFrame:
@@ -86,6 +80,7 @@ class ConnectBridge(Bridge):
 
     def query(self, text: str) -> DataFrame:
         """See `Bridge.query`."""
+        # The check puts the text in parentheses, where a semicolon does not parse.
         bare = text.strip().rstrip(";")
         if bare not in self._queries:
             self._check_query(bare)
@@ -97,8 +92,10 @@ class ConnectBridge(Bridge):
         return found
 
     def _check_query(self, text: str) -> None:
-        """Raises `QueryRejected` for a command, Spark's own error for what is no query."""
+        """Raise `QueryRejected` for a command, Spark's own error for any other text that is no
+        query."""
         try:
+            # A command does not parse in parentheses, so that none is ever run.
             _ = self.sql(f"({text}\n)").schema
         except ParseException:
             if self._is_statement(text):
@@ -106,7 +103,8 @@ class ConnectBridge(Bridge):
             raise
 
     def deterministic(self, found: DataFrame) -> bool:
-        """See `Bridge.deterministic`: Spark lets no join depend on what is not."""
+        """See `Bridge.deterministic`."""
+        # Spark refuses a join on an expression that is not deterministic, by an error of that name.
         one = self.session.range(1)
         try:
             _ = one.alias("a").join(one.alias("b"), found.exists()).schema
@@ -124,6 +122,8 @@ class ConnectBridge(Bridge):
         """See `Bridge.table`."""
         rows: LogicalPlan = LocalRelation(table, schema=struct_json(table.schema))
         if table.num_rows and table.nbytes >= SENT_AHEAD_BYTES:
+            # The server keeps these rows until the session ends: the session is spent by their
+            # bytes.
             self._kept += table.nbytes
             limits = (1 << 62, _CHUNK_ROWS, _CHUNK_BYTES, _CHUNK_BYTES)
             rows = self.session._cache_local_relation(rows, *limits)
@@ -140,7 +140,7 @@ class ConnectBridge(Bridge):
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """See `Bridge.views`: sent along with each text that may name them."""
+        """See `Bridge.views`. The frames are sent along with each text that may name them."""
         before = self._frames
         self._frames = before | dict(frames)
         try:
@@ -149,8 +149,9 @@ class ConnectBridge(Bridge):
             self._frames = before
 
     def _is_statement(self, text: str) -> bool:
-        """Whether Spark can parse it: what is explained is not run."""
+        """Return whether Spark can parse a text."""
         try:
+            # EXPLAIN does not run the statement.
             self.session.sql(f"EXPLAIN {text}")
         except PySparkException:
             return False
@@ -158,20 +159,20 @@ class ConnectBridge(Bridge):
 
 
 def _alias(name: str) -> str:
-    """A view's name as the server takes it: it parses one to make the view, and does not to drop
-    it, so that a quoted one stays."""
+    """Return a view's name as the server takes it."""
+    # The server parses the name to make the view, and not to drop it: a quoted view would stay.
     bare = bare_name(name)
     return bare if _WORD.fullmatch(bare) else view_name(name)
 
 
 def _may_be_named(name: str, lowered: str) -> bool:
-    """Whether a text (in lower case) may name a view. A name with odd characters always may."""
+    """Return whether a text (in lower case) may name a view; True for names with odd characters."""
     bare = name.strip("`")
     return not bare.isascii() or "`" in bare or bare.lower() in lowered
 
 
 class ConnectSessions(ThreadSessions):
-    """The sessions of one worker thread, behind Spark Connect. `base` is set in each of them."""
+    """The sessions of one worker thread, behind Spark Connect. `base`: settings of each of them."""
 
     def __init__(
         self,
@@ -193,23 +194,27 @@ class ConnectSessions(ThreadSessions):
         made = super().get(conf, small=small, slots=slots)
         assert isinstance(made, ConnectBridge)
         self._current = made
-        if self._over:  # asked after it was kept: `end` has not missed it
+        # Tested after the session was kept: either `end`, on another thread, closes it, or this.
+        if self._over:
             made.close()
             raise Canceled("the engine ends")
         return made
 
     def end(self) -> None:
-        """Closes them all, for good. Called from any thread."""
+        """Close all sessions and refuse new ones. Called from any thread."""
+        # Before `drop`: a session that is opened meanwhile closes itself in `get`.
         self._over = True
         self.drop()
 
     def begin(self, tag: str) -> None:
-        """All that is run from now on carries `tag`."""
+        """Tag all that is run from now on with `tag`."""
         self._tag = tag
+        # A cancel must not interrupt the session of an earlier job.
         self._current = None
 
     def interrupt(self, tag: str) -> None:
-        """Interrupts what runs under `tag`. Called from any thread."""
+        """Interrupt what runs under `tag`. Called from any thread."""
+        # Read once: the worker thread may replace it.
         current = self._current
         if current is not None:
             current.session.interruptTag(tag)
@@ -225,7 +230,7 @@ class ConnectSessions(ThreadSessions):
 
 
 def be_patient(session: Any, tries_again: int = TRIES_AGAIN) -> None:
-    """How often a call is made again while nobody answers."""
+    """Set how often a call is retried while the server does not answer."""
     policy = DefaultPolicy(
         max_retries=tries_again, initial_backoff=50, backoff_multiplier=2.0, max_backoff=1000
     )
@@ -233,5 +238,5 @@ def be_patient(session: Any, tries_again: int = TRIES_AGAIN) -> None:
 
 
 def set_all(session: Any, conf: Mapping[str, str]) -> None:
-    """Sets settings, all in one call. Raises Spark's own error."""
+    """Set settings, all in one call. Raises Spark's own error."""
     session.conf._set_all(dict(conf), silent=False)

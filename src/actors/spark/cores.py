@@ -12,17 +12,17 @@ from actors.errors import BadSettings
 
 
 class Cores(NamedTuple):
-    """Which cores are whose, by the system's numbers."""
+    """The cores of the service and of the engine, by the system's numbers."""
 
     all: frozenset[int]
     service: frozenset[int]
     engine: frozenset[int]
 
 
+# Cached: pinning changes what the system says of this process.
 @functools.cache
 def cores() -> Cores:
     """Return the cores: the first of this process's is the service's, all others are the engine's.
-    As the process was when this was first asked: pinning itself changes what the system says.
 
     Raises `BadSettings` where there are not two cores, or the system does not pin.
     """
@@ -43,5 +43,5 @@ def pin_threads(numbers: frozenset[int]) -> None:
 
 
 def shown(numbers: frozenset[int]) -> str:
-    """For the log: ``1, 2, 3``."""
+    """Return core numbers for the log: ``1, 2, 3``."""
     return ", ".join(map(str, sorted(numbers)))

@@ -1,8 +1,8 @@
 """Plain Spark: a query over whole contents, minus the old contents of its view.
 
-Contents are the rows whose diffs sum to more than zero, each repeated by that sum. What is
-small is summed and repeated in Arrow and costs Spark nothing; the rest is done by Spark. Both
-keep the bits of a row (see `actors.spark.translate`).
+Contents are the rows whose diffs sum to more than zero, each repeated by that sum. Small inputs are
+summed and repeated in Arrow and cost Spark nothing; the rest is done by Spark. Both keep the bits
+of a row (see `actors.spark.translate`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OLD: Final = "__old"
 
 
 def run_difference(slot: Slot, job: Difference) -> RowsDone:
-    """The updates at `job.time` that turn `old` into the query's result.
+    """Return the updates at `job.time` that turn `old` into the query's result.
 
     Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
     """
@@ -44,19 +44,19 @@ def run_difference(slot: Slot, job: Difference) -> RowsDone:
 
 
 def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
-    """Run a query over contents, and, if its data make it raise, once more over contents that
-    Spark sums up before it computes anything of them: what raised may be a row that is gone.
+    """Run a query over contents; if its data make it raise, run it once more with `apart`.
 
-    The second run costs as much as the first, and the filters that Spark would have moved below
-    the sums; only a query that raises pays it.
+    With `apart` Spark sums the diffs of equal rows before it computes anything else of the rows.
     """
-    # The rule that moves filters is not left out here, as it is of steps (`steps.run_step`): a
-    # user's query may have the conditions of its joins in WHERE.
+    # Predicate pushdown stays on, unlike in a step's second run (`steps.run_step`): a user's query
+    # may have the conditions of its joins in WHERE.
     try:
         return run(False)
     except Exception as error:
         if describe(error)[0] != DefiniteError.__name__:
             raise
+    # The row that raised may be one that a retraction removes. The second run costs as much as the
+    # first, and the pushdown of filters below the sums; only a query that raises pays it.
     return run(True)
 
 
@@ -83,7 +83,7 @@ def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
 
 
 class Opened(NamedTuple):
-    """A session with contents under their names; `bytes` of all that was given."""
+    """A session with contents under their names; `bytes`: size of all rows that were given."""
 
     bridge: Bridge
     small: bool
@@ -99,8 +99,8 @@ def over_contents(
     *,
     apart: bool = False,
 ) -> Iterator[Opened]:
-    """A session in which texts may name the contents of the tables; and whether all of it, `old`
-    included, is small. `apart`: see `retry_apart`."""
+    """Open a session in which texts may name the contents of the tables. `small`: all rows are
+    small, `old` included. `apart`: see `retry_apart`."""
     loaded = {name: load(rows) for name, rows in tables}
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     read = sum(rows.bytes for rows in all_rows)
@@ -125,8 +125,7 @@ def over_contents(
 
 
 def _with_char_lengths(found: DataFrame, schema: Schema) -> DataFrame:
-    """The same, by which Spark knows a CHAR(n) column of a table, and fills up what is compared
-    with it."""
+    """Return the frame with its CHAR(n) columns marked: Spark pads what is compared with them."""
     for column in schema.columns:
         if column.type.lower().startswith("char("):
             found = found.withMetadata(column.name, {CHAR_LENGTH: column.type.lower()})
@@ -134,9 +133,9 @@ def _with_char_lengths(found: DataFrame, schema: Schema) -> DataFrame:
 
 
 def run_query(slot: Slot, job: Query) -> RowsDone:
-    """The query's own rows over Parquet files as they are. Raises Spark's own errors.
+    """Return a query's rows over Parquet files as they are. Raises Spark's own errors.
 
-    Its `spark_ms` is the query alone: looking at the files' schemas is not counted.
+    `spark_ms` counts the query alone, and not the reading of the files' schemas.
     """
     bridge = slot.sessions.get(job.conf, small=False)
     tables = {name: bridge.session.read.parquet(path) for name, path in job.tables}
@@ -157,7 +156,7 @@ def _contents_in_spark(bridge: Bridge, schema: Schema, view: str, *, apart: bool
 
 
 def _contents_here(updates: pa.Table) -> pa.Table | None:
-    """The rows themselves; None when there are too many to repeat here."""
+    """Return the rows themselves; None when there are too many to repeat here."""
     summed = consolidate(updates.drop_columns([TIME]))
     kept = summed.filter(pc.greater(summed[DIFF], pa.scalar(0, pa.int64())))
     weights = kept[DIFF].to_numpy()

@@ -1,10 +1,4 @@
-"""Keys of a GROUP BY that tell values apart where Spark's own grouping does not.
-
-- Floats: ``GROUP BY`` takes -0.0 for 0.0 and one NaN for another; their text tells them apart.
-- Maps: Spark sorts them first, by code that takes a NULL among the values for what stood in its
-  place before (4.3, where it is generated), so that rows are merged that differ. Their entries, in
-  the order of the keys, are arrays, which it groups as they are.
-"""
+"""Keys of a GROUP BY that tell floats and maps apart where Spark's own grouping merges them."""
 
 from __future__ import annotations
 
@@ -32,7 +26,10 @@ def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str
     found = {}
     for name, kind in kinds.items():
         low, column = kind.lower(), quote(name)
+        # GROUP BY takes -0.0 for 0.0 and one NaN for another; their text tells them apart.
         floats = any(word in low for word in ("float", "double", "real")) and not only_maps
+        # Spark (4.3, generated code) sorts a map first and takes a NULL value for what was in its
+        # place before, so that it merges rows that differ. It groups arrays of entries as they are.
         if "map<" in low:
             keys: tuple[str, ...] = (entries_of(column, arrow_type(kind)),)
         elif floats:
@@ -44,7 +41,7 @@ def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str
 
 
 def entries_of(value: str, kind: pa.DataType, depth: int = 0) -> str:
-    """Return an expression without maps that is the same for two values just if they are.
+    """Return an expression without maps that is equal for two values if and only if they are equal.
 
     >>> print(entries_of("m", pa.map_(pa.string(), pa.int32())))
     array_sort(map_entries(m), (a0, b0) -> CASE WHEN a0.key < b0.key THEN -1 ELSE 1 END)

@@ -1,17 +1,13 @@
-"""What a failed job means: `code` and text for its `JobFailed`.
+"""Classifies the failure of a job: `code` and text for its `JobFailed`.
 
-Spark names its errors by a condition and a SQLSTATE. The class (first two characters) tells who
-is to blame:
+Spark names its errors by a condition and a SQLSTATE, whose class (first two characters) decides:
 
 - data exceptions (22), cardinality (21), constraint-like (23), errors raised by the query itself
   (P0), external routines (38, 39) and limits that the data exceed (54): the same job fails in
   the same way again, so the error belongs to the view: ``DefiniteError``;
-- what analysis refuses: ``QueryRejected``;
-- what is over a limit of the engine, its stack or the size of an answer: ``JobTooLarge``;
+- a text that analysis refuses: ``QueryRejected``;
+- a limit of the engine, its stack or the size of an answer: ``JobTooLarge``;
 - everything else may go away (a lost file, a lost executor, no memory): ``EngineLost``.
-
-An error raised inside a task arrives wrapped: conditions are looked for along the whole chain
-of causes, and in the text, where Spark always writes ``[CONDITION] … SQLSTATE: xxxxx``.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ _LINES_MAX: Final = 6
 
 
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""Of gRPC: nobody there, or nobody who answers."""
+"""Status codes of gRPC for a server that is not there, or does not answer in time."""
 _ANOTHER_SERVER: Final = "INVALID_HANDLE.SESSION_CHANGED"
 _FORGOTTEN: Final = frozenset({"INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND"})
 _NO_FILE: Final = "PATH_NOT_FOUND"
@@ -42,28 +38,32 @@ _LIMITS: Final = {
     "FAILED_TO_PARSE_TOO_COMPLEX": "it is nested too deeply for the engine's parser",
     "spark.driver.maxResultSize": "its answer is too large to be collected",
 }
-"""What a text names when the job is over a limit, and what that means."""
+"""Texts by which a job over a limit is known, and their meanings."""
 
 
 class SparkGone(Exception):
-    """Spark did not answer, or does no more jobs: it has most likely died."""
+    """Raised when Spark did not answer, or does no more jobs: it has most likely died."""
 
 
 def failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
-    """The answer for a job that ended in `error`. Raises `SparkGone` when Spark did not answer."""
+    """Return the answer for a job that ended in `error`. Raises `SparkGone` when Spark did not
+    answer."""
     code, text = describe(error)
     return JobFailed(job_id, code, _clip(text, text_bytes_max))
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """(error class of `actors.errors`, short text). Raises `SparkGone`."""
+    """Return (error class of `actors.errors`, short text). Raises `SparkGone`."""
     if isinstance(error, PenstockError):
         code, text, _ = to_wire(error)
         return code, text
+    # An error raised inside a task arrives wrapped: look along the whole chain of causes, and in
+    # the texts, where Spark always writes `[CONDITION] … SQLSTATE: xxxxx`.
     texts = [str(link) for link in _chain(error)]
     for name, meaning in _LIMITS.items():
         if any(name in text for text in texts):
             return "JobTooLarge", f"{meaning} ({name})"
+    # Found by analysis, but the text is not at fault.
     if isinstance(error, AnalysisException) and error.getCondition() == _NO_FILE:
         hint = "every machine of Spark needs the part files at the same path"
         return "EngineLost", f"{short_text(str(error))}; {hint}"
@@ -80,7 +80,7 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def short_text(text: str) -> str:
-    """Spark's own words without the plan tree and the JVM's stack."""
+    """Return Spark's own words without the plan tree and the JVM's stack."""
     text = text.split("\n\nJVM stacktrace:")[0]
     tree = _PLAN_TREE.search(text)
     if tree:
@@ -91,7 +91,7 @@ def short_text(text: str) -> str:
 
 
 def _from(text: str, condition: str) -> str:
-    """The text from the condition's name on."""
+    """Return the text from the condition's name on."""
     at = text.find(f"[{condition}]")
     return short_text(text[max(at, 0) :])
 
@@ -107,23 +107,24 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether it says that nobody answers, or somebody else than before."""
+    """Return whether an error says that Spark does not answer, or that another server does."""
     if isinstance(error, PySparkException):
         status = getattr(getattr(error, "_grpc_status_code", None), "name", "")
         condition = condition_of(error)
         return condition == _ANOTHER_SERVER or (condition is None and status in _NO_ANSWER)
+    # It is a `Py4JError`, too, but an exception of Java is an answer: the JVM lives.
     if isinstance(error, Py4JJavaError):
         return False
     return isinstance(error, Py4JNetworkError | Py4JError | ConnectionError)
 
 
 def is_forgotten(error: BaseException) -> bool:
-    """Whether a Spark Connect server has let go of the session: a new one will do."""
+    """Return whether a Spark Connect server has closed the session: a new one will do."""
     return isinstance(error, PySparkException) and condition_of(error) in _FORGOTTEN
 
 
 def condition_of(error: PySparkException) -> str | None:
-    """The name of Spark's error condition."""
+    """Return the name of Spark's error condition; None if it has none."""
     return error.getCondition() or None
 
 

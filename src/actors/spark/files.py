@@ -1,9 +1,8 @@
-"""Answers that are too large to be collected: Parquet files, written where the rows are.
+"""Writes answers that are too large to be collected into Parquet files, where the rows are.
 
-Nothing of such an answer passes through the driver's heap or through this process. A grouping
-usually makes few rows of many, and few rows few, so their answers are collected, until one turns
-out to have too many rows or bytes (`spark.driver.maxResultSize`): then the query runs once more,
-into files.
+Such an answer passes neither through the driver's heap nor through this process. A grouping usually
+makes few rows of many, so its answer is collected first. If it turns out to have too many rows or
+bytes (`spark.driver.maxResultSize`), the query runs once more, into files.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ _TOO_LARGE: Final = "spark.driver.maxResultSize"
 
 
 ANSWER_ROWS_MIN: Final = 1_000
-"""So many are always collected."""
+"""Answers of up to so many rows are always collected."""
 _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType, TimestampNTZType)
 _NARROW_BYTES: Final = 8
 _WIDE_BYTES: Final = 64
-"""Taken for a value whose size its type does not say."""
+"""Assumed size of a value whose type has no fixed size."""
 _ANSWER_SHARE: Final = 2
-"""An answer may take so many times what is thought to be few when it is not known."""
+"""Factor by which an answer of unknown size may exceed `collected_bytes_max`."""
 
 
 class AnswerTooLarge(Exception):
@@ -89,10 +88,11 @@ def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
 
 
 def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
-    """Whether all rows of a node come out of groupings, so that they are probably few."""
+    """Return whether all rows of a node come out of groupings, so that they are probably few."""
     match node:
         case Input():
             below = strata.get(node.name)
+            # A hidden state has the rows of a grouping.
             return node.name[0] == "h" if below is None else reduces(below, strata)
         case Reduce() | Recompute():
             return True
@@ -113,15 +113,15 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
 
 
 def too_large(error: Exception) -> bool:
-    """Whether a collection failed because the answer is too large."""
+    """Return whether a collection failed because the answer is too large."""
     return isinstance(error, AnswerTooLarge) or _TOO_LARGE in str(error)
 
 
 def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
-    """Runs the query into files, all rows at `time` (None: without a time), in the order of the
+    """Run the query into files, all rows at `time` (None: without a time), in the order of the
     files and of the rows in each. Raises Spark's own errors.
 
-    The files lie in `out`, where whoever gets them removes them; they hold no metadata of Spark's.
+    The files lie in `out`, and are removed by their reader; they hold no metadata of Spark's.
     """
     name = uuid.uuid4().hex
     folder = out / f"{name}.parts"
@@ -138,6 +138,7 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
                 done.append(FileDone(str(kept), count))
         return tuple(done)
     finally:
+        # With Spark's own files in it (checksums, `_SUCCESS`).
         shutil.rmtree(folder, ignore_errors=True)
 
 

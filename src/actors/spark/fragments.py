@@ -1,4 +1,4 @@
-"""Pieces of SQL text and facts about delta nodes that all of the rendering needs."""
+"""Pieces of SQL text and facts about delta nodes, shared by all renderers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.plan.delta import Match, Node, Pair, inputs_below
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 
 _SCALE_KEPT: Final = 6
-"""Spark keeps a product's scale up to this one, whatever its precision."""
+"""Scale up to which Spark keeps a product's scale, whatever its precision."""
 UNION: Final = "\nUNION ALL\n"
 
 Types: TypeAlias = Callable[[Node], Mapping[str, str]]
@@ -20,38 +20,33 @@ Types: TypeAlias = Callable[[Node], Mapping[str, str]]
 
 
 class Relation(msgspec.Struct, frozen=True):
-    """What a named input is in the session: a view, or nothing (no rows)."""
+    """A named input in the session: a view, or no rows (`view` is None)."""
 
     schema: Schema
     view: str | None = None
     bytes: int = 0
     ones: bool = False
-    """Every diff is 1."""
+    """True if every diff is 1."""
 
 
 def quote(name: str) -> str:
-    """An identifier in backticks."""
+    """Return an identifier in backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def sql_type(text: str) -> str:
-    """A column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
+    """Return a column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
     low = text.strip().lower()
     return "string" if low.startswith(("char(", "varchar(")) else text
 
 
 def leaves(node: Node) -> Iterator[str]:
-    """Names of the inputs below a node."""
+    """Return the names of the inputs below a node."""
     return (found.name for found in inputs_below(node))
 
 
 def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
-    """SQL for ``value × diff`` with no digit lost. `kind` is the wanted type.
-
-    Spark's product of decimals gives up scale beyond 38 digits. With a scale of at most 6 it
-    does not; a finer value is cut in a coarse and a fine piece whose products are exact. (Its
-    negation rounds to 34 digits, so that a decimal is never just negated.)
-    """
+    """Return SQL for ``value × diff`` with no digit lost. `kind` is the wanted type."""
     if kind is None:
         return f"{value} * {diff}"
     cast = f"CAST({value} AS {kind})"
@@ -60,11 +55,13 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
         product = _decimal_product(cast, diff, width)
         gone = ""
         if width.precision == 38 and width.scale > _SCALE_KEPT:
-            # Of a value of 38 digits no product keeps them all; its text does.
+            # No product keeps all of 38 digits, and Spark's negation rounds to 34: the sign is
+            # changed in the text.
             text = f"CAST({cast} AS string)"
             text = f"CASE WHEN {cast} < 0 THEN substr({text}, 2) ELSE concat('-', {text}) END"
             gone = f"WHEN {diff} = -1 THEN CAST({text} AS {kind}) "
         return f"CASE WHEN {diff} = 1 THEN {cast} {gone}ELSE CAST({product} AS {kind}) END"
+    # Nearly all diffs are 1 or -1, which need no product.
     product = f"{cast} * {diff}"
     return (
         f"CASE WHEN {diff} = 1 THEN {cast} WHEN {diff} = -1 THEN -{cast} "
@@ -73,10 +70,12 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
 
 
 def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
-    """``value × diff`` where Spark's result type keeps the scale of each product and sum."""
+    """Return SQL for ``value × diff`` where Spark's result type keeps the scale."""
     times, scale = f"CAST({diff} AS decimal(19,0))", kind.scale
+    # Spark's product of decimals gives up scale beyond 38 digits, but keeps a scale of at most 6.
     if scale <= _SCALE_KEPT:
         return f"{value} * {times}"
+    # A finer value is cut in a coarse and a fine piece whose products are exact.
     whole = f"CASE WHEN {value} < 0 THEN ceil({value}) ELSE floor({value}) END"
     narrowed = f"CAST({diff} AS decimal({max(1, min(19, 36 - scale))},0))"
     piece = f"decimal({min(kind.precision, 37)},{scale})"
@@ -87,7 +86,7 @@ def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
 
 
 def join_tests(node: Pair | Match) -> list[str]:
-    """The conditions of a join."""
+    """Return the conditions of a join."""
     tests = [f"({left}) = ({right})" for left, right in node.equal]
     tests += [f"({left}) <=> ({right})" for left, right in node.same]
     if node.residual is not None:
@@ -96,7 +95,8 @@ def join_tests(node: Pair | Match) -> list[str]:
 
 
 def from_rows(rows: str) -> str:
-    """FROM a subquery; its alias keeps ``WHERE (flag)`` from being read as one."""
+    """Return a FROM clause over a subquery."""
+    # The alias keeps `WHERE (flag)` from being read as one.
     return f"FROM (\n{rows}\n) AS __t"
 
 
@@ -109,16 +109,17 @@ def consolidated(
     keep: str = "<> 0",
     apart: bool = False,
 ) -> str:
-    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`. `exact`: the
-    keys of columns that are not grouped by themselves (`exact_groups`). `apart`: no filter of what
-    stands above is computed of rows that were not summed up yet."""
+    """Return SQL that sums the diffs of equal rows (at equal times) and keeps those whose sum is
+    `keep`. `exact`: the keys of columns that are not grouped by themselves (`exact_groups`).
+    `apart`: no filter above is computed of rows that were not summed up yet."""
     grouped = [key for name in names for key in exact.get(name, (quote(name),))]
     items = [f"any_value({quote(n)}) AS {quote(n)}" if n in exact else quote(n) for n in names]
     if by_time:
         grouped.append(TIME)
         items.append(TIME)
     items.append(f"sum({DIFF}) AS {DIFF}")
-    if apart:  # true of every sum that is kept: Spark moves no filter below one that may change
+    if apart:
+        # True of every sum that is kept; as it is not deterministic, Spark moves no filter below.
         keep += f" AND rand(0) < abs({DIFF})"
     groups = ", ".join(grouped)
     tail = f"GROUP BY {groups} " if groups else ""

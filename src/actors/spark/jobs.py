@@ -1,8 +1,8 @@
-"""Jobs to answers: what a worker thread of the child does with one message.
+"""Turns jobs into answers: what a worker thread of the child does with one message.
 
 A job is a pure function of its message and of the plan prepared under its name. Every job gets
-exactly one answer; failures become `JobFailed` (`actors.spark.failures`). A job that was
-canceled answers ``Canceled`` whatever else happened to it.
+exactly one answer; failures become `JobFailed` (`actors.spark.failures`). A job that was canceled
+answers ``Canceled`` whatever else happened to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from actors.spark.taking import infer_files, take_files
 
 
 class Ticket:
-    """A job on its way through the child. `group` names its Spark jobs, for the canceler."""
+    """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
     __slots__ = ("canceled", "group", "job", "prepared")
 
@@ -57,9 +57,9 @@ class Ticket:
 
 
 class Engine:
-    """The session, and what all worker threads share; here of a driver in our own JVM.
+    """The Spark session and the state that all worker threads share; its driver is in our own JVM.
 
-    `actors.spark.remote` has the one for a driver behind Spark Connect.
+    `actors.spark.remote` has the engine for a driver behind Spark Connect.
     """
 
     def __init__(self, session: SparkSession, settings: Settings, scratch: Path) -> None:
@@ -73,12 +73,12 @@ class Engine:
         self._here = on_loopback(settings.spark_master)
 
     def ready(self) -> EngineReady:
-        """What is up, for the parent."""
+        """Return the message that tells the parent that Spark is up."""
         version = str(self._jvm().java.lang.System.getProperty("java.version"))
         return EngineReady("", self.session.version, version, os.getpid(), self._process().pid)
 
     def slot(self) -> Slot:
-        """For one worker thread."""
+        """Return a new slot, for one worker thread."""
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
         nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
@@ -98,7 +98,8 @@ class Engine:
         )
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """The answer to a job. Raises `SparkGone` when Spark did not answer or has stopped."""
+        """Return the answer to a job. Raises `SparkGone` when Spark did not answer or has
+        stopped."""
         job_id = ticket.job.job_id
         if ticket.canceled.is_set():
             ticket.prepared = None
@@ -108,7 +109,7 @@ class Engine:
             and ticket.job.into_files
             and not self._here
         ):
-            # what is written elsewhere need not be seen here, and would be missing silently
+            # Files that are written elsewhere may be invisible here, and be missing silently.
             ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled, slot.group = ticket.canceled, ticket.group
         try:
@@ -125,23 +126,26 @@ class Engine:
         finally:
             ticket.prepared = None  # a thread that waits must not keep a forgotten plan
         if ticket.canceled.is_set():
+            # The parent does not learn these paths, and could not remove the files.
             for path in answer.paths() if isinstance(answer, RowsDone) else ():
                 Path(path).unlink(missing_ok=True)
             return _canceled(job_id)
         return answer
 
     def interrupt(self, group: str) -> None:
-        """Cancels the Spark jobs of a group, running and to come; and the round it is in."""
+        """Cancel the Spark jobs of a group, running and to come, and the round that its step is
+        in."""
         if (found := self._steps.rounds.interrupting(group)) != group:
             self.session.sparkContext._jsc.sc().cancelJobGroup(found)
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
     def group_of(self, group: str) -> str:
-        """The job group in which a step ran whose own is `group`: its round's, if it had one."""
+        """Return the job group in which a step ran: its round's, if it had one, or its own
+        `group`."""
         return self._steps.rounds.group_of(group)
 
     def progress(self, group: str) -> tuple[int, int] | None:
-        """(tasks done, tasks) of a group's Spark jobs; None when it has none."""
+        """Return (tasks done, tasks) of a group's Spark jobs; None when it has none."""
         tracker = self.session.sparkContext.statusTracker()
         done = total = 0
         for number in tracker.getJobIdsForGroup(group):
@@ -153,28 +157,28 @@ class Engine:
         return (done, total) if total else None
 
     def wait_gone(self) -> str:
-        """Waits until Spark is gone; says how."""
+        """Wait until Spark is gone; return a text that says how."""
         return f"the JVM ended with {self._process().wait()}"
 
     def lost(self) -> bool:
-        """Whether Spark will do no more jobs, asked when one failed that need not have.
-
-        A context can stop while its JVM lives: a cluster's master has removed the application.
-        """
+        """Return whether Spark will do no more jobs; asked when one failed that need not have."""
         try:
+            # A context can stop while its JVM lives: a cluster's master has removed the
+            # application.
             return bool(self.session.sparkContext._jsc.sc().isStopped())
         except Exception:  # noqa: BLE001 - no answer to this either
             return True
 
     def end(self) -> None:
-        """Ends what this process has started, before it ends itself."""
+        """Kill the JVM, before this process ends itself."""
         self._process().kill()
 
     def _sessions(self) -> ThreadSessions:
         return ThreadSessions(self.session, self._user, self._temporary)
 
     def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """Does the job, so that `interrupt` finds it. Raises our errors or Spark's own."""
+        """Run the job in its job group, so that `interrupt` finds it. Raises our errors or Spark's
+        own."""
         context: Any = self.session.sparkContext
         context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
         if slot.pool != pool:  # a property of this thread, here and in the JVM
@@ -191,7 +195,7 @@ class Engine:
 
 
 def dispatch(slot: Slot, ticket: Ticket) -> Answer:
-    """Does the job with the sessions of `slot`. Raises our errors or Spark's own."""
+    """Run the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
     slot.check_size(getattr(job, "sql", ""))
     match job:

@@ -1,8 +1,7 @@
-"""The parent's side of a child: start it, talk to it, end it with all that it started.
+"""The parent's side of a child: starts it, talks to it, ends it with all that it started.
 
-The child leads a process group of its own, so that ending it takes the JVM along even when
-neither reads its pipe any more. It gets one end of a socket pair and a log file for whatever it
-and the JVM print; the log's tail is part of the error when it does not start.
+The child gets one end of a socket pair, and a log file for the output of itself and the JVM; the
+log's tail is part of the error when it does not start.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
 
 LOG_TAIL_BYTES: Final = 2000
 LOG_READ_BYTES: Final = 256 * 1024
-"""So far back a JVM's last words are looked for: what waited for it prints its own behind them."""
+"""Length of the log's end in which a JVM's last words are looked for; other output may follow
+them."""
 RELEASE_SECONDS: Final = 4.0
-"""A child without a JVM of its own gets so long to let go of what it has at its server."""
+"""Time for the child of a Spark Connect server to release its sessions there."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 DROPPED_VARIABLES: Final = (
     "SPARK_HOME",
@@ -46,7 +46,7 @@ DROPPED_VARIABLES: Final = (
     "PYSPARK_GATEWAY_SECRET",
     "PYSPARK_PIN_THREAD",
 )
-"""Variables of other Spark installations: the child runs the one it was installed with."""
+"""Variables of other Spark installations; the child runs the Spark that it was installed with."""
 
 
 _WHY: Final = {
@@ -60,16 +60,16 @@ _JVM_KILLED: Final = f"the JVM ended with {-signal.SIGKILL}"
 _TELLING: Final = re.compile(
     r"^(?:Terminating due to |# +(?:SIG|There is insuff)|the JVM ended with -).*$", re.M
 )
-"""What a JVM says of its own end, and its parent of a signal that ended it."""
+"""Log lines of a JVM about its own end, and of its parent about a signal that ended the JVM."""
 
 
 class EngineProcess:
-    """A running child."""
+    """A child process."""
 
     why: str = ""
-    """After its end: how it ended."""
+    """Reason of its end; set by `end`."""
     killed_outside = False
-    """After its end: whether a SIGKILL ended it, or its JVM."""
+    """True if a SIGKILL ended it or its JVM; set by `end`."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class EngineProcess:
         archive: Path | None = None,
         log_start: int = 0,
     ) -> None:
-        """`log_start`: where in the log, which it shares with its predecessors, its own begins."""
+        """Wrap a started process. `log_start`: offset of its own output in the log, which it shares
+        with its predecessors."""
         self._archive = archive
         self._process = process
         self._reader, self._writer = streams
@@ -96,20 +97,21 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id, and its group's."""
+        """Return the child's process id, which is its group's, too."""
         return self._process.pid
 
     def send(self, message: ChildMessage) -> None:
-        """Sends without waiting: what is in flight is bounded, and the child always reads.
+        """Send a message without waiting.
 
         Raises `LocalProtocolError` when the message is over the frame limit.
         """
         data = self._out.encode(message)
+        # No backpressure is needed: jobs in flight are bounded, and the child always reads.
         if not self._writer.is_closing():
             self._writer.write(data)
 
     async def receive(self) -> Answer | None:
-        """The next answer; None when the child is gone."""
+        """Return the next answer; None when the child is gone."""
         try:
             length = self._in.check_length(await self._reader.readexactly(HEADER.size))
             return self._in.decode(await self._reader.readexactly(length))
@@ -117,7 +119,8 @@ class EngineProcess:
             return None
 
     async def ready(self) -> EngineReady:
-        """Waits until the engine is up. Raises `EngineUnavailable` with the log's tail."""
+        """Wait until the engine is up and return its message. Raises `EngineUnavailable` with the
+        log's tail."""
         seconds = self._settings.engine_start_timeout_ms / 1000
         try:
             async with asyncio.timeout(seconds):
@@ -128,6 +131,7 @@ class EngineProcess:
                 f"its log ends:\n{await self._log_tail()}"
             ) from None
         if not isinstance(first, EngineReady):
+            # The JVM may have died of a damaged archive: the next start goes without it.
             if self._archive is not None:
                 distrust(self._archive)
             raise EngineUnavailable(
@@ -136,7 +140,7 @@ class EngineProcess:
         return first
 
     def kill(self) -> None:
-        """Kills the child and all that it started, at once."""
+        """Kill the child and all that it started, at once."""
         if not self._killed:
             self._killed = True
             try:
@@ -145,9 +149,11 @@ class EngineProcess:
                 return
 
     async def end(self) -> None:
-        """Ends it, waits until it is gone, and removes its files (not its answers)."""
+        """End the child, wait until it is gone, and remove its files (not its answers)."""
+        # By this end of file the child of a Spark Connect server releases its sessions and ends.
         self._writer.transport.abort()
         spare = self._scratch / CHILD_FOLDER
+        # Shielded: a canceled caller must not leave a JVM behind.
         with anyio.CancelScope(shield=True):
             if is_remote(self._settings.spark_master) and not self._killed:
                 with anyio.move_on_after(RELEASE_SECONDS):
@@ -169,19 +175,20 @@ class EngineProcess:
 
 
 def log_path(directory: Path) -> Path:
-    """Where the children of a folder log."""
+    """Return the path of the log of a folder's children."""
     return directory / "engine.log"
 
 
 def clean(directory: Path) -> None:
-    """Makes the engine's folder, without what earlier children left in it."""
+    """Make the engine's folder, without what earlier children left in it."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in (CHILD_FOLDER, OUT_FOLDER):
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def engine_environment(java: JavaHome | None) -> dict[str, str]:
-    """The environment of an engine's process: of other installations nothing, and our Java."""
+    """Return the environment of an engine's process: our Java, and nothing of other
+    installations."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     home = {} if java is None else {"JAVA_HOME": str(java.home)}
@@ -197,14 +204,15 @@ def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
 
 
 async def launch(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
-    """Starts a child; `EngineProcess.ready` waits for it.
+    """Start a child; `EngineProcess.ready` waits for it.
 
     Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
-    `BadSettings` when the address of a Spark Connect server is none.
+    `BadSettings` when the address of a Spark Connect server is malformed.
     """
     java: JavaHome | None = None
     archive, no_java = None, ""
     if is_remote(settings.spark_master):
+        # Raises for a malformed address, before there is a process.
         shown(settings.spark_master)
     try:
         java, archive = await clock.run_blocking(lambda: _java_and_archive(directory))
@@ -214,6 +222,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
         no_java = str(error)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
+    # O_APPEND: the child empties a full log, and later writes must begin at its new end.
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     log_start = os.fstat(log).st_size
     try:
@@ -224,12 +233,15 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
             stdout=log,
             stderr=log,
             env=engine_environment(java),
+            # A process group of its own: to kill it ends the JVM, too, even when neither reads its
+            # pipe.
             start_new_session=True,
         )
     except OSError as error:
         ours.close()
         raise EngineUnavailable(f"the engine's process cannot be started: {error}") from None
     finally:
+        # The child alone holds its end, so that its death is an end of file here.
         theirs.close()
         os.close(log)
     try:

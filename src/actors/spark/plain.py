@@ -1,12 +1,11 @@
-"""Plain Spark as the judge: ``python -m actors.spark.plain REQUEST``.
+"""Plain Spark as the test oracle: ``python -m actors.spark.plain REQUEST``.
 
-Runs query texts as they are over Parquet files, in a process and a session of its own, with
-Spark's own settings. It shares nothing with the engine but the choice of Java and the archive of
-Spark's classes: no delta plan, no translation, no prepared step. What a view should hold is what
-this answers.
+Runs query texts as they are over Parquet files, in a process and a session of its own, with Spark's
+own settings. It shares nothing with the engine but the choice of Java and the archive of Spark's
+classes: no delta plan, no translation, no prepared step. A view should hold its answers.
 
-REQUEST is a JSON file (`Request`). Each answer is written as a Parquet file; the process prints
-one line for each and exits with status 0, or with 2 after one line that says what failed.
+REQUEST is a JSON file (`Request`). Each answer is written as a Parquet file; the process prints one
+line for each and exits with status 0, or with 2 after one line that says what failed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STATUS_FAILED: Final = 2
 
 
 class Query(msgspec.Struct, frozen=True):
-    """One text over tables that are Parquet files, and where its answer goes."""
+    """One query text, its tables as Parquet files, and the path of its answer."""
 
     sql: str
     tables: dict[str, str]
@@ -39,7 +38,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to run. Everything temporary stays below `scratch`."""
+    """The queries to run. Everything temporary stays below `scratch`."""
 
     queries: tuple[Query, ...]
     scratch: str
@@ -48,7 +47,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def run(request: Request) -> None:
-    """Answers every query, in order. Raises `EngineUnavailable` when there is no Java."""
+    """Answer every query, in order. Raises `EngineUnavailable` when there is no Java."""
     scratch = Path(request.scratch)
     java = find_java(scratch)
     if isinstance(java, EngineUnavailable):
@@ -93,7 +92,7 @@ def _conf(request: Request, scratch: Path, archive: Path | None) -> dict[str, st
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the request that the argument names; return the exit status."""
     if len(sys.argv) != 2:
         print("usage: python -m actors.spark.plain REQUEST.json", file=sys.stderr)
         return STATUS_FAILED

@@ -1,9 +1,9 @@
 """A JVM of our own beside a Spark Connect server: it analyses queries, and runs none.
 
-A server shows no plans. The same Spark of this package, with the same settings and empty tables of
-the same types, reads a text as the server does; what only the server knows (a function of its own)
-is not read here, and says so. The JVM is started by the first query that needs it, and a child
-whose JVM has ended is replaced as a whole, as that of any other engine.
+A server shows no plans. Our own Spark, with the same settings and empty tables of the same types,
+reads a text as the server does; a text that uses what only the server knows (a function of its own)
+has no plan here. The first query that needs the JVM starts it. A child whose JVM has ended is
+replaced as a whole, as that of any other engine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from actors.spark.failures import is_gone, short_text
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 
 READ_SETTINGS: Final = "spark.sql."
-"""Those of a session's settings under which a text may mean something else begin so."""
+"""Prefix of the settings under which a text may mean something else."""
 STARTS_MAX: Final = 3
-"""A start may fail once for want of memory; a Java that never starts is not tried for ever."""
+"""Starts that are tried: one may fail for want of memory, but Java may also never start."""
 ENDING_SECONDS: Final = 2.0
-"""Gigabytes are given back by then."""
+"""Time for a killed JVM to end: it may have gigabytes to give back."""
 _BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
 
 
@@ -45,9 +45,10 @@ class PlanReader:
         class_archive: str,
         no_java: str,
     ) -> None:
-        """`base`: the settings of the server's sessions. `no_java`: why there is no Java here;
-        empty: there is one."""
+        """Keep what a start needs. `base`: the settings of the server's sessions. `no_java`: the
+        reason why there is no Java here; empty if there is one."""
         own = {key: value for key, value in base.items() if key.startswith(READ_SETTINGS)}
+        # One core is enough: no query is run here.
         self._settings = msgspec.structs.replace(settings, spark_master="local[1]", spark_conf=own)
         self._scratch = scratch
         self._archive = class_archive
@@ -57,8 +58,8 @@ class PlanReader:
         self._process: Any = None
 
     def read(self, job: Analyze, nodes_max: int) -> Analyzed | str:
-        """Return what `analyze` says of a query that the server accepts, or why nothing can be
-        said here."""
+        """Return what `analyze` says of a query that the server accepts, or the reason why there is
+        no answer here."""
         if self._no_java:
             return f"{_BLIND}: {self._no_java}"
         with self._lock:
@@ -69,6 +70,7 @@ class PlanReader:
                 assert isinstance(bridge, ClassicBridge)
                 told = analyze(bridge, job, nodes_max)
             except EngineUnavailable as error:
+                # Kept as the reason for all later queries: it is not tried again.
                 self._no_java = str(error)
                 return f"{_BLIND}: {error}"
             except (PySparkException, QueryRejected) as error:
@@ -78,25 +80,24 @@ class PlanReader:
         return f"only the server knows {told.missing}" if told.missing else told
 
     def ended(self) -> bool:
-        """Return whether its JVM was started and is there no more; asked when a call has failed.
-
-        A JVM that was killed closes its sockets some time before it has ended.
-        """
+        """Return whether the JVM was started and has ended; asked when a call has failed."""
         if self._process is None:
             return False
         try:
+            # A JVM that was killed closes its sockets some time before it has ended.
             self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def end(self) -> None:
-        """Ends its JVM, if there is one."""
+        """Kill the JVM, if there is one."""
         if self._process is not None:
             self._process.kill()
 
     def _opened(self) -> ThreadSessions:
-        """Raises `EngineUnavailable` when it does not start, however often it is tried."""
+        """Start the JVM and return its sessions. Raises `EngineUnavailable` when no start
+        succeeds."""
         conf = spark_conf(self._settings, self._scratch, self._archive)
         for start in range(1, STARTS_MAX + 1):
             try:

@@ -1,6 +1,6 @@
-"""A delta plan as the engine knows it: the types of its nodes, which Spark alone can tell.
+"""A delta plan as the engine knows it: with the types of its nodes, which only Spark knows.
 
-They are asked for on empty inputs, once, and kept.
+The types are asked for on empty inputs, once, and kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ _SERIALS: Final = itertools.count()
 
 
 class PreparedPlan:
-    """A plan and the types of its nodes. Shared by threads: facts are only ever added.
-
-    `serial` is its own, so that nothing kept for one plan serves its successor.
-    """
+    """A plan and the types of its nodes. Threads may share it because facts are only ever added."""
 
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
@@ -35,14 +32,15 @@ class PreparedPlan:
         """The plan's strata, and those that these share (`actors.plan.plan_splitting`)."""
         seldom = zip(self._places, plan.strata, strict=True)
         self._seldom = frozenset(place for place, stratum in seldom if stratum.seldom)
+        # Unique: what is kept for one plan must not serve its successor.
         self.serial = next(_SERIALS)
         self._types: dict[Node, Schema] = {}
         self._pieces: dict[Any, list[tuple[int, ...]]] = {}
         self.forget: weakref.finalize[Any, PreparedPlan] | None = None
-        """Drops, at this object's end, what is kept for its steps."""
+        """Finalizer: drops, at this object's end, what is kept for its steps."""
 
     def schema(self, bridge: Bridge, node: Node) -> Schema:
-        """Columns and types that a node makes, without time and diff."""
+        """Return the columns and types that a node makes, without time and diff."""
         known = self._types.get(node)
         if known is None:
             text = self._empty(bridge).text(node)
@@ -52,15 +50,15 @@ class PreparedPlan:
         return known
 
     def stratum(self, bridge: Bridge, index: int) -> Schema:
-        """What stratum `index` of `strata` makes."""
+        """Return the schema of stratum `index` of `strata`."""
         return self.schema(bridge, self.strata[index])
 
     def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
-        """Spark's type text of each column of a node."""
+        """Return Spark's type text of each column of a node."""
         return {column.name: column.type for column in self.schema(bridge, node).columns}
 
     def input_schema(self, bridge: Bridge, name: str) -> Schema:
-        """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
+        """Return the schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
         plan = self.plan
         known = plan.input_schema(name)
         if known is not None:
@@ -71,11 +69,11 @@ class PreparedPlan:
         raise InvalidUsage(f"the plan has no input {name!r}")
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
-        """Where strata `first` to `last` of the plan are among `strata`."""
+        """Return the range in `strata` of strata `first` to `last` of the plan."""
         return self._places[first - 1] + 1 if first else 0, self._places[last]
 
     def named(self, name: str) -> str:
-        """What `strata` call an input of the plan's."""
+        """Return the name in `strata` of an input of the plan's."""
         return renamed(name, self._places)
 
     def pieces(
@@ -88,18 +86,21 @@ class PreparedPlan:
         fresh: bool,
         optimistic: bool,
     ) -> list[tuple[int, ...]]:
-        """In which statements strata are run, with rows in these deltas and outputs of earlier
-        strata. State counts as filled, lest it decides which plans there are; but there is none
-        for a view that is `fresh`. `optimistic`: strata that seldom make a row make none."""
+        """Return the strata of each statement, with rows in these deltas and outputs of earlier
+        strata. A `fresh` view has no state. `optimistic`: strata that seldom make a row make
+        none."""
         changed = frozenset(name for name in filled if name[0] in CHANGED)
         key = (first, last, changed, fresh, optimistic)
         found = self._pieces.get(key)
         if found is None:
             states: set[str] = set()
             if not fresh:
+                # State counts as filled: whether it happens to be empty must not decide which plans
+                # there are.
                 states = {name for name in self.plan.input_names() if name[0] in "shn"}
             without = self._seldom if optimistic else frozenset()
             inputs = changed | states | {INTERVAL}
+            # The last stratum makes the answer and is never taken for empty.
             found = pieces(self.strata, first, last, inputs, nodes_max, without - {last})
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
@@ -107,7 +108,7 @@ class PreparedPlan:
         return found
 
     def _empty(self, bridge: Bridge) -> Translator:
-        """Renders any node of the plan over inputs without rows."""
+        """Return a translator that renders any node of the plan over inputs without rows."""
         names = {name for node in self.strata for name in leaves(node)}
         return Translator(
             _Empties(self, bridge, names),
@@ -118,7 +119,7 @@ class PreparedPlan:
 
 
 class _Empties(Mapping[str, Relation]):
-    """Relations without rows, their schemas asked for when they are needed."""
+    """Relations without rows, whose schemas are asked for when they are needed."""
 
     def __init__(self, prepared: PreparedPlan, bridge: Bridge, names: set[str]) -> None:
         self._prepared = prepared
@@ -136,7 +137,7 @@ class _Empties(Mapping[str, Relation]):
 
 
 def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
-    """Builds the plan on empty inputs and checks what it makes.
+    """Build the plan on empty inputs and check what it makes.
 
     Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
     """
@@ -160,7 +161,7 @@ def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
 
 
 def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
-    """The last stratum must make all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
+    """Check that the last stratum makes all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
     prefixed = [("o_", plan.output)]
     prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
     wanted = (

@@ -1,39 +1,19 @@
 """Prepared steps: a plan built once over slot files and executed again for every step.
 
-Theory of operation. Planning is most of what a small step costs, and of two steps of one
-dataflow nothing differs but the rows. So a step's statement is analysed and planned once over
-slot files (`actors.spark.slots`); a later step writes its rows to the same files and executes
-the same frame. It is built for the first step that wants it: building costs what planning that
-step anew would have cost, and a stream of steps has one slow step and not two; or before, in a
-*rehearsal*: then it has none.
+Planning is most of what a small step costs, and steps of one dataflow differ only in their rows. So
+a step's statement is planned once over slot files (`actors.spark.slots`); a later step writes its
+rows to the same files and executes the same frame. The plan is built for the first step that wants
+it, or before, in a *rehearsal*.
 
-Variants. A plan is good for the same strata and the same set of changed inputs (deltas and outputs
-of earlier strata that have rows), at one time or at several: terms that read none of the others are
-not in its text, and are neither planned nor run, and what is at one time needs no window. State
-that happens to be empty gets an empty slot instead, so that hot and cold groups do not make
-variants of their own. A step without a plan of its own first uses a *wider* one, of more changed
-inputs or of several times, whose further inputs are empty then: to plan takes the most when the JVM
-has just begun, and most sets of changes are seldom. Where steps have done so often, the answer says
-that a rehearsal pays. Settings belong to the dataflow. Variants are bounded, for each dataflow and
-in all; the least recently used go first.
+A plan (a *variant*) is good for the same strata and the same changed inputs (deltas and outputs of
+earlier strata that have rows), at one time or at several. A step without a plan of its own first
+uses a *wider* one, of more changed inputs or of several times, whose further inputs are empty then.
+Where steps have done so often, the answer says that a rehearsal pays. Variants are bounded, for
+each dataflow and in all; the least recently used go first.
 
-Never stale. Executing a frame again runs its physical plan again, but whatever that plan keeps
-is kept: the files of a shuffle, a broadcast table, a cached relation, the result of a subquery,
-a reused exchange. `inspect` lets a plan pass only if every node of it is of a kind known to
-keep nothing (`KEEPS_NOTHING`), it has no subquery, it reads no file but its own slots, and
-nothing in it was computed while it was planned (the current time, a random seed). A relation of
-constants may be in it: its rows come from the text. The statement itself must not name the
-step's interval. What is refused goes the general path; the reason is kept and logged once.
-
-Failures. A step that fails or is canceled may leave a task behind that still reads: its plan
-and its slots are dropped, and the next step builds new ones. An error of the data is the
-answer, as on the general path. After any other the general path has its turn, and the plan is
-refused from then on; but not after a failed round (`actors.spark.rounds`: steps that wait go
-together), which says nothing of its members.
-
-What it does not do: steps at time 0 (hydration), steps that compute a view from scratch and
-steps with large inputs never come here; nor does anything on a cluster, whose executors need
-not see our files, or over Spark Connect, whose plans cannot be looked at.
+Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, steps with
+large inputs, steps on a cluster, whose executors need not see our files, and steps over Spark
+Connect, whose plans cannot be looked at.
 """
 
 from __future__ import annotations
@@ -74,6 +54,7 @@ KEEPS_NOTHING: Final = frozenset(
         "Filter",
         "Generate",
         "HashAggregate",
+        # Constants: their rows come from the text.
         "LocalTableScan",
         "ObjectHashAggregate",
         "Project",
@@ -94,7 +75,7 @@ KEEPS_NOTHING: Final = frozenset(
 _NODE: Final = re.compile(r"^[ :+|-]*(?:\* ?)?(.*?) *\((?:unknown|\d+)\)$")
 _REASON_CHARS_MAX: Final = 300
 WIDER_KEPT_MAX: Final = 4_096
-"""Steps of which it is counted how often they used a wider plan."""
+"""Bound of the steps whose uses of a wider plan are counted."""
 
 
 class Refused(Exception):
@@ -102,42 +83,42 @@ class Refused(Exception):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A step as far as preparation is concerned."""
+    """A step, as far as preparation is concerned."""
 
     owner: int
-    """The prepared plan (`PreparedPlan.serial`)."""
+    """Serial of the plan (`PreparedPlan.serial`)."""
     name: str
-    """The dataflow, for the log."""
+    """Name of the dataflow, for the log."""
     strata: tuple[int, ...]
-    """Those of the statement (`PreparedPlan.strata`)."""
+    """Strata of the statement (`PreparedPlan.strata`)."""
     one_time: bool
-    """Whether all changes are at one time, which the statement then relies on."""
+    """True if all changes are at one time, which the statement then relies on."""
     schemas: Mapping[str, Schema]
-    """Of every input that these strata read."""
+    """Schema of every input that these strata read."""
     tables: Mapping[str, pa.Table]
     """The rows of inputs that have any."""
     render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
-    """The statement over relations, for an interval."""
+    """Renders the statement over relations, for an interval."""
     wanted: Callable[[], pa.Schema]
     sociable: bool
-    """Whether it may run in one job with others: its dataflow has no settings of its own."""
+    """True if it may run in one job with others: its dataflow has no settings of its own."""
     group: str
-    """Of its jobs, by which it is canceled."""
+    """Group of its Spark jobs, by which it is canceled."""
     open: Callable[[], Bridge]
-    """This thread's session for plans over slots."""
+    """Returns this thread's session for plans over slots."""
     check: Callable[[], None]
-    """Raises `Canceled`."""
+    """Raises `Canceled` if the job was canceled."""
     waited: Callable[[float], None] = lambda _: None
-    """Told the milliseconds that the step has waited for others."""
+    """Called with the milliseconds that the step has waited for others."""
 
     @property
     def changed(self) -> frozenset[str]:
-        """Inputs that hold changes, as against state, and have rows."""
+        """Return the inputs that hold changes, as against state, and have rows."""
         return frozenset(name for name in self.tables if name[0] in CHANGED)
 
 
 class VariantKey(NamedTuple):
-    """What tells variants apart."""
+    """Identifies a variant."""
 
     owner: int
     strata: tuple[int, ...]
@@ -152,21 +133,24 @@ class Variant(msgspec.Struct, frozen=True):
     runnable: Runnable
     slots: SlotSet
     schemas: Mapping[str, Schema]
-    """Holds those of the slots, by name."""
+    """Schemas of the slots, by name."""
 
 
 Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
-"""Which columns of which slots a plan reads. Raises `Refused`."""
+"""Returns which columns of which slots a plan reads. Raises `Refused`."""
 
 
 def inspect(bridge: ClassicBridge, frame: DataFrame, slots: SlotSet) -> Mapping[str, Sequence[int]]:
-    """Looks for anything that a plan would keep between executions; see the module's text."""
+    """Refuse a plan that keeps anything between executions; return the columns read of each
+    slot."""
     query: Any = frame._jdf.queryExecution()
     patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
         raise Refused("it reads the clock, which a plan does once")
     if not bridge.deterministic(frame):
         raise Refused("an expression is not deterministic")
+    # A frame that is executed again runs this plan again, but what the plan keeps would be stale:
+    # shuffle files, a broadcast table, a cached relation, a subquery's result, a reused exchange.
     plan = query.executedPlan()
     for line in plan.treeString(False, False, 0, True, False).splitlines():
         if line.strip():
@@ -202,7 +186,7 @@ def _plain_path(uri: str) -> str:
 
 
 class PreparedSteps:
-    """The variants of all dataflows of an engine. Used by all its threads."""
+    """Holds the variants of all dataflows of an engine. Used by all its threads."""
 
     def __init__(self, settings: Settings, folder: Path, look: Inspect = inspect) -> None:
         self._max = settings.prepared_plans_max
@@ -217,12 +201,12 @@ class PreparedSteps:
         self._variants: OrderedDict[VariantKey, Variant] = OrderedDict()
         self._refused: dict[VariantKey, str] = {}
         self._wide_uses: dict[VariantKey, int] = {}
-        """How often a step that has no plan of its own has used a wider one."""
+        """Uses of a wider plan by steps that have none of their own."""
         self._rehearsed: dict[VariantKey, threading.Event] = {}
-        """Set when the plan is there, or will not be."""
+        """Events of current rehearsals: set when the plan is there, or will not be."""
 
     def run(self, request: Request) -> pa.Table | None:
-        """The step's rows; None when it must go the general path.
+        """Run a step and return its rows; None when it must go the general path.
 
         Raises `Canceled`, or Spark's own error of the data.
         """
@@ -232,13 +216,13 @@ class PreparedSteps:
         if going and self._find(key) is None and self._wider(key, request) is None:
             began = time.monotonic()
             for rehearsal in going:
-                rehearsal.wait()  # sooner than building a second one
+                rehearsal.wait()  # takes less time than building a second one
             request.waited((time.monotonic() - began) * 1000)
         return self._run(key, request)
 
     def is_frequent(self, request: Request) -> bool:
-        """Tell, once for so many steps, whether steps like this one have used a wider plan so often
-        that their own would pay."""
+        """Return whether steps like this one have used a wider plan so often that their own would
+        pay. The count then begins anew."""
         key = _key(request)
         with self._lock:
             frequent = WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
@@ -247,7 +231,7 @@ class PreparedSteps:
             return frequent
 
     def rehearse(self, request: Request) -> None:
-        """Builds a plan for steps to come and executes it, if there is room without another's.
+        """Build a plan for steps to come and execute it, if there is room without dropping another.
 
         Raises as `run` does. A step that wants the plan meanwhile waits for it.
         """
@@ -276,6 +260,8 @@ class PreparedSteps:
         try:
             variant = None
             if not rehearsing:
+                # A wider plan goes first: planning takes longest in a young JVM, and most sets are
+                # seldom.
                 variant = self._find(key) or self._wider(key, request)
             variant = variant or self._build(key, request)
             tables = _in_order(request.tables, variant.schemas)
@@ -290,6 +276,8 @@ class PreparedSteps:
                     request.check,
                     request.waited,
                 )
+        # A failed round says nothing of its members: the plan is not refused. But its job may have
+        # left a task that still reads, as after any failure: the slots are dropped.
         except RoundFailed as error:
             self._drop(key)
             request.check()
@@ -305,6 +293,8 @@ class PreparedSteps:
         except Exception as error:
             self._drop(key)
             request.check()
+            # An error of the data is the answer, as on the general path. After any other error the
+            # general path has its turn, and the plan is refused from then on.
             code, text = describe(error)
             if code == "DefiniteError":
                 raise
@@ -312,7 +302,7 @@ class PreparedSteps:
         return None
 
     def forget(self, owner: int) -> None:
-        """Drops all that is kept for a plan."""
+        """Drop all that is kept for a plan."""
         with self._lock:
             for key in [key for key in self._variants if key.owner == owner]:
                 self._drop(key)
@@ -321,7 +311,7 @@ class PreparedSteps:
                     del kept[key]
 
     def reasons(self, owner: int) -> tuple[str, ...]:
-        """Why steps of a plan were refused."""
+        """Return the reasons why steps of a plan were refused."""
         with self._lock:
             return tuple(text for key, text in self._refused.items() if key.owner == owner)
 
@@ -329,13 +319,17 @@ class PreparedSteps:
         return len(self._variants)
 
     def _build(self, key: VariantKey, request: Request) -> Variant:
-        """Plans the step over new slots. Raises `Refused` or Spark's own error."""
+        """Plan the step over new slots. Raises `Refused` or Spark's own error."""
+        # Unchanged deltas are left out of the text: they are neither planned nor run. State that
+        # happens to be empty gets a slot, so that hot and cold groups make no variants of their
+        # own.
         viewed = [n for n in request.schemas if n in request.changed or n[0] not in CHANGED]
         relations = {
             name: Relation(schema, f"__{name}" if name in viewed else None)
             for name, schema in request.schemas.items()
         }
         text = request.render(relations, (1, 2))
+        # A plan serves steps of any interval, so that its text must not name one.
         if text != request.render(relations, (5, 9)):
             raise Refused("its text depends on the step's interval")
         kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
@@ -363,7 +357,7 @@ class PreparedSteps:
         return variant
 
     def _find(self, key: VariantKey) -> Variant | None:
-        """The step's own plan, unless it is being rehearsed: its slots are in use then."""
+        """Return the step's own plan, unless it is being rehearsed: its slots are in use then."""
         with self._lock:
             found = None if key in self._rehearsed else self._variants.get(key)
             if found is not None:
@@ -371,7 +365,8 @@ class PreparedSteps:
             return found
 
     def _wider(self, key: VariantKey, request: Request) -> Variant | None:
-        """A plan that does more than is wanted; None when there is none."""
+        """Return a plan that does more than is wanted, of the fewest changed inputs; None if there
+        is none."""
         with self._lock:
             found = [other for other in self._variants if _is_wider(other, key)]
             found = [other for other in found if other not in self._rehearsed]
@@ -417,7 +412,7 @@ class PreparedSteps:
 
 
 def _is_wider(other: VariantKey, key: VariantKey) -> bool:
-    """Return whether a plan makes what another one would, where its further inputs are empty."""
+    """Return whether the plan `other` makes what `key` would, if its further inputs are empty."""
     return (
         other.owner == key.owner
         and other.strata[-1] == key.strata[-1]
@@ -442,7 +437,7 @@ def _key(request: Request) -> VariantKey:
 def _in_order(
     given: Mapping[str, pa.Table], schemas: Mapping[str, Schema]
 ) -> Mapping[str, pa.Table]:
-    """The rows, their columns as the plan orders them. Raises `Refused`."""
+    """Return the rows with their columns in the plan's order. Raises `Refused`."""
     tables = {}
     for name, table in given.items():
         wanted = schemas[name].arrow_updates()

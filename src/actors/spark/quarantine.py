@@ -1,8 +1,8 @@
 """Jobs that ended the engine, which are not run again for a while.
 
 A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
-that was too much, or the view's step after the rows that were too much have gone, is another job.
-After the pause it is run once more, alone; each kill doubles the pause, and one good run ends it.
+that was too large is another job. After the pause the job is run once more, alone; each kill
+doubles the pause, and one good run ends it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class JobQuarantine:
         return len(self._killers)
 
     def find_refusal(self, job: Job, now_ms: float) -> JobTooLarge | None:
-        """Return the error of a job that must not be run yet."""
+        """Return the error of a job that must not be run yet; None if it may run."""
         killer = self._killers.get(_content_of(job)) if self._killers else None
         if killer is None or now_ms >= killer.until_ms:
             return None
@@ -56,6 +56,7 @@ class JobQuarantine:
     def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
         """Record that a job ended the engine, and return the error that tells of it."""
         content = _content_of(job)
+        # Put in anew, at the end: the bound drops the jobs that killed least lately.
         before = self._killers.pop(content, None)
         kills = 1 if before is None else before.kills + 1
         until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
@@ -63,6 +64,7 @@ class JobQuarantine:
         while len(self._killers) > KILLERS_MAX:
             self._killers.popitem(last=False)
         if dataflow := _dataflow_of(job):
+            # The dataflow's next job has another content and may end the engine as well.
             self._dataflows.add(dataflow)
         return JobTooLarge(text)
 
@@ -82,7 +84,7 @@ def _dataflow_of(job: Job) -> str:
 
 
 def _content_of(job: Job) -> bytes:
-    """A digest of all but what names the job and its trace."""
+    """Return a digest of a job without its id and its trace."""
     same = {name: None for name in ("traceparent",) if hasattr(job, name)}
     bare = msgspec.structs.replace(job, job_id="", **same)
     return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()

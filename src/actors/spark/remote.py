@@ -1,16 +1,9 @@
 """The engine whose Spark is a Spark Connect server: our own Spark only reads plans.
 
-Theory of operation. The server is shared and not ours: we start nothing there, set only what a
-session may set, and let go of our sessions at the end. Worker threads have sessions of their
-own; what a job runs carries its tag, and a cancel interrupts the tag. One more session is asked
-for something trivial every `PING_SECONDS`: a server that does not answer, or that is another one
-than before, is gone, and so is this process; the next one is given the same jobs.
-
-A session that nobody used for long is closed by the server. A job that meets this is done again
-in new sessions: a job is a pure function of its message.
-
-Rows travel both ways as Arrow through the wire. Parts too large for that are read by the server,
-by their path. Steps are never prepared: the general path is the only one.
+The server is shared and not ours: nothing is started there, only session settings are set, and
+sessions are released at the end. Worker threads have sessions of their own. Rows travel both ways
+as Arrow over the wire; parts too large for that are read by the server, by their path. Steps are
+never prepared: the general path is the only one.
 """
 
 from __future__ import annotations
@@ -34,6 +27,7 @@ from actors.spark.remote_address import shown, without_secrets
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
 from actors.spark.steps import Slot
 
+# Before the import: gRPC reads it then.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import pyspark
@@ -50,15 +44,15 @@ except ImportError as error:
 _DETAILS: Final = re.compile(r'details = "([^"]+)"')
 PING_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
-"""A call that is no job and has no answer by then has none at all."""
+"""Deadline of a call that is no job."""
 START_TRIES_AGAIN: Final = 2
-"""A child that finds nobody ends soon: another one is started, later and later."""
+"""Retries at the start: few, because the parent starts other children, later and later."""
 RELEASE_SECONDS: Final = 2.0
-"""For letting go of all sessions at the end."""
+"""Time to release all sessions at the end."""
 
 
 class RemoteEngine(Engine):
-    """Sessions behind Spark Connect, and what all worker threads share."""
+    """An `Engine` whose sessions are behind Spark Connect."""
 
     def __init__(
         self,
@@ -79,28 +73,29 @@ class RemoteEngine(Engine):
         self._ending = False
 
     def ready(self) -> EngineReady:
-        """What is up, for the parent."""
+        """Return the message that tells the parent that Spark is up."""
         return EngineReady("", self._root.version, "", os.getpid(), 0)
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """See `Engine.run`."""
         answer = super().run(slot, ticket, pool)
         if isinstance(answer, JobFailed):
+            # An error may quote the address, with its secrets.
             text = without_secrets(answer.text, self.settings.spark_master)
             return msgspec.structs.replace(answer, text=text)
         return answer
 
     def progress(self, group: str) -> None:
-        """Not known of what runs elsewhere."""
+        """Return None: the progress of remote jobs is not known."""
 
     def interrupt(self, group: str) -> None:
-        """Interrupts what a job runs, if it runs anything just now."""
+        """Interrupt what a job runs, if it runs anything just now."""
         sessions = self._running.get(group)
         if sessions is not None:
             sessions.interrupt(_tag(group))
 
     def wait_gone(self) -> str:
-        """Waits until the server does not answer, or is another; says so."""
+        """Wait until the server does not answer, or is another one; return a text that says so."""
         never = threading.Event()
         while True:
             never.wait(PING_SECONDS)
@@ -113,9 +108,10 @@ class RemoteEngine(Engine):
         return self._reader.ended() or self._silent() is not None
 
     def end(self) -> None:
-        """Lets go of all sessions, which ends what runs in them; not for long."""
+        """Release all sessions, which ends what runs in them, within `RELEASE_SECONDS`."""
         self._ending = True
         self._reader.end()
+        # A server that is gone does not answer a release.
         if self._gone:
             return
         done = threading.Thread(target=self._release, daemon=True)
@@ -128,13 +124,14 @@ class RemoteEngine(Engine):
         self._root.stop()
 
     def _silent(self) -> str | None:
-        """Why the server is held to be gone; None when it answers."""
+        """Return why the server is held to be gone; None when it answers."""
         try:
             self._root.client.get_configs("spark.sql.session.timeZone")
         except Exception as error:  # noqa: BLE001 - any failure but one is silence
             if not is_forgotten(error):
                 self._gone = True
                 return _words(error)
+            # The server answers, but has closed a session that was idle for long.
             self._root = _opened(self._root.newSession(), {})
         return None
 
@@ -146,6 +143,7 @@ class RemoteEngine(Engine):
     def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         sessions = slot.sessions
         assert isinstance(sessions, ConnectSessions)
+        # All calls of the job carry its tag, by which a cancel interrupts them.
         sessions.begin(_tag(ticket.group))
         self._running[ticket.group] = sessions
         try:
@@ -154,6 +152,8 @@ class RemoteEngine(Engine):
             except PySparkException as error:
                 if self._ending or not is_forgotten(error):
                     raise
+            # The server closes a session that was idle for long. Retry in new sessions is safe:
+            # a job is a pure function of its message.
             sessions.drop()
             return dispatch(slot, ticket)
         finally:
@@ -163,11 +163,11 @@ class RemoteEngine(Engine):
 def open_remote(
     settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
 ) -> RemoteEngine:
-    """Connects to the server that `spark_master` names. `no_java` says why there is no Java here
-    to read plans with; empty: there is one.
+    """Connect to the server that `spark_master` names. `no_java`: the reason why there is no Java
+    here to read plans with; empty if there is one.
 
-    Raises `BadSettings` for its address, and `EngineUnavailable` when nobody answers, when the
-    server is of another release, or when it refuses a setting.
+    Raises `BadSettings` for a malformed address, and `EngineUnavailable` when the server does not
+    answer, is of another release, or refuses a setting.
     """
     place = shown(settings.spark_master)
     base = CONNECT_SETTINGS | dict(settings.spark_conf)
@@ -197,11 +197,12 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
 
 
 def _words(error: Exception) -> str:
-    """The words of an error, without gRPC's frame around them."""
+    """Return the words of an error, without gRPC's frame around them."""
     text = str(error)
     found = _DETAILS.search(text)
     return found.group(1) if found else short_text(text) or type(error).__name__
 
 
 def _tag(group: str) -> str:
+    # Spark Connect allows no commas in tags.
     return group.replace(",", " ")

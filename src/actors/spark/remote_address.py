@@ -1,9 +1,9 @@
 """A Spark Connect server's address, ``sc://HOST:PORT/;NAME=VALUE;…``, and its secrets.
 
-What such an address means is Spark's: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token
-(which implies TLS for every host but ``localhost``), ``user_id=…``; any other parameter is sent
-as a header. Values can be secret, so an address is never shown: `shown` is what logs and errors
-get, and `without_secrets` is for texts that others wrote.
+Spark defines its parameters: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token (which
+implies TLS for every host but ``localhost``), ``user_id=…``; any other one is sent as a header.
+Values can be secret, so an address is never shown: `shown` is for logs and errors, and
+`without_secrets` for texts that others wrote.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from actors.errors import BadSettings
 SCHEME: Final = "sc://"
 PORT_DEFAULT: Final = 15002
 _HARMLESS: Final = frozenset({"use_ssl", "user_id", "user_agent"})
-"""Parameters whose values may be read by everybody, besides those of gRPC's keepalive."""
+"""Parameters whose values may be shown, besides those of gRPC's keepalive."""
 _TAKEN: Final = "session_id"
 _REMOVED: Final = "***"
 
 
 def is_remote(master: str) -> bool:
-    """Whether Spark is reached over Spark Connect."""
+    """Return whether Spark is reached over Spark Connect."""
     return master.startswith(SCHEME)
 
 
 def shown(master: str) -> str:
-    """``sc://host:port`` of an address, without its parameters. Raises `BadSettings`."""
+    """Return ``sc://host:port`` of an address, without its parameters. Raises `BadSettings`."""
     place, parameters = _split(master)
     for text in parameters:
         name, equals, value = text.partition("=")
@@ -39,7 +39,7 @@ def shown(master: str) -> str:
 
 
 def without_secrets(text: str, master: str) -> str:
-    """`text` without the values that an address (if it is one) carries."""
+    """Return `text` without the values that an address (if it is one) carries."""
     if not is_remote(master):
         return text
     secrets = set()
@@ -47,13 +47,14 @@ def without_secrets(text: str, master: str) -> str:
         name, _, value = parameter.partition("=")
         if value and name not in _HARMLESS and not name.startswith("grpc_keepalive"):
             secrets |= {value, unquote(value)}
+    # Longest first: one secret may contain another.
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     return text
 
 
 def _split(master: str) -> tuple[str, list[str]]:
-    """(``sc://host:port``, parameters). No error of it shows more than the host."""
+    """Return (``sc://host:port``, parameters). No error shows more than the host."""
     place, _, rest = master.partition(";")
     refused = BadSettings("spark_master: write it sc://HOST:PORT or sc://HOST:PORT/;NAME=VALUE;…")
     if "@" in place or "?" in place or "#" in place:

@@ -1,8 +1,8 @@
-"""Asks a Spark Connect server what it says of a query, and our own Spark what its plan is.
+"""Asks a Spark Connect server about a query, and our own Spark for its plan.
 
-The server is the authority for the schema, and for what is refused. Which tables a text reads
-stands in the server's own words for its analysed plan: our tables are views there, and relations of
-a catalog alone have a qualified name.
+The server is the authority for the schema, and for what is refused. The tables that a text reads
+are found in the server's own words for its analysed plan: our tables are views there, and only
+relations of a catalog have a qualified name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_A_CATALOG: Final = re.compile(r"SubqueryAlias ((?:`(?:[^`]|``)*`|[^\s`.]+)\.
 
 
 def analyze_remotely(bridge: ConnectBridge, job: Analyze, nodes_max: int) -> Analyzed:
-    """Return what is to be said of a query; see `actors.spark.analysis.analyze`."""
+    """Return the analysis of a query; see `actors.spark.analysis.analyze`."""
     with bridge.views({name: bridge.empty(schema) for name, schema in job.tables}):
         try:
             found = bridge.query(job.sql)
@@ -47,6 +47,7 @@ def analyze_remotely(bridge: ConnectBridge, job: Analyze, nodes_max: int) -> Ana
             f"the query reads what is none of the service's tables: {foreign[1]}; "
             "take it in as a source first"
         )
+    # Spark compares names without regard to case, as `spark.sql.caseSensitive` is false.
     known = {name.lower(): (name, schema) for name, schema in job.tables}
     for name in read:  # the server keeps some views longer than the call that brings them
         if name.lower() not in known:
@@ -64,7 +65,7 @@ def analyze_remotely(bridge: ConnectBridge, job: Analyze, nodes_max: int) -> Ana
 
 
 def _by_words(bridge: ConnectBridge, job: Analyze, found: DataFrame) -> Volatility | None:
-    """Return what makes the answer no function of its tables, without its plan."""
+    """Return what makes the answer no function of its tables, judged without its plan."""
     columns = {column.name.lower() for _, schema in job.tables for column in schema.columns}
     told = volatility_of(job.sql, columns)
     if told is None and not bridge.deterministic(found) and not has_free_choice(job.sql):

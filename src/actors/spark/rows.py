@@ -2,9 +2,8 @@
 
 Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes, decoded together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
-scanned by Spark. Sizes are those of decoded rows: a file of a few MiB may hold a million of them.
-Either way the rows are those that `Rows` means: of files only ``lower <= time < upper``, times
-below `advance_to` raised to it, columns in the schema's types.
+scanned by Spark. Either way the rows are those that `Rows` means: of files only ``lower <= time <
+upper``, times below `advance_to` raised to it, columns in the schema's types.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _UNKNOWN_BYTES: Final = 1 << 62
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Rows, as far as they were read here, and the files left for Spark, or what it has."""
+    """Rows: those that were read here, and the files left for Spark, or a frame that Spark has."""
 
     rows: Rows
     table: pa.Table
@@ -50,12 +49,13 @@ class Loaded(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether there surely is no row."""
+        """Return whether there surely is no row."""
         return not self.files and self.frame is None and self.table.num_rows == 0
 
 
 def load(rows: Rows) -> Loaded:
-    """Reads what is small. Raises `StorageError` when a file cannot be read."""
+    """Read small rows, and leave large files to Spark. Raises `StorageError` when a file cannot be
+    read."""
     wanted = rows.schema.arrow_updates()
     tables: list[pa.Table] = []
     if rows.arrow is not None:
@@ -75,7 +75,7 @@ def load(rows: Rows) -> Loaded:
 def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
     """Return the files' rows and 0, or no rows and about how many bytes the files have decoded.
 
-    A file that only Spark can reach is taken for larger than anything.
+    A file that only Spark can reach counts as larger than anything.
     """
     if not files:
         return [], 0
@@ -88,6 +88,7 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
     bytes_max = LOCAL_FILES.limit
     if sum(size or 0 for size in sizes) <= bytes_max:
         for path in paths:
+            # Decoded sizes count: a file of a few MiB may hold a million rows.
             found = _read(path, partial(_read_parquet, bytes_max=bytes_max - total))
             if found is None:
                 break
@@ -101,7 +102,7 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
 
 
 def all_ones(loaded: Loaded) -> bool:
-    """Whether every diff is 1, as the statistics in the files say: then none need be read."""
+    """Return whether every diff is 1, as the statistics in the files say."""
     diffs = pc.min_max(loaded.table[DIFF])
     if loaded.table.num_rows and (diffs["min"].as_py(), diffs["max"].as_py()) != (1, 1):
         return False
@@ -123,7 +124,7 @@ def _ones_in_file(path: str) -> bool:
 
 
 def _local_size(path: str) -> int | None:
-    """Bytes of a file of this machine; None for one that only Spark can reach."""
+    """Return the bytes of a file of this machine; None for one that only Spark can reach."""
     plain = path.removeprefix("file://")
     if "://" in plain:
         return None
@@ -151,6 +152,7 @@ def _read_ipc_file(path: str) -> pa.Table:
 
 def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
     """Return the file's rows, or None as soon as they take more than `bytes_max` bytes."""
+    # A damaged byte is an error here, too, as in Spark (`session.VERIFY_PAGES`).
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches, total = [], 0
         for batch in file.iter_batches(_BATCH_ROWS):
@@ -162,11 +164,9 @@ def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
 
 
 def _decoded_bytes(path: str) -> int:
-    """Estimate what a file's rows take decoded, by its first rows (at least 1).
-
-    The footer does not tell: it counts a repeated value once.
-    """
+    """Estimate the decoded size of a file's rows by its first rows (at least 1)."""
     with pq.ParquetFile(path) as file:
+        # The footer does not tell: it counts a repeated value once.
         sample = next(file.iter_batches(_BATCH_ROWS), None)
         if sample is None or not sample.num_rows:
             return 1
@@ -175,7 +175,7 @@ def _decoded_bytes(path: str) -> int:
 
 
 def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The table without updates of errors, in the wanted columns and types."""
+    """Return the table without updates of errors, in the wanted columns and types."""
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR]))
     missing = [name for name in wanted.names if name not in table.column_names]
@@ -185,7 +185,8 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 
 def schema_of(struct: StructType) -> Schema:
-    """Spark's schema as ours. Raises `InvalidUsage` naming a column of a type we cannot store."""
+    """Return Spark's schema as ours. Raises `InvalidUsage` naming a column of a type we cannot
+    store."""
     columns = []
     for field in struct.fields:
         kind = field.dataType.simpleString()
@@ -200,7 +201,7 @@ def schema_of(struct: StructType) -> Schema:
 
 
 def frame(bridge: Bridge, loaded: Loaded, uses: int = 1) -> DataFrame:
-    """The rows as a frame: user columns, time, diff; `uses`: how often a plan has it."""
+    """Return the rows as a frame: user columns, time, diff. `uses`: how often a plan reads it."""
     if loaded.frame is not None:
         return loaded.frame
     if not loaded.files:
@@ -212,10 +213,11 @@ def frame(bridge: Bridge, loaded: Loaded, uses: int = 1) -> DataFrame:
 
 
 def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
-    """What need not be compared is not: a text without numbers of its own is compiled once."""
+    """Return a frame that scans the files."""
     rows = loaded.rows
     fields = spark_struct(rows.schema.arrow_updates()).fields
     found = bridge.session.read.schema(StructType(list(fields))).parquet(*loaded.files)
+    # Tests that every row passes are left out: a text without numbers of its own is compiled once.
     if rows.lower > 0:
         found = found.where(f"{TIME} >= {rows.lower}L")
     if rows.upper < NO_UPPER:
@@ -236,9 +238,10 @@ def done(
     *,
     prepared: bool = False,
 ) -> RowsDone:
-    """The answer: inline when small, otherwise an IPC file below `out`."""
+    """Return the answer: inline when small, otherwise as an IPC file below `out`."""
     rows = table.num_rows
     if table.nbytes <= inline_bytes_max:
+        # A stream has headers and padding beside its data, and may exceed the limit after all.
         data = to_ipc(table)
         if not ENGINE_ANSWER.crossed(len(data) > inline_bytes_max):
             return RowsDone(job_id, rows, arrow=data, spark_ms=ms, prepared=prepared)

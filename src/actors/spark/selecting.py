@@ -1,10 +1,9 @@
-"""A query over whole contents, as it is written: its own columns, in its own order.
+"""Runs a query over whole contents, as it is written: its own columns, in its own order.
 
 A small answer is collected. One over large inputs (`engine_collected_bytes_max`), one that Spark
-expects to be large (it multiplies the sizes of what is joined), or that turns out to be, is made
-into Parquet files, whose order is the order of the rows, so that it never passes through the
-driver's heap. Where files are not seen here the answer is
-collected, and one that is too large is refused by name.
+expects to be large, or that turns out to be, is made into Parquet files, whose order is the order
+of the rows, so that it never passes through the driver's heap. Where this process cannot see such
+files the answer is collected, and one that is too large is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from actors.threshold_probes import COLLECTED
 
 
 def run_select(slot: Slot, job: Select) -> RowsDone:
-    """The query's rows. Raises `QueryRejected` when it does not make `job.output`,
+    """Return the query's rows. Raises `QueryRejected` when it does not make `job.output`,
     `InvalidUsage` when they are too many, and Spark's own errors."""
     return retry_apart(lambda apart: _run_select(slot, job, apart=apart))
 
@@ -59,7 +58,8 @@ def _run_select(slot: Slot, job: Select, *, apart: bool) -> RowsDone:
 
 
 def _expected_bytes(found: DataFrame) -> int:
-    """What Spark takes the answer's size for. (Of a session in our own JVM.)"""
+    """Return Spark's estimate of the answer's size. Only for a session in our own JVM."""
+    # For joins the estimate multiplies the sizes of the inputs.
     plan: Any = found._jdf.queryExecution().optimizedPlan()
     return int(str(plan.stats().sizeInBytes()))
 

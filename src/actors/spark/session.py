@@ -2,12 +2,8 @@
 
 `spark_conf` is the whole configuration as a dict (pure); `open_session` starts the JVM with it.
 `ThreadSessions` gives each worker thread sessions of its own, one for each distinct set of
-settings, so that neither settings nor temporary views of concurrent jobs can meet: a thread
-runs one job at a time.
-
-The figures behind the settings: AQE, many shuffle partitions and large pages cost more than
-the small steps themselves; the default of 100 compiled classes makes many views evict each
-other's code; the history kept for a UI that is off is memory for nothing.
+settings, so that neither settings nor temporary views of concurrent jobs can meet: a thread runs
+one job at a time.
 """
 
 from __future__ import annotations
@@ -37,32 +33,39 @@ from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# With a few dozen views the second compiler took a third of two cores for minutes, for planner code
+# that was hot for seconds.
 COMPILE_LATE: Final = (
     "-XX:Tier4InvocationThreshold=30000 -XX:Tier4MinInvocationThreshold=8000 "
     "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
 )
-"""The JVM's second compiler waits six times as long: with a few dozen views it took a third of two
-cores for minutes, for planner code that was hot for seconds."""
+"""Options with which the JVM's second compiler waits six times as long."""
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
 RESULT_SHARE: Final = 2
-"""A collected answer may take one such part of the driver's heap."""
+"""Divisor of the driver's heap: a collected answer may take one such part."""
 SESSIONS_PER_THREAD_MAX: Final = 8
 VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
-"""A damaged byte of a part is an error: without, Spark reads a wrong value."""
+"""Setting with which a damaged byte of a part is an error; without it Spark reads a wrong value."""
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.maxSinglePartitionBytes": "1t",
 }
-"""On top for small inputs: one partition, and no exchange for fear of a size estimate."""
+"""Settings for small inputs: one partition, and no exchange because of a size estimate."""
 SLOT_STEPS: Final = {
     "spark.sql.adaptive.enabled": "false",
+    # These plans run on few rows, and each step begins anew: an operator that generates its
+    # projections, or looks for expressions in common, does so in every task, and classes of a
+    # plan's own stay cold. Interpreted operators are the same classes for all plans.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.subexpressionElimination.enabled": "false",
+    # A slot's length when it is planned says nothing of its rows. Estimates that multiply such
+    # lengths soon exceed any limit, and exchanges come back: the factor makes them next to nothing.
     "spark.sql.sources.fileCompressionFactor": "1e-12",
     "spark.sql.maxPlanStringLength": "1m",
+    # These would move a join below the hint that keeps its input in one partition.
     "spark.sql.optimizer.excludedRules": ",".join(
         f"org.apache.spark.sql.{rule}"
         for rule in (
@@ -72,22 +75,15 @@ SLOT_STEPS: Final = {
         )
     ),
 }
-"""On top of those for plans over slot files, whoever else has set them.
-
-A slot's length when it is planned says nothing of its rows. Estimates that multiply such lengths
-soon exceed any limit, and exchanges come back: the factor makes them next to nothing. The rules
-left out would move a join below the hint that keeps its input in one partition.
-
-These plans run on few rows, and each step begins anew: an operator that generates its
-projections, or looks for expressions in common, does so in every task, and classes of a plan's
-own stay cold. Interpreted operators are the same classes for all plans.
-"""
+"""Settings for plans over slot files, on top of `SMALL_STEPS` and above all others."""
+# A footer's bounds know neither NaN, which is the greatest number to Spark, nor that -0.0 is 0.0: a
+# filter on them loses rows that pass. Parts are left out by our own statistics, which know both.
 WHOLE_ROW_GROUPS: Final = ("spark.sql.parquet.filterPushdown", "false")
-"""For every session, whoever else has set it. A footer's bounds know neither NaN, which is the
-greatest number to Spark, nor that -0.0 is 0.0: a filter on them loses rows that pass. Parts are
-left out by statistics of our own, which know both."""
+"""Setting of every session, above all others: no filter on the bounds in a footer."""
+# A server may have been started with any others, and a view must not mean something else for it.
 CONNECT_SETTINGS: Final = {
     VERIFY_PAGES: "true",
+    # Plans that the server's driver would keep hold the rows that were sent with them.
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",
@@ -100,15 +96,13 @@ CONNECT_SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
-"""Of every session behind Spark Connect, below `Settings.spark_conf`: a server may have been
-started with any others, and a view must not mean something else for it. Plans that its driver
-would keep hold the rows that were sent with them."""
+"""Settings of every session behind Spark Connect, below `Settings.spark_conf`."""
 
 
 def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> dict[str, str]:
-    """The configuration of the engine: ours, then `Settings.spark_conf` on top.
+    """Return the configuration of the engine: ours, then `Settings.spark_conf` on top.
 
-    `class_archive` is the path of what its JVM may start from; empty: none.
+    `class_archive` is the path of the archive that its JVM may start from; empty if there is none.
     """
     conf = {
         "spark.master": settings.spark_master,
@@ -121,11 +115,13 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
         "spark.submit.deployMode": "client",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # The history kept for a UI that is off is memory for nothing.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "1000",
         "spark.sql.ui.retainedExecutions": "5",
         "spark.scheduler.mode": "FAIR",
+        # Large pages cost more than a small step itself, and so does adaptive execution.
         "spark.buffer.pageSize": "256k",
         "spark.broadcast.blockSize": "128k",
         "spark.local.dir": str(scratch / CHILD_FOLDER / "local"),
@@ -136,12 +132,14 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         f"spark.hadoop.{VERIFY_PAGES}": "true",
+        # With the default of 100 compiled classes many views evict each other's code.
         "spark.sql.codegen.cache.maxEntries": "4000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         LOCAL_RELATION_SETTING: str(ALWAYS_LOCAL_BYTES),
         "spark.sql.artifact.isolation.enabled": "false",
     }
+    # The executors of a cluster on loopback are given the driver's address: it must be one, too.
     if on_loopback(settings.spark_master):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if settings.spark_master.startswith("local"):
@@ -159,8 +157,8 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
 
 
 def result_bytes_max(memory: str) -> int:
-    """Return how large an answer may be with so much memory for the driver, which is written as
-    for a JVM: ``512m``, ``1g``; MiB without a unit. Raise `BadSettings` when it is not."""
+    """Return how large an answer may be with so much memory for the driver, which is written as for
+    a JVM: ``512m``, ``1g``; MiB without a unit. Raises `BadSettings` for any other text."""
     found = _MEMORY.fullmatch(memory.strip().lower())
     if found is None:
         raise BadSettings(f"spark_driver_memory = {memory!r}: write it as 512m or 1g")
@@ -169,16 +167,15 @@ def result_bytes_max(memory: str) -> int:
 
 
 def name_call_site(context: Any) -> None:
-    """Who makes RDDs in this thread: Spark would search the stack for it, for each of them."""
+    """Name the call site of RDDs that this thread makes."""
+    # Otherwise Spark would search the stack for it, for each RDD.
     for name in CALL_SITE:
         context.setLocalProperty(name, "penstock")
 
 
 def on_loopback(master: str) -> bool:
-    """Whether all of Spark is on this machine: local, or a cluster named by a loopback address.
-
-    The executors of such a cluster are given the driver's address, so it must be one too.
-    """
+    """Return whether all of Spark is on this machine: local, or a cluster named by a loopback
+    address."""
     if master.startswith("local"):
         return True
     hosts = [place.rpartition(":")[0] for place in master.removeprefix("spark://").split(",")]
@@ -186,7 +183,7 @@ def on_loopback(master: str) -> bool:
 
 
 def local_cores(master: str) -> int:
-    """Cores of a local master: ``local``, ``local[4]``, ``local[*]``, ``local[4,2]``."""
+    """Return the cores of a local master: ``local``, ``local[4]``, ``local[*]``, ``local[4,2]``."""
     given = master.removeprefix("local").strip("[]").split(",")[0]
     if given == "*":
         return os.cpu_count() or 1
@@ -194,7 +191,7 @@ def local_cores(master: str) -> int:
 
 
 def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
-    """Starts the JVM and the one SparkContext of this process."""
+    """Start the JVM and the one SparkContext of this process."""
     for name in ("local", "warehouse", "tmp"):
         (scratch / CHILD_FOLDER / name).mkdir(parents=True, exist_ok=True)
     if on_loopback(conf["spark.master"]):
@@ -208,7 +205,7 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
 
 
 class ThreadSessions:
-    """The sessions of one worker thread, by settings; bounded, least recently used go first."""
+    """The sessions of one worker thread, by settings; bounded, the least recently used go first."""
 
     def __init__(self, root: SparkSession, user: frozenset[str], scratch: Path) -> None:
         self._root = root
@@ -217,7 +214,7 @@ class ThreadSessions:
         self._sessions: OrderedDict[tuple[Any, ...], Bridge] = OrderedDict()
 
     def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
-        """A session with `conf`, made the active one of this thread.
+        """Return a session with `conf`, made the active one of this thread.
 
         `slots` is for plans over slot files. Raises `QueryRejected` when Spark refuses a setting.
         """
@@ -235,7 +232,7 @@ class ThreadSessions:
         return made
 
     def drop(self) -> None:
-        """Closes them all; those asked for next are new."""
+        """Close all sessions; those asked for next are new."""
         while self._sessions:
             self._sessions.popitem()[1].close()
 
@@ -259,6 +256,7 @@ class ThreadSessions:
                     raise
                 text = str(error).splitlines()[0]
                 raise QueryRejected(f"setting {name} = {value!r}: {text}") from None
+        # After the user's settings, which must not replace these.
         if slots:
             for name, value in SLOT_STEPS.items():
                 session.conf.set(name, value)

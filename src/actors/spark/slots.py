@@ -1,20 +1,12 @@
 """Slot files: Arrow files whose paths never change, rewritten for every step.
 
-Theory of operation. Spark keeps a scan's file listing for as long as a plan lives. A plan can be
-executed again on other rows if the files of those names hold them: each is an Arrow stream of
-one batch, and `SlotFileFormat.java` reads it whole, whatever length the listing says.
+Spark keeps a scan's file listing for as long as a plan lives. A plan can be executed again on other
+rows if the files of those names hold them: each is an Arrow stream of one batch, and
+`SlotFileFormat.java` reads it whole, whatever length the listing says. This module knows nothing of
+Spark.
 
-Rules
-- Columns are named by position (``c0``, ``c1`` …): names of users, equal but for their case or
-  odd in other ways, are no names of files' columns.
-- A file has one batch, of no rows if need be, so that a file cut short is an error.
-- One user at a time: `SlotSet.use` refuses a second. A use that fails, however it does, leaves
-  a set that is never used again, because a task of the failed job may still read: its files are
-  removed, not rewritten.
-- Rewriting in place is safe for the same reason: while a set is in use once at a time and every
-  earlier use ended well, no task of an earlier job is left.
-
-What it does not do: it knows nothing of Spark.
+A set of slots has one user at a time: `SlotSet.use` refuses a second. A use that fails, however it
+does, makes an end of the set: its files are removed, not rewritten.
 """
 
 from __future__ import annotations
@@ -30,26 +22,28 @@ import pyarrow as pa
 
 
 class SlotOverflow(Exception):
-    """The rows need more than the slot's capacity."""
+    """Raised when the rows need more than the slot's capacity."""
 
 
 class SlotBusy(Exception):
-    """Somebody uses the set, or it was abandoned."""
+    """Raised when the set is in use, or was abandoned."""
 
 
 def positional(schema: pa.Schema) -> pa.Schema:
-    """The same columns, named by position and all nullable."""
+    """Return the same columns, named by position and all nullable."""
+    # Users' names, equal but for their case or odd in other ways, are no names of files' columns.
     return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
 
 
 def write(path: Path, table: pa.Table, capacity: int) -> None:
-    """Make `path` a file with these rows.
+    """Write these rows to the file `path`.
 
     Raises:
         SlotOverflow: They need more than `capacity` bytes. The file is unchanged.
         OSError: The file is of no use.
     """
     sink = pa.BufferOutputStream()
+    # One batch, of no rows if need be: a file cut short is then an error.
     whole = [column.combine_chunks() for column in table.columns]
     with pa.ipc.new_stream(sink, table.schema) as out:
         out.write_batch(pa.RecordBatch.from_arrays(whole, schema=table.schema))
@@ -68,7 +62,7 @@ class SlotSet:
     """
 
     def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
-        """Makes the folder and files without rows. Raises an `OSError`."""
+        """Make the folder and files without rows. Raises an `OSError`."""
         self.capacity = capacity
         self._folder = folder
         self._schemas = dict(schemas)
@@ -85,15 +79,15 @@ class SlotSet:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all slots."""
+        """Return the names of all slots."""
         return frozenset(self._schemas)
 
     def path(self, name: str) -> Path:
-        """The file of a slot."""
+        """Return the file of a slot."""
         return self._folder / f"{name}.arrow"
 
     def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
-        """Keeps these slots only, and of their columns only those at these positions.
+        """Keep these slots only, and of their columns only those at these positions.
 
         A slot without any keeps its last column, which tells how many rows there are.
         """
@@ -106,12 +100,12 @@ class SlotSet:
 
     @contextmanager
     def use(self, tables: Mapping[str, pa.Table]) -> Iterator[None]:
-        """Fills every slot and keeps it so; slots without a table get no rows.
+        """Fill every slot and keep it so while the context is open; slots without a table get no
+        rows.
 
-        Tables have all columns of the slot, by whatever names, in order and of its types.
-        Raises `SlotBusy` while another use goes on, and what `write` raises. `SlotOverflow` comes
-        before a reader can have seen anything and leaves the set sound; any other failure, of the
-        caller's too, makes an end of it.
+        Tables have all columns of the slot, by whatever names, in order and of its types. Raises
+        `SlotBusy` while another use goes on, and what `write` raises. Any failure but
+        `SlotOverflow`, of the caller's too, makes an end of the set.
         """
         if not self._user.acquire(blocking=False):
             raise SlotBusy("the slots are in use")
@@ -124,11 +118,14 @@ class SlotSet:
                     rows = schema.empty_table() if table is None else table
                     columns = self._columns[name]
                     kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
+                    # Rewriting in place is safe: uses do not overlap and every earlier one ended
+                    # well, so that no task of an earlier job is left to read.
                     write(self.path(name), kept, self.capacity)
                 yield
-            except SlotOverflow:
+            except SlotOverflow:  # before any reader has seen the files: the set stays sound
                 raise
             except BaseException:
+                # A task of the failed job may still read the files.
                 self._gone = True
                 raise
         finally:
@@ -137,7 +134,7 @@ class SlotSet:
             self._user.release()
 
     def abandon(self) -> None:
-        """Removes the files: now, or when their user is done."""
+        """Remove the files: now, or when their user is done."""
         self._gone = True
         if self._user.acquire(blocking=False):
             try:

@@ -14,16 +14,16 @@ from actors.catalyst.relations import TABLE_METADATA
 from actors.plan.schema import Schema
 
 CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""Spark's own key in the metadata of a column, `CharVarcharUtils`."""
+"""Spark's own key in the metadata of a column (`CharVarcharUtils`)."""
 
 
 def view_name(name: str) -> str:
-    """A table's name as SQL: quoted unless it is written so already."""
+    """Return a table's name as SQL: quoted unless it is written so already."""
     return name if name.startswith("`") else "`" + name.replace("`", "``") + "`"
 
 
 def bare_name(name: str) -> str:
-    """A table's name as it is, however it is written.
+    """Return a table's name without quotes, however it is written.
 
     >>> bare_name("`a``b`"), bare_name("a.b")
     ('a`b', 'a.b')
@@ -33,19 +33,19 @@ def bare_name(name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def spark_struct(arrow: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's, all columns nullable."""
+    """Return an Arrow schema as Spark's, all columns nullable."""
     return from_arrow_schema(arrow, prefer_timestamp_ntz=True)
 
 
 @lru_cache(maxsize=1024)
 def struct_json(arrow: pa.Schema) -> str:
-    """The same, as Spark writes it."""
+    """Return an Arrow schema as Spark writes it in JSON, all columns nullable."""
     return str(spark_struct(arrow).json())
 
 
 @lru_cache(maxsize=1024)
 def declared_json(schema: Schema) -> str:
-    """A schema with the columns' own nullability, as Spark writes it."""
+    """Return a schema as Spark writes it in JSON, with the columns' own nullability."""
     struct = StructType()
     for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
         struct.add(field.name, field.dataType, column.nullable)
@@ -53,7 +53,8 @@ def declared_json(schema: Schema) -> str:
 
 
 def numbered_json(schema: Schema, number: int) -> str:
-    """Return a schema as `declared_json` has it, whose columns say the number of their table."""
+    """Return a schema as `declared_json` does, with the table's number in each column's
+    metadata."""
     struct = StructType()
     declared = StructType.fromJson(json.loads(declared_json(schema)))
     for field, column in zip(declared.fields, schema.columns, strict=True):

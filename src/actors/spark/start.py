@@ -1,8 +1,4 @@
-"""The first frame a child gets: what it needs to know before it can start Spark.
-
-It travels over the inherited socket and not as arguments, because Spark settings may hold
-credentials and arguments can be read by every user of the machine.
-"""
+"""The first frame that a child gets: all that it needs to start Spark."""
 
 from __future__ import annotations
 
@@ -14,11 +10,13 @@ from actors.plan.jobs import Job
 from actors.settings import Settings
 
 CHILD_FOLDER: Final = "child"
-"""Below the scratch folder: what Spark keeps while it runs; of no use to anybody after it."""
+"""Folder below the scratch folder for Spark's own files, of no use after Spark's end."""
 OUT_FOLDER: Final = "out"
-"""Below the scratch folder: answers that were too large for a frame."""
+"""Folder below the scratch folder for answers that were too large for a frame."""
 
 
+# Sent over the inherited socket and not as arguments: Spark settings may hold credentials, and
+# arguments can be read by every user of the machine.
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Start the engine with these settings; keep every file below `scratch`."""
 
@@ -27,7 +25,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     class_archive: str = ""
     """Path of the archive that the JVM may start from (`actors.spark.class_archive`)."""
     no_java: str = ""
-    """Why there is no Java; only where Spark runs elsewhere."""
+    """Reason why there is no Java; only with a remote Spark."""
 
 
 ChildMessage: TypeAlias = Start | Job

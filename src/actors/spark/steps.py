@@ -1,14 +1,11 @@
-"""The steps of delta plans.
+"""Runs the steps of delta plans.
 
-`run_step` renders strata as one statement (`actors.spark.translate`), or in pieces where one
-plan would be too large (`actors.plan.plan_splitting`), gives Spark the rows as views, and collects
-the answer; a large one that is wanted as files goes into files (`actors.spark.files`).
+`run_step` renders strata as one statement (`actors.spark.translate`), or in pieces where one plan
+would be too large (`actors.plan.plan_splitting`), gives Spark the rows as views, and collects the
+answer; a large one that is wanted as files goes into files (`actors.spark.files`).
 
-Small steps (no file left to Spark, `SMALL_JOB` bytes of rows at most) run in one partition; a
-`Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
-keeps the same bits as the statement for large steps does. They are executed from a plan built
-once wherever that can be (`actors.spark.prepared`). A step whose inputs are all empty runs no
-Spark job.
+Small steps (no file left to Spark, `SMALL_JOB` bytes of rows at most) run in one partition, from a
+plan built once wherever that can be (`actors.spark.prepared`).
 """
 
 from __future__ import annotations
@@ -61,18 +58,18 @@ from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
+# Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
+# whose diffs are not summed up yet. The price: filters run behind joins and groupings.
 _ROW_BY_ROW: Final = (
     "spark.sql.optimizer.excludedRules",
     "org.apache.spark.sql.catalyst.optimizer.ConstantFolding,"
     "org.apache.spark.sql.catalyst.optimizer.PushDownPredicates",
 )
-"""No expression is computed before its rows are there: not of no row at all, and not by a filter
-that was moved below a GROUP BY, of rows whose diffs are not summed up yet. The price: filters run
-where the query has them, behind joins and groupings."""
+"""Setting with which no expression is computed before its rows are there."""
 _UNSUMMED: Final = "__unsummed"
 _BRACKETS: Final = re.compile(r"""[()]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
 KEPT_BYTES: Final = 1 << 40
-"""Taken as the size of rows that stay in Spark, which nobody has counted."""
+"""Assumed size of rows that stay in Spark uncounted."""
 
 
 def nesting_of(text: str) -> int:
@@ -85,41 +82,41 @@ def nesting_of(text: str) -> int:
 
 
 class Slot(msgspec.Struct):
-    """What a worker thread has: its sessions, and where answers go, by their sizes."""
+    """A worker thread's sessions and limits, and the state of its current job."""
 
     sessions: ThreadSessions
     steps: PreparedSteps
-    """Of all threads."""
+    """Prepared steps of all threads."""
     out: Path
     inline_bytes_max: int
     collected_bytes_max: int
     files_here: bool
-    """Says whether this process sees the files that Spark writes."""
+    """True if this process sees the files that Spark writes."""
     plan_nodes_max: int
     statement_bytes_max: int
     nesting_max: int
     tree_nodes_max: int
     canceled: threading.Event
-    """Of the job at hand."""
+    """Set when the current job is canceled."""
     group: str = ""
-    """Of the job at hand, in Spark."""
+    """Spark's job group of the current job."""
     pool: str = ""
     frequent: bool = False
-    """Whether a plan of its own would pay for the step at hand."""
+    """True if a plan of its own would pay for the current step."""
     waited_ms: float = 0.0
-    """How long the step at hand has waited for others."""
+    """Time that the current step has waited for others."""
 
     def waited(self, ms: float) -> None:
-        """Note that the step at hand has waited for others."""
+        """Add to the time that the current step has waited for others."""
         self.waited_ms += ms
 
     def check(self) -> None:
-        """Raises `Canceled` when the job was canceled: called before each longer stretch."""
+        """Raise `Canceled` when the job was canceled. Called before each longer stretch."""
         if self.canceled.is_set():
             raise Canceled("canceled on request")
 
     def check_size(self, text: str) -> None:
-        """Raises `JobTooLarge` for a statement that is never to be sent."""
+        """Raise `JobTooLarge` for a statement that must not be sent."""
         size = len(text.encode())
         if size > self.statement_bytes_max:
             raise JobTooLarge(
@@ -135,7 +132,7 @@ class Slot(msgspec.Struct):
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
-    """Run strata `first` to `last`. Raise our errors or Spark's own."""
+    """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
     loaded = _loaded(prepared, job)
     try:
@@ -143,9 +140,9 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     except Exception as error:
         if not job.at_once or describe(error)[0] != DefiniteError.__name__:
             raise
-    # What raises may be a row that was deleted again, in another part, or one that an anti join
-    # takes back, or no row at all, but the optimiser, which computes what an outer join's NULLs
-    # lead to: once more, of what is left alone, row by row.
+    # The row that raised may be retracted in another part, or by an anti join; or no row raised but
+    # the optimizer, which computes what an outer join's NULLs lead to. So the step runs once more,
+    # over summed rows alone, row by row.
     plan = summed_first(prepared.plan)
     plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
     bridge = slot.sessions.get(plan.conf, small=False)
@@ -154,7 +151,7 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
 
 
 def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
-    """The rows with the diffs of equal ones summed up, whatever their times."""
+    """Return the rows with the diffs of equal ones summed up, whatever their times."""
     schema = loaded.rows.schema
     if not loaded.files:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
@@ -178,6 +175,7 @@ def _run_strata(
     small = is_small(loaded.values())
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
+    # All inputs are empty: no Spark job is needed.
     if job.lo > 0 and not filled:
         bridge = slot.sessions.get(plan.conf, small=small)
         table = empty_updates(prepared.stratum(bridge, last))
@@ -192,6 +190,8 @@ def _run_strata(
         loaded[f"r{piece[-1]}"] = rows
         again &= known
     root = prepared.strata[last]
+    # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
+    # as the statement of a large step does.
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
@@ -230,7 +230,7 @@ def is_small(inputs: Iterable[Loaded]) -> bool:
 
 
 def _loaded(prepared: PreparedPlan, job: Step) -> dict[str, Loaded]:
-    """The rows that the strata read, as far as they were given."""
+    """Return the given rows that the strata read."""
     needed = _needed(prepared.plan, job)
     given = job.inputs.items()
     return {prepared.named(name): load(rows) for name, rows in given if name in needed}
@@ -245,10 +245,11 @@ def _inner(
     *,
     small: bool,
 ) -> tuple[Loaded, bool]:
-    """What an earlier piece makes, for those after it, and whether its plan was there.
+    """Run an earlier piece; return its rows for later ones, and whether its plan was there.
 
-    Of large inputs it stays in Spark.
+    Rows of large inputs stay in Spark.
     """
+    # Only the last piece makes the answer.
     job = msgspec.structs.replace(job, into_files=False)
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
@@ -259,6 +260,7 @@ def _inner(
         made = consolidate(table) if isinstance(root, Consolidate) else table
         return Loaded(rows, made, (), made.nbytes), known
     with _planned(slot, bridge, work, small=False) as found:
+        # Otherwise each later piece would compute these rows again.
         kept = found.localCheckpoint()
     return Loaded(rows, rows.schema.arrow_updates().empty_table(), (), KEPT_BYTES, kept), False
 
@@ -271,17 +273,17 @@ def _work(
     loaded: Mapping[str, Loaded],
     root: Node | None,
 ) -> _Work:
-    """Strata of a step with the rows that they read."""
+    """Return strata of a step with the rows that they read."""
     needed = {name for index in chosen for name in leaves(prepared.strata[index])}
     needed -= {f"r{index}" for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
-    # What a temporal filter makes of changes at one time may be at several.
+    # A temporal filter may make changes at several times of changes at one.
     at_one_time = one_time(loaded) and not prepared.plan.temporal
     return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
 
 
 def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
-    """The rows, or their files, and whether their plan was there already."""
+    """Return the rows, or their files, and whether their plan was there already."""
     nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
     alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
     if work.job.lo > 0 and nothing and not alone:
@@ -296,7 +298,7 @@ def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
 
 
 class _Work(msgspec.Struct, frozen=True):
-    """A step, or a piece of one, with its rows. `root` stands in for the last stratum's node."""
+    """A step, or a piece of one, with its rows. `root` replaces the last stratum's node."""
 
     slot: Slot
     prepared: PreparedPlan
@@ -315,7 +317,7 @@ class _Work(msgspec.Struct, frozen=True):
         *,
         small: bool,
     ) -> tuple[str, Mapping[str, int]]:
-        """The text, and how often its plan has each relation."""
+        """Return the text, and how often its plan has each relation."""
 
         def types(node: Node) -> Mapping[str, str]:
             return self.prepared.types(bridge, node)
@@ -333,7 +335,7 @@ class _Work(msgspec.Struct, frozen=True):
         return made, translator.uses
 
     def large(self, collected_bytes_max: int) -> bool:
-        """Whether the answer is probably too large to be collected."""
+        """Return whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
         strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
         few = read <= collected_bytes_max or reduces(self.prepared.strata[self.chosen[-1]], strata)
@@ -344,7 +346,7 @@ class _Work(msgspec.Struct, frozen=True):
 
 
 def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
-    """Builds the plans of such steps, and executes them on no rows: that compiles them."""
+    """Build the plans of likely steps and execute them on no rows, which compiles them."""
     for run in job.runs:
         slot.check()
         _check_range(prepared.plan, run)
@@ -356,7 +358,7 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
 
 
 def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun) -> bool:
-    """Build the plan of such steps; return whether they have one."""
+    """Build the plan of a likely run; return whether it has one."""
     step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic)
     first, last = prepared.bounds(run.first, run.last)
     changed = frozenset(map(prepared.named, run.changed))
@@ -383,14 +385,14 @@ def _check_range(plan: DeltaPlan, run: Step | LikelyRun) -> None:
 
 
 def _needed(plan: DeltaPlan, job: Step) -> frozenset[str]:
-    """The inputs that the step's strata read and do not make themselves."""
+    """Return the inputs that the step's strata read and do not make themselves."""
     made = {f"r{index}" for index in range(job.first, job.last)}
     nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
     return frozenset({name for node in nodes for name in leaves(node)} - made)
 
 
 def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
-    """Executes the step's plan again; None when it has none and can have none."""
+    """Execute the step's plan again; return None when it has none and can have none."""
     bridge = slot.sessions.get(work.prepared.plan.conf, small=True)
     request = _request(slot, bridge, work)
     made = slot.steps.run(request)
@@ -404,7 +406,8 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
     strata = prepared.plan.strata[job.first : job.last + 1]
     schemas = {name: prepared.input_schema(bridge, name) for name in work.needed}
-    for given in _needed(prepared.plan, job):  # came with the columns that all pieces read
+    # Given inputs came with the columns that the whole step reads, and no others.
+    for given in _needed(prepared.plan, job):
         name = prepared.named(given)
         if name in schemas:
             schemas[name] = narrowed(schemas[name], given, strata)
@@ -430,8 +433,8 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
 def _run_anew(
     slot: Slot, bridge: Bridge, work: _Work, *, small: bool
 ) -> pa.Table | tuple[FileDone, ...]:
-    """Plans the step and executes it. A large answer comes as files where the job wants it so, and
-    is else read back from files: it never lies on the driver's heap."""
+    """Plan the step and execute it. A large answer comes as files where the job wants it so, and is
+    else read back from files."""
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
@@ -443,6 +446,7 @@ def _run_anew(
                 if not slot.files_here or not too_large(error):
                     raise
                 print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
+        # A large answer must never lie on the driver's heap.
         files = write_files(found, time, slot.out)
     return files if job.into_files else read_back(files, work.wanted(bridge))
 
@@ -452,11 +456,12 @@ def _at(made: pa.Table, time: int) -> pa.Table:
 
 
 def _collected(slot: Slot, bridge: Bridge, work: _Work, found: DataFrame) -> pa.Table:
-    """The answer's rows. Raises `AnswerTooLarge` where they can go into files and are more than
-    was thought: few rows that all match make many, and Spark looks at the bytes of an answer only
-    when it has made all of it."""
+    """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
+    than was thought."""
     if not slot.files_here:
         return bridge.collect(found, lambda: work.wanted(bridge))
+    # Few rows that all match make many, and Spark looks at the bytes of an answer only when it has
+    # made all of it.
     rows_max = answer_rows_max(found.schema, slot.collected_bytes_max)
     # The plan may be checked meanwhile: by the end its types are known.
     made = bridge.collect(found.limit(rows_max + 1), lambda: work.wanted(bridge))
@@ -467,7 +472,7 @@ def _collected(slot: Slot, bridge: Bridge, work: _Work, found: DataFrame) -> pa.
 
 @contextmanager
 def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterator[DataFrame]:
-    """The step's query; it is good for as long as its rows have names."""
+    """Yield the step's query, which is valid while the context is open."""
     job = work.job
     relations: dict[str, Relation] = {}
     read = {}
@@ -482,7 +487,7 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
             ones = bool(rows.files) and job.at_once and all_ones(rows)
             relations[name] = Relation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
-    # What is at one time is computed at time 0: the same text, hence the same classes, each time.
+    # A step at one time is computed at time 0: the same text, hence the same classes, each time.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
     text, uses = work.statement(bridge, relations, interval, small=small)
     slot.check()
@@ -493,7 +498,7 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
 
 
 def one_time(loaded: Mapping[str, Loaded]) -> bool:
-    """Whether all changes (not the state) surely are at one time."""
+    """Return whether all changes (not the state) surely are at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():
         if name[0] in CHANGED and not rows.empty:

@@ -1,4 +1,4 @@
-"""Files from outside as rows: what a source of files, or a copy from files, reads through Spark.
+"""Reads files of external systems as rows through Spark: for file sources and copies from files.
 
 Paths are taken literally and one by one: no globs, no partition columns from folders' names, no
 file left out because it is torn or gone. All else is the reader's own: its options, its modes for
@@ -41,8 +41,8 @@ _UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARS
 
 
 def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
-    """The files' rows. Raises `DefiniteError` for what cannot be read, beginning with the file's
-    path if Spark tells it, and Spark's own errors."""
+    """Return the files' rows. Raises `DefiniteError` for what cannot be read, beginning with the
+    file's path if Spark tells it, and Spark's own errors."""
     started = time.perf_counter()
     bridge = slot.sessions.get((), small=False)
     wanted = job.read.arrow()
@@ -79,7 +79,7 @@ def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
 def _as_told(field: pa.Field, kind: str) -> pa.DataType:
     """Return the type that Spark's reader takes from the files, where it cannot take the column's
     own: binary of CSV is text in base64, as JSON has it; keys of a map of JSON are text. Raises
-    `InvalidUsage` for keys that cannot be told from their text."""
+    `InvalidUsage` for keys that cannot be converted from their text."""
     if kind == "csv" and pa.types.is_binary(field.type):
         return pa.string()
     return _with_text_keys(field.type, field.name) if kind == "json" else field.type
@@ -102,7 +102,7 @@ def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
 def _meant(
     name: str, told: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
 ) -> Column:
-    """Return a column as it is meant."""
+    """Return a column, converted from the type that was read to its own."""
     column = functions.col(quote(name))
     if told.field(name).type == wanted.field(name).type:
         return column
@@ -115,8 +115,8 @@ def _meant(
 
 
 def infer_files(slot: Slot, job: InferFiles) -> Analyzed:
-    """The files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot be
-    stored, and Spark's own errors."""
+    """Return the files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot
+    be stored, and Spark's own errors."""
     bridge = slot.sessions.get((), small=False)
     found = _frame(bridge, job.paths, job.format, job.options, None)
     return Analyzed(job.job_id, output_schema(found.schema))
@@ -129,6 +129,7 @@ def _frame(
     options: Sequence[tuple[str, str]],
     struct: StructType | None,
 ) -> DataFrame:
+    # Ours last: whatever the user says, a torn or missing file is an error.
     reader = bridge.session.read.format(kind).options(**{**dict(options), **_OPTIONS})
     if struct is not None:
         reader = reader.schema(struct)
@@ -136,7 +137,7 @@ def _frame(
 
 
 def _named(error: Exception, paths: Sequence[str]) -> Exception:
-    """The same, told of the file, when it is the file's fault."""
+    """Return an error that names the file at fault; the same error if no file is."""
     link: BaseException | None = error
     texts: list[str] = []
     while link is not None and len(texts) < _LINKS_MAX:
@@ -155,8 +156,7 @@ def _named(error: Exception, paths: Sequence[str]) -> Exception:
 
 
 def _says(said: str, path: str) -> bool:
-    """Whether what Spark said after the word `file` is that path; it may have written it as a
-    URI."""
+    """Return whether Spark's text after the word `file` is that path, plain or as a URI."""
     plain = path.lstrip("/")
     for text in (said, unquote(said)):
         found = text.removeprefix("file:").lstrip("/")
@@ -166,8 +166,9 @@ def _says(said: str, path: str) -> bool:
 
 
 def _literal(path: str) -> str:
-    """As a path that Spark, which takes it for a pattern, finds this file by. (To switch
-    patterns off does not do: each path that looks like one then stands for all of them.)"""
+    """Return a pattern that matches this file alone."""
+    # Spark takes a path for a pattern. To switch patterns off does not do: each path that looks
+    # like one then stands for all of them.
     return "file://" + _SPECIAL.sub(r"\\\g<0>", path)
 
 

@@ -1,6 +1,6 @@
-"""Limits as SQL text: which changes matter, whether the reserve is used up, what is kept.
+"""Limits as SQL text: which changes matter, whether candidates run short, which are kept.
 
-Everything is a window over the groups' rows: no join, so that a step can be prepared.
+Everything is a window over the groups' rows and no join, so that a step can be prepared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tops(ABC):
 
     @abstractmethod
     def text(self, node: Node) -> str:
-        """The SELECT that makes a node's updates."""
+        """Return the SELECT that makes a node's updates."""
 
     def _united(self, parts: Sequence[str]) -> str:
         return f"SELECT {self._hint()}* {from_rows(UNION.join(parts))}"
@@ -47,7 +47,7 @@ class Tops(ABC):
         return self._gated(node.input, node.switch, node.keys, closes=node.closes)
 
     def _gated(self, below: Node, switch: Node, keys: Sequence[str], *, closes: bool) -> str:
-        """The rows of one node in groups of which another has any, or with `closes` none."""
+        """Return the rows of one node in groups of which another has any, or with `closes` none."""
         names = [quote(name) for name in columns_of(below)]
         if self._empty(switch):
             kept = "" if closes else " WHERE false"
@@ -134,7 +134,7 @@ class Tops(ABC):
         edge = f"CASE WHEN {moved} THEN {new} - __edge ELSE 0L END"
         diffs = (("false", "__kept - __was"), ("true", edge))
         both = ", ".join(f"named_struct('m', {m}, 'd', {diff})" for m, diff in diffs)
-        # Where nothing has changed, nothing does.
+        # Groups without a change in this step emit nothing.
         return (
             f"SELECT {', '.join(names)}, __x.m AS {quote(node.mark)}, __last AS {TIME}, "
             f"__x.d AS {DIFF} {from_rows(placed)} LATERAL VIEW explode(array({both})) __e AS __x "
@@ -142,11 +142,11 @@ class Tops(ABC):
         )
 
     def _weighed_candidates(self, node: TopCandidates, names: Sequence[str]) -> str:
-        """Each row once, with its weights among the new candidates and the old, and in the edge;
-        and how much weight comes up to it in its group, and in all. All windows have one order, so
-        that rows are sorted once."""
+        """Return each row once, with its weights among the new candidates and the old, and in the
+        edge; and how much weight comes up to it in its group, and in all."""
         rows = self._candidate_rows(node, names)
         group = partition_by(map(quote, node.keys))
+        # All windows have one order, so that rows are sorted once.
         order = f"{group} ORDER BY {', '.join(node.order)}"
         upto = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
         short = "0 AS __is_short"
@@ -163,8 +163,8 @@ class Tops(ABC):
         )
 
     def _candidate_rows(self, node: TopCandidates, names: Sequence[str]) -> str:
-        """Each row once, with its weights in the changes, the old candidates, what a shortage has
-        brought, and the edge."""
+        """Return each row once, with its weights in the changes, the old candidates, the rows that
+        a shortage has brought, and the edge."""
         sums = ("__changed", "__was", "__fresh", "__edge")
 
         def part(below: Node, at: str, **weights: str) -> str:
@@ -195,7 +195,7 @@ class Tops(ABC):
 
 
 def partition_by(keys: Iterable[str]) -> str:
-    """Return the PARTITION BY of a window; of all rows where there are no keys.
+    """Return the PARTITION BY of a window; empty, for all rows, where there are no keys.
 
     >>> partition_by(["`a`", "b"]), partition_by([])
     ('PARTITION BY `a`, b', '')

@@ -1,12 +1,11 @@
-"""What the engine's process tells of a traced job: its own span, and one a stage of Spark's.
+"""Spans of a traced job from the engine's process: the job's own, and one for each Spark stage.
 
-The spans travel with the job's answer and are exported by the service, as spans of this process:
-so none is lost that has an answer, none is left without its parent when this process dies, and
-nothing is imported here that would export. A job that fails is told of by the service alone.
+The spans travel with the job's answer and are exported by the service, as spans of this process. So
+no span of an answered job is lost, none is left without its parent when this process dies, and
+nothing is imported here that would export. A job that fails is traced by the service alone.
 
-Stages are Spark's own account of the job group, asked for when the job is over. A step that ran
-in a round with others (`actors.spark.rounds`) is shown the round's, whose rows and bytes are those
-of all its members; a server behind Spark Connect is not asked.
+A step that ran in a round with others (`actors.spark.rounds`) has the round's stages, whose rows
+and bytes are those of all its members. A server behind Spark Connect is not asked for stages.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from actors.telemetry import (
 
 STAGES_MAX: Final = 64
 EVENTS_MS_MAX: Final = 1_000
-"""Spark's account is behind by what waits to be entered into it: for so long at most."""
+"""Longest wait for Spark's account of stages, which is behind by the events that wait for entry."""
 
 
 def is_traced(job: Job) -> bool:
-    """Whether a job's answer is to tell of it."""
+    """Return whether a job's answer is to carry a trace."""
     return isinstance(job, Step | Difference) and job.traceparent is not None
 
 
 def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
-    """The answer with its trace. `group` names the job's Spark jobs."""
+    """Return the answer with its trace. `group` names the job's Spark jobs."""
     if not isinstance(answer, RowsDone):
         return answer
     start, end = interval_ns
@@ -80,7 +79,7 @@ def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Ans
 
 
 def _stages(engine: Engine, group: str) -> list[Any]:
-    """Spark's account of each stage of the group, in order."""
+    """Return Spark's account of each stage of the group, in order."""
     context: Any = engine.session.sparkContext
     scala = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty(EVENTS_MS_MAX)
@@ -94,16 +93,17 @@ def _stages(engine: Engine, group: str) -> list[Any]:
 
 
 def _place(name: str) -> str:
-    """A stage's name: what was called, and in which file, without the folders above it."""
+    """Return a stage's name: the call, and its file without the folders above it."""
     called, _, where = name.partition(" at ")
     return f"{called} at {where.rpartition('/')[2]}"[:120] if where else name[:120]
 
 
 def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
-    """A stage that has run, within its job: Spark's clock shows whole milliseconds."""
+    """Return the span of a stage that has run; None for one that was skipped."""
     submitted, completed = stage.submissionTime(), stage.completionTime()
     if submitted.isEmpty() or completed.isEmpty():
         return None  # skipped: what it would make was there
+    # Spark's clock shows whole milliseconds: the span is kept inside its job's.
     first = min(max(start, submitted.get().getTime() * 1_000_000), end)
     last = max(first, min(end, completed.get().getTime() * 1_000_000))
     return JobSpan(

@@ -1,9 +1,9 @@
 """Writes a class archive: ``python -m actors.spark.training ARCHIVE SCRATCH``.
 
-Starts an engine as a service would, has it do jobs of every kind, so that the classes they need
-are loaded, and ends its JVM in order, which writes the archive (`actors.spark.class_archive`).
-What the jobs answer matters to nobody; that they are answered does. Exit status 0, or 2 after a
-line that says what failed.
+Starts an engine as a service would, has it do jobs of every kind, so that the classes they need are
+loaded, and ends its JVM in order, which writes the archive (`actors.spark.class_archive`). The jobs
+must be answered, but their answers are not read. Exit status 0, or 2 after a line that says what
+failed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _rows(*rows: tuple[int, str]) -> Rows:
 
 
 def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
-    """Jobs of every kind, each with the plan that it names."""
+    """Yield jobs of every kind, each with the plan that it names."""
     given = _rows((1, "a"), (2, "b"))
     yield Analyze("analyze", (("t", TABLE),), QUERY, translate=True), None
     yield Analyze("refuse", (("t", TABLE),), "SELECT rand() AS r FROM t"), None
@@ -81,12 +81,12 @@ def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
 
 
 def given_counts() -> Rows:
-    """Old contents for the difference: none."""
+    """Return the old contents for the difference, which are empty."""
     return Rows(COUNTS, arrow=to_ipc(COUNTS.arrow_updates().empty_table()))
 
 
 def train(archive: Path, scratch: Path) -> str:
-    """Runs the engine and ends it; what failed, or an empty text."""
+    """Run the engine and end it; return what failed, or an empty text."""
     options = {JAVA_OPTIONS: recording_options(archive)}
     settings = Settings(spark_master="local[1]", spark_conf=options)
     engine = Engine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
@@ -96,6 +96,7 @@ def train(archive: Path, scratch: Path) -> str:
         if isinstance(answer, JobFailed):
             return f"{job.job_id}: {answer.text}"
     process = engine.session.sparkContext._gateway.proc
+    # Not `Engine.end`, which kills the JVM: only one that ends in order writes the archive.
     engine.session.stop()
     process.stdin.close()  # the gateway's program ends with its standard input
     status = process.wait()
@@ -103,7 +104,7 @@ def train(archive: Path, scratch: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Write the archive that the arguments name; return the exit status."""
     archive, scratch = map(Path, arguments)
     failed = train(archive, scratch)
     if failed:

@@ -1,21 +1,12 @@
 """Delta plans as Spark SQL text: one statement for the strata that a step runs.
 
-What: `Translator.statement` renders strata that run together over named relations. Every
-relation has its columns, then ``__time`` and ``__diff``. One text is one call into the JVM and
-one analysis, where building the same frames node by node takes dozens of both.
+`Translator.statement` renders strata that run together over named relations. Every relation has its
+columns, then ``__time`` and ``__diff``. The translator runs nothing and knows no session; the types
+of a node's columns, which only Spark knows, come from the `types` it is given.
 
-Rules
-- Groups and rows compare null-safe: all of it is GROUP BY and window partitions; joins use the
-  plan's own ``=``.
-- A product with a diff is exact: diffs of +1 and -1, nearly all there are, multiply nothing, and
-  a decimal's digits are kept for the rest (`times_diff`).
-- Rows of a `Consolidate` keep their bits: GROUP BY would turn -0.0 into 0.0, so columns that
-  hold floats are grouped also by their text, and the value is one of the group's own.
-- Small steps run in one partition, joins included, so that no exchange is planned at all: one
-  Spark stage. Large ones are left to Spark, with hints to broadcast what is known to be small.
-
-What it does not do: it runs nothing and knows no session; the types of a node's columns, which
-only Spark knows, come from the `types` it is given.
+Groups and rows compare null-safe, by GROUP BY and window partitions; joins use the plan's own
+``=``. Small steps run in one partition, joins included, so that no exchange is planned at all: one
+Spark stage. Large ones are left to Spark, with hints to broadcast what is known to be small.
 """
 
 from __future__ import annotations
@@ -84,8 +75,7 @@ _RELATION: Final = re.compile(r"\b(?:__\w+|r\d+)\b")
 
 
 def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
-    """Return how often Spark's plan has each relation, or more: it writes out a table expression
-    wherever it is named, and in those that follow.
+    """Return how often Spark's plan has each relation, or more.
 
     `bodies` are the names and texts of the table expressions, in their order, and the query.
 
@@ -93,6 +83,7 @@ def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
     Counter({'__d0': 6, 'r0': 3, 'r1': 1, '__s1': 1})
     """
     uses: Counter[str] = Counter()
+    # Spark writes out a table expression wherever it is named.
     for name, text in reversed(bodies):
         times = uses[name] if name else 1
         for named, count in Counter(_RELATION.findall(text)).items():
@@ -102,8 +93,8 @@ def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
 
 class Translator(Groups, Tops):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
-    `one_time`: all changes are at one time. `at_once`: so they are, and there is nothing before:
-    the text has them at time 0."""
+    `one_time`: all changes are at one time. `at_once`: they are, with nothing before them, and the
+    text has them at time 0."""
 
     def __init__(
         self,
@@ -126,11 +117,12 @@ class Translator(Groups, Tops):
     def statement(
         self, strata: Sequence[Node], chosen: Sequence[int], root: Node | None = None
     ) -> str:
-        """The statement for the `chosen` strata; its rows are the last one's output. The others
-        are relations, where they are named.
+        """Return the statement for the `chosen` strata; its rows are the last one's output. The
+        others are relations, where they are named.
 
-        `root` stands in for the last one's node.
+        `root` replaces the last one's node.
         """
+        # One text is one call into the JVM and one analysis; frames made node by node take dozens.
         self._strata = {f"r{index}": node for index, node in enumerate(strata)}
         *before, last = chosen
         bodies = {f"r{index}": self.text(strata[index]) for index in before}
@@ -141,10 +133,10 @@ class Translator(Groups, Tops):
         return prefix + whole
 
     uses: Mapping[str, int] = {}
-    """How often the last statement's plan has each relation (see `relation_uses`)."""
+    """Number of times that the last statement's plan has each relation (see `relation_uses`)."""
 
     def text(self, node: Node) -> str:
-        """The SELECT that makes a node's updates."""
+        """Return the SELECT that makes a node's updates."""
         match node:
             case Input():
                 return self._input(node)
@@ -190,6 +182,7 @@ class Translator(Groups, Tops):
         return f"SELECT {', '.join(items)} {from_rows(self.text(below))}"
 
     def _hint(self, *hints: str) -> str:
+        # One partition: Spark then plans no exchange.
         wanted = ["COALESCE(1)", *hints] if self._small else list(hints)
         return f"/*+ {', '.join(wanted)} */ " if wanted else ""
 
@@ -237,8 +230,8 @@ class Translator(Groups, Tops):
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
 
     def _row_lifetimes(self, node: RowLifetimes) -> str:
-        """Each update with when it counts and when it does not any more. From scratch all stands at
-        the last time of the interval: there a row is, or is not."""
+        """Return each update at the time when its row begins to count, and its retraction at the
+        end."""
         begins, ends = quote(node.begins), quote(node.ends)
         names = [*map(quote, columns_of(node)), TIME, DIFF]
         rows = (
@@ -247,6 +240,7 @@ class Translator(Groups, Tops):
         )
         hint = self._hint("SHUFFLE_REPLICATE_NL(__r)") if self._small else "/*+ BROADCAST(__r) */ "
         if self._at_once:
+            # From scratch all rows are at the last time of the interval: a row is there, or is not.
             tests = [f"{begins} < __hi"] if node.begins else []
             tests += [f"{ends} >= __hi"] if node.ends else []
             return f"SELECT {hint}{', '.join(names)}\n{rows} WHERE {' AND '.join(tests)}"
@@ -278,7 +272,7 @@ class Translator(Groups, Tops):
         return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {view}"
 
     def _match(self, node: Match) -> str:
-        """A join of states as SQL has it. Small ones are consolidated when they are looked up."""
+        """Return a join of states as SQL has it."""
         join = {"left": "LEFT", "full": "FULL OUTER", "semi": "LEFT SEMI", "anti": "LEFT ANTI"}
         names = [quote(name) for name in columns_of(node)]
         right = [quote(name) for name in columns_of(node.right)]
@@ -292,8 +286,8 @@ class Translator(Groups, Tops):
         if self._small and not tests and node.kind in ("semi", "anti"):
             return self._gated(node.left, node.right, (), closes=node.kind == "anti")
         if self._small and not node.equal:
-            # What is always equal: by an equality rows are hashed, else they are broadcast. Of
-            # ``<=>`` with a column that is always NULL Spark leaves a test of the other side.
+            # Always true: with an equality rows are hashed, without one they are broadcast. (Of
+            # ``<=>`` with a column that is always NULL Spark leaves a test of the other side.)
             tests.append(f"pmod(__l.{DIFF}, 1L) = pmod(__r.__rdiff, 1L)")
         hints = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
         left_rows = self._state(node.left) if node.kind == "full" else self.text(node.left)
@@ -305,7 +299,8 @@ class Translator(Groups, Tops):
         )
 
     def _state(self, node: Node) -> str:
-        """Rows of a state, each once with its weight: large ones come as they were written."""
+        """Return the rows of a state, each once with its weight."""
+        # Small states were consolidated by their lookup; large ones come as they were written.
         if self._small:
             return self.text(node)
         names = columns_of(node)
@@ -323,7 +318,7 @@ class Translator(Groups, Tops):
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 
     def _bytes(self, node: Node) -> int:
-        """Bytes of all inputs below a node."""
+        """Return the bytes of all inputs below a node."""
         total = 0
         for name in leaves(node):
             relation = self._relations.get(name)
@@ -342,7 +337,7 @@ class Translator(Groups, Tops):
         return f"SELECT {self._hint()}* {from_rows(both)}"
 
     def _branch(self, names: Sequence[str], child: Node, kinds: Mapping[str, str]) -> str:
-        """One input of a union; bare NULLs get their column's type."""
+        """Return one input of a union; bare NULLs get their column's type."""
         if kinds and isinstance(child, Select) and self._padding(child):
             child = Select(
                 child.input,
@@ -359,7 +354,7 @@ class Translator(Groups, Tops):
         return isinstance(child, Select) and any(c.expression == "NULL" for c in child.columns)
 
     def _empty(self, node: Node) -> bool:
-        """Whether a node surely makes no row."""
+        """Return whether a node surely makes no row."""
         match node:
             case Input():
                 relation = self._relations.get(node.name)

@@ -1,9 +1,9 @@
-"""Finds what makes a query's answer no function of its tables, by the words of its text.
+"""Finds volatile calls in a query by the words of its text.
 
-For engines that do not show Catalyst's own flags (a server behind Spark Connect where there is no
-Java of our own, the in-memory one): names of functions that are called, words that Spark takes for
-a call unless a column has that name, and literals that stand for the day. An engine in our own JVM
-looks at the analysed plan instead (``PlanInspector.java``).
+It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where there
+is no Java of our own, the in-memory one), and looks for names of functions that are called, words
+that Spark takes for a call unless a column has that name, and literals that stand for the day. An
+engine in our own JVM looks at the analysed plan instead (``PlanInspector.java``).
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ current_catalog current_date current_schema current_time current_timestamp curre
 localtime localtimestamp session_user user
 """
 _BARE: Final = frozenset(_BARE_WORDS.split())
-"""Calls that are written without parentheses too."""
+"""Calls that may be written without parentheses."""
 _MOVING_DAY: Final = re.compile(
     r"""(['"])\s*(?:now|today|yesterday|tomorrow)\b[^'"]*\1""", re.IGNORECASE
 )
-"""Matches more than it must: whether the text is compared with a time, its words do not tell."""
+"""Literals that may stand for the day. More than do: words do not tell what they are compared
+with."""
 _QUOTED: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )
@@ -58,9 +59,11 @@ def volatility_of(sql: str, columns: Collection[str] = ()) -> Volatility | None:
         return Volatility(f"the literal {moving.group(0)}", clock=True)
     bare = _bare(sql)
     words = set(_WORD.findall(bare))
+    # Spark takes a bare word for a column first.
     names = _called(bare) | (words & _BARE).difference(columns)
     for name in sorted(names & (_CLOCK | _CHANCE)):
         return Volatility(f"{name}()", clock=name in _CLOCK)
+    # With an argument it is a function of that argument.
     if _NOW.search(bare):
         return Volatility("unix_timestamp()", clock=True)
     if "tablesample" in words:

@@ -1,1 +1,2 @@
-"""The storage half of a worker: the rules of ingestions and sinks, pure."""
+"""The storage half of a worker: state machines of ingestions and sinks, and the part that runs
+them."""

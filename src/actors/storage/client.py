@@ -1,18 +1,16 @@
-"""The client's side of one worker's storage half: what it wants, and what it was told.
+"""The client of one worker's storage half: the objects that it wants, and what was reported to it.
 
-Theory of operation. `ClientView` collects what a connecting client says, then holds what the
-present one *wants* and *knows*. Everything that is told goes through here, so nothing is told
-while a client initializes or is gone, of an object that it does not know, or twice.
+Theory of operation. `ClientView` collects the commands of a connecting client, then holds what the
+current one *wants* and *knows*. All responses pass through here. So none is sent while a client
+initializes or is gone, about an object that it does not know, or twice.
 
 Rules:
-- an object is reported from the command on that runs it, never earlier, however early it was
-  rendered: by its owner as it is, by the other workers as empty, at once;
-- a frontier never goes back and is told when it advances; it belongs to a shard: what another
-  shard of the same id has reached is not told;
-- a dropped object is told dropped once, and nothing of it afterwards;
+- an object is reported from the command on that runs it, however early it was rendered: by its
+  owner as it is, by the other workers as empty, at once;
+- a frontier never goes back and is reported when it advances; it belongs to a shard, so the
+  frontier of another shard of the same id is not reported;
+- a drop is reported once, and nothing about the object afterwards;
 - a one-shot ingestion is answered once.
-
-It renders nothing, and performs nothing: what is told is given as effects.
 """
 
 from __future__ import annotations
@@ -37,11 +35,12 @@ from actors.storage.renderings import owner_of
 from actors.storage.tasks import Tasks, shapes_of
 
 LOST_MAX: Final = 1024
-"""Clients remembered that were gone before their Hello came."""
+"""Number of clients remembered that disconnected before their Hello."""
 
 
 class ClientView:
-    """See the module's text. `tasks` and `health` are the state's own."""
+    """State of the client; see the module's docstring. `tasks` and `health` belong to
+    `StorageState`."""
 
     def __init__(self, index: int, count: int, tasks: Tasks, health: Health) -> None:
         self._index = index
@@ -51,27 +50,26 @@ class ClientView:
         self.nonce: Nonce | None = None
         self.connected = False
         self.incoming: StorageHistory | None = None
-        """What a client says before InitializationComplete."""
+        """Commands of a client before InitializationComplete."""
         self.wanted = Wanted()
         self.known: dict[ObjectId, Frontier] = {}
-        """By id, what it was told of the upper; of a one-shot ingestion: that it was answered."""
+        """Reported upper of each id; for a one-shot ingestion: that it was answered."""
         self.now_ms = 0
         self._lost: OrderedDict[Nonce, None] = OrderedDict()
 
     @property
     def muted(self) -> bool:
-        """Whether there is nobody to answer."""
+        """Return whether responses are withheld: no client is connected, or it is initializing."""
         return not self.connected or self.incoming is not None
 
     def owns(self, id: ObjectId) -> bool:
-        """Whether the task of a source, sink or one-shot ingestion runs here; of an export: its
-        source's."""
+        """Return whether this worker runs the task of an object; an export's is its source's."""
         return owner_of(self.wanted.source_of.get(id, id), self._count) == self._index
 
     # -- connections -------------------------------------------------------------------------------
 
     def hello(self, command: Hello) -> list[e.Effect]:
-        """A client is there, unless it is gone already."""
+        """Switch to a client, unless it disconnected already."""
         self.nonce = command.nonce
         self.connected = command.nonce not in self._lost
         self._lost.pop(command.nonce, None)
@@ -79,8 +77,9 @@ class ClientView:
         return [e.SwitchClient(command.nonce if self.connected else None)]
 
     def lost(self, nonce: Nonce) -> list[e.Effect]:
-        """A client is gone: the present one, a former one, or one whose Hello is to come."""
+        """Note that the current, a former or a future client disconnected."""
         if nonce != self.nonce:
+            # Its Hello may still come, and must not connect it.
             self._lost[nonce] = None
             if len(self._lost) > LOST_MAX:
                 self._lost.popitem(last=False)
@@ -91,7 +90,7 @@ class ClientView:
         return [e.SwitchClient(None)]
 
     def initialized(self) -> int:
-        """Takes over what the client has said so far; compactions of unknown objects in it."""
+        """Take over the client's collected commands; return how many compactions were skipped."""
         assert self.incoming is not None
         incoming, self.incoming = self.incoming, None
         incoming.reduce()
@@ -100,10 +99,10 @@ class ClientView:
         self._health.forget_told()
         return incoming.skipped
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def know(self, ids: tuple[ObjectId, ...]) -> list[e.Effect]:
-        """From now on these are reported."""
+        """Report these objects from now on."""
         effects: list[e.Effect] = []
         for id in ids:
             if id not in self.known:
@@ -112,10 +111,11 @@ class ClientView:
         return effects + self.tell_health()
 
     def report(self, id: ObjectId) -> list[e.Effect]:
-        """Tells how far an object is, if that is news."""
+        """Report an object's upper, if it advanced."""
         reported = self.known.get(id)
         if reported is None or self.muted or id in self.wanted.oneshots:
             return []
+        # Empty on the other workers, so that the meet over all workers is the owner's frontier.
         upper = self._upper(id) if self.owns(id) else EMPTY
         if upper is None or upper <= reported:
             return []
@@ -123,14 +123,14 @@ class ClientView:
         return [e.Respond(FrontierUpper(id, upper))]
 
     def _upper(self, id: ObjectId) -> Frontier | None:
-        """How far the shard is that the client means by that id."""
+        """Return the upper of the shard that the client means by that id."""
         wanted = self.wanted
         source = wanted.ingestions.get(wanted.source_of.get(id, id))
         shapes = shapes_of(wanted.sinks[id] if source is None else source)
         return self._tasks.upper(id, shapes[id])
 
     def dropped(self, id: ObjectId) -> list[e.Effect]:
-        """Tells the end of an object, while it is still wanted."""
+        """Report the drop of an object, while it is still wanted."""
         mine = self.owns(id)
         if self.known.pop(id, None) is None or self.muted:
             return []
@@ -140,18 +140,18 @@ class ClientView:
         return [*told, e.Respond(DroppedId(id))]
 
     def answer(self, uuid: str, result: StagingResult | None = None) -> list[e.Effect]:
-        """The answer of a one-shot ingestion; None: this worker has nothing to stage."""
+        """Answer a one-shot ingestion; with None, that this worker stages nothing."""
         if self.muted:
             return []
         self.known[uuid] = EMPTY
         return [e.Respond(StagedBatches(uuid, Staged() if result is None else result))]
 
     def awaits(self, uuid: str) -> bool:
-        """Whether a one-shot ingestion is wanted and has no answer yet."""
+        """Return whether a one-shot ingestion is wanted and not answered yet."""
         return uuid in self.wanted.oneshots and uuid not in self.known
 
     def tell_health(self) -> list[e.Effect]:
-        """Tells what has changed in the health of the tasks here."""
+        """Report changes in the health of this worker's tasks."""
         if self.muted:
             return []
         return [
@@ -160,17 +160,17 @@ class ClientView:
         ]
 
     def stalled(self, id: ObjectId, error: str, hint: str | None = None) -> list[e.Effect]:
-        """Worker 0: an object is not rendered, and why."""
+        """Report on worker 0 why an object is not rendered."""
         if self.muted or id not in self.known:
             return []
         return [e.Respond(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
 
     def describe(self) -> str:
-        """Whom it serves, for people."""
+        """Return the client's nonce, as text for people."""
         return f"client {self.nonce}" if self.connected else "no client"
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         if self.incoming is not None:
             return
         for id, reported in self.known.items():

@@ -1,7 +1,7 @@
-"""What happens to a worker's storage state machine (events) and what it wants done (effects).
+"""Events that a worker's storage state machine handles, and effects that it returns.
 
-A render number names one rendering of an object, the same on all workers; a ticket names one
-look-up on worker 0. Of an object only its owner (`renderings.owner_of`) starts and stops tasks.
+A render number names one rendering of an object, and is the same on all workers; a ticket names one
+look-up on worker 0. Only an object's owner (`renderings.owner_of`) starts and stops its tasks.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from actors.storage.reconcile import Refusal
 
 
 class ClientLost(msgspec.Struct, frozen=True, gc=False):
-    """The client of that nonce is gone."""
+    """The client with that nonce disconnected."""
 
     nonce: Nonce
 
 
 class ResumeFound(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: the answer of a look-up."""
+    """Worker 0: a look-up found the state to resume from."""
 
     ticket: int
     resume: ResumeState
 
 
 class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: a look-up failed; it is tried again."""
+    """Worker 0: a look-up failed and will be retried."""
 
     ticket: int
     error: str
@@ -54,7 +54,7 @@ class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reached(msgspec.Struct, frozen=True, gc=False):
-    """Owner: contents of an export, the remap shard (by the source's id) or a sink are durable
+    """Owner: contents of an export, the remap shard (by the source's id) or a sink became durable
     below `upper`."""
 
     number: int
@@ -63,7 +63,7 @@ class Reached(msgspec.Struct, frozen=True, gc=False):
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """The health of one object, as its task sees it."""
+    """Health of one object, as its task sees it."""
 
     id: ObjectId
     status: HealthStatus
@@ -72,54 +72,57 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Observed(msgspec.Struct, frozen=True, gc=False):
-    """Owner: a task tells of its objects' health. Of one round the first observation of an object
-    replaces what was, later ones only make it worse."""
+    """Owner: a task reported its objects' health.
+
+    The first observation of an object in a round replaces the last; later ones only make it worse.
+    """
 
     number: int
     round: int
     observations: tuple[Observation, ...]
     gets_on: bool = True
-    """Whether it has done more than begin: then its next failure is the first of a row."""
+    """True if the task has made progress since its start: its next failure is the first in a
+    row."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """Owner: one object's statistics; counts are since the task's start."""
+    """Owner: a task reported one object's statistics; counts are since the task's start."""
 
     number: int
     statistics: Statistics
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """Owner: the task of a source or sink has ended by an error, its own fault or another's."""
+    """Owner: the task of a source or sink ended with an error, or crashed."""
 
     number: int
     error: str
     hint: str | None = None
     is_dropped: bool = False
-    """A shard of the source is gone; the command that drops it is on its way."""
+    """True if a shard of the source is gone; the command that drops the source will follow."""
 
 
 class RestartDue(msgspec.Struct, frozen=True, gc=False):
-    """Owner: the delay that `RestartLater` asked for is over."""
+    """Owner: the delay of `RestartLater` has passed."""
 
     number: int
 
 
 class OneshotDone(msgspec.Struct, frozen=True, gc=False):
-    """Owner: a one-shot ingestion has ended."""
+    """Owner: a one-shot ingestion ended."""
 
     number: int
     result: StagingResult
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
-    """Owner: the task that was to stop has stopped; or what was to be forgotten is."""
+    """Owner: a task stopped, or a source's external resources were removed."""
 
     number: int
 
 
 class StatisticsDue(msgspec.Struct, frozen=True, gc=False):
-    """The interval of statistics is over."""
+    """The interval of statistics has passed."""
 
 
 Event: TypeAlias = (
@@ -143,32 +146,34 @@ Event: TypeAlias = (
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: offer a command to the sequencer, in the order of these effects."""
+    """Worker 0: propose a command to the sequencer, in the order of these effects."""
 
     propose: Propose
 
 
 class Forward(msgspec.Struct, frozen=True, gc=False):
-    """Other workers: ask worker 0 to have it ordered."""
+    """Other workers: ask worker 0 to propose a command."""
 
     forwarded: Forwarded
 
 
 class SwitchClient(msgspec.Struct, frozen=True, gc=False):
-    """Responses now go to this nonce (None: nowhere); forget those that still wait."""
+    """Send responses to this nonce (None: nowhere), and drop those that still wait."""
 
     nonce: Nonce | None
 
 
 class Respond(msgspec.Struct, frozen=True, gc=False):
-    """Answer the client."""
+    """Send a response to the client."""
 
     response: Response
 
 
 class LookUp(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: find where an ingestion goes on, after the delay for so many failed attempts;
-    answer `ResumeFound` or `ResumeFailed`."""
+    """Worker 0: find the state an ingestion resumes from, after the delay for `attempt` failures.
+
+    Answered by `ResumeFound` or `ResumeFailed`.
+    """
 
     ticket: int
     description: IngestionDescription
@@ -176,14 +181,14 @@ class LookUp(msgspec.Struct, frozen=True, gc=False):
 
 
 class CancelLookUp(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: that answer is not wanted any more."""
+    """Worker 0: cancel a look-up."""
 
     ticket: int
 
 
 class StartIngestion(msgspec.Struct, frozen=True, gc=False):
-    """Owner: spawn the task. It may write when `StorageState.writes_allowed` (`AllowTaskWrites`
-    tells when that comes later)."""
+    """Owner: spawn the task. It may write if `StorageState.writes_allowed`; else `AllowTaskWrites`
+    will follow."""
 
     number: int
     description: IngestionDescription
@@ -191,7 +196,7 @@ class StartIngestion(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartSink(msgspec.Struct, frozen=True, gc=False):
-    """Owner: spawn the task, as `StartIngestion`."""
+    """Owner: spawn the task, as for `StartIngestion`."""
 
     number: int
     description: SinkDescription
@@ -205,31 +210,35 @@ class StartOneshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Owner: stop the task (it may have ended by itself), then answer `Stopped`. `forget`: the
-    object is dropped for good, what the outside keeps for it is to go as well."""
+    """Owner: stop the task (it may have ended already); answered by `Stopped`.
+
+    With `forget` the object is dropped, and its external resources are removed, too.
+    """
 
     number: int
     forget: bool
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
-    """Owner: a source without a task is dropped for good: what the outside keeps for it is to
-    go; then answer `Stopped`. `number`: below 0, as no rendering has it."""
+    """Owner: remove the external resources of a dropped source without a task; answered by
+    `Stopped`.
+
+    `number` is negative, so that it differs from every rendering's.
+    """
 
     number: int
     description: IngestionDescription
 
 
 class RestartLater(msgspec.Struct, frozen=True, gc=False):
-    """Owner: give `RestartDue` after the delay for so many failed attempts in a row (1: the
-    first)."""
+    """Owner: send `RestartDue` after the delay for `attempt` failures in a row."""
 
     number: int
     attempt: int
     retry: Retry
 
     def delay_ms(self, settings: Settings) -> int:
-        """Return the delay: as the object wants it, else as the settings say."""
+        """Return the delay, by the object's own settings where it has any."""
         retry = self.retry
         if retry.delay_ms is not None:
             settings = msgspec.structs.replace(settings, retry_delay_ms_min=retry.delay_ms)
@@ -239,7 +248,7 @@ class RestartLater(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):
-    """Owner: external readers of that object need nothing below `frontier`."""
+    """Owner: external readers of the object read at or above `frontier`."""
 
     number: int
     id: ObjectId
@@ -247,23 +256,23 @@ class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
-    """All tasks here may write from now on."""
+    """Allow all tasks of this worker to write."""
 
 
 class Configure(msgspec.Struct, frozen=True, gc=False):
-    """The configuration of all tasks is now this (unset: as the settings say)."""
+    """Set the configuration of all tasks (unset fields: the settings' values)."""
 
     configuration: UpdateConfiguration
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False):
-    """Owner: parts that were staged and that nobody will append."""
+    """Owner: delete staged parts that will not be appended."""
 
     batches: tuple[StagedBatch, ...]
 
 
 class Reconciled(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: what ran was compared with what a new client wants: log it and count it."""
+    """Worker 0: log and count the result of a reconciliation with a new client."""
 
     nonce: Nonce
     kept: int
@@ -274,7 +283,7 @@ class Reconciled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unfit(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: an update was refused: log it and count it."""
+    """Worker 0: log and count a refused update."""
 
     refusal: Refusal
 

@@ -1,13 +1,12 @@
-"""A worker's storage half at work: performs what its state machine (`storage.state`) decides.
+"""Runs a worker's storage half: performs the effects of its state machine (`storage.state`).
 
-It is a part of the worker and runs in its task. The worker passes on what concerns the half:
-commands and receipts of the storage adapter, everything of the one order, what tasks say, and the
+It is a part of the worker and runs in the worker's actor. The worker passes on the half's messages:
+commands and acknowledgements of the storage adapter, sequenced commands, messages of tasks, and the
 results of its own effects (`StorageTurn`). Tasks are children of the worker: an ingest task for
 each source that this worker owns, a sink task for each sink, a oneshot task for each copy from
 files. They start when writes are allowed.
 
-Flow: tasks answer in the room that something bounded reserved: one message for each append or
-commit of theirs. Stopping a child waits, so it is done beside the actor.
+Flow: tasks answer in reserved room, one message for each of their appends or commits.
 """
 
 from __future__ import annotations
@@ -73,26 +72,27 @@ log = logging.getLogger("penstock.storage")
 
 
 class Outside(msgspec.Struct, frozen=True, gc=False):
-    """How to reach the outside (tests put others in its place)."""
+    """Factories for connections to external systems (tests replace them)."""
 
     source: Callable[[Configuration, ObjectId], Source]
-    """Raises `InvalidUsage`."""
+    """Opens a source. Raises `InvalidUsage`."""
     sink: Callable[[SinkDescription, int, Address[Any]], Actor[Any]]
-    """(description, number, owner): the task of a sink, which may write. Raises `InvalidUsage`."""
+    """Takes (description, number, owner), and returns a sink's task, which may write. Raises
+    `InvalidUsage`."""
     scratch: Path
-    """For files that need not survive the process."""
+    """Folder for files that need not survive the process."""
     oneshot: Callable[[RunOneshotIngestion], OneshotReading] = nothing_once
-    """Raises `InvalidUsage`."""
+    """Returns the reading of a one-shot ingestion's files. Raises `InvalidUsage`."""
 
 
 class StorageTurn(msgspec.Struct, frozen=True, gc=False):
-    """The result of an effect of the half's own."""
+    """Result of one of the half's own effects."""
 
     event: e.Event | None
 
 
 class TaskGone(msgspec.Struct, frozen=True, gc=False):
-    """The task of a rendering has stopped, for whatever reason."""
+    """The task of a rendering stopped, for whatever reason."""
 
     number: int
 
@@ -116,7 +116,7 @@ StorageMessage: TypeAlias = (
 
 
 class StorageHalf:
-    """See the module's text. `flush` comes after each message."""
+    """Runs the storage half; see the module's docstring. Call `flush` after each message."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class StorageHalf:
         outside: Outside,
         lane: Lane[Any] | None = None,
     ) -> None:
-        """`lane`: the way of the client's commands here."""
+        """Create the half; `lane` brings the client's commands."""
         self._ctx = ctx
         self._index = index
         self._workers = workers
@@ -144,28 +144,28 @@ class StorageHalf:
         self._tasks: dict[int, Address[Any]] = {}
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
-        """Until writes are allowed."""
+        """Tasks to start when writes are allowed."""
         self._reached: dict[ObjectId, Reached] = {}
-        """How far the objects of tasks are, for people."""
+        """Frontiers of the tasks' objects, for people."""
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
-        """Of each task, its exports that have failed."""
+        """Failed exports of each task."""
         self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
         self._ended: set[int] = set()
-        """Renderings whose tasks have said why they end, and may still be stopping."""
+        """Renderings whose tasks have reported their end, and may still be stopping."""
         self._stopping: dict[int, e.Stop] = {}
         self._look_ups: dict[int, Effect] = {}
         self._round = 0
         self._lane = lane
         self._unordered: deque[int] = deque()
-        """Of each command of the client that is not done with: the count of proposals behind it."""
+        """Counts of proposals up to the last one of each client command in progress."""
 
     def begin(self) -> None:
-        """Sets the timer of statistics."""
+        """Set the timer of statistics."""
         self._ctx.after(self._settings.statistics_ms, StorageTurn(e.StatisticsDue()))
 
     async def receive(self, message: StorageMessage | Sequenced) -> None:
-        """Handles one message of the storage half."""
+        """Handle one message of the storage half."""
         match message:
             case StoragePassed(nonce, serials):
                 self._outbox.taken(nonce, serials)
@@ -188,6 +188,7 @@ class StorageHalf:
                 await self._gone(number)
             case StorageTagged():
                 await self._feed(message)
+                # The lane is released when all proposals made so far are sequenced.
                 self._unordered.append(self.state.proposed)
                 self._done_with_some()
             case Sequenced():
@@ -197,14 +198,14 @@ class StorageHalf:
                 await self._feed(message)
 
     def _done_with_some(self) -> None:
-        """Commands are done with when all that they proposed has its place in the one order."""
+        """Release the lane for commands whose proposals have all been sequenced."""
         while self._unordered and self._unordered[0] <= self.state.ordered:
             self._unordered.popleft()
             if self._lane is not None:
                 self._lane.done()
 
     def flush(self) -> None:
-        """Sends what may go to the adapter."""
+        """Send the responses that have room to the adapter."""
         nonce = self._outbox.nonce
         if nonce is None:
             return
@@ -255,7 +256,7 @@ class StorageHalf:
             case e.Reconciled() | e.Unfit():
                 self._note(effect)
             case e.AllowTaskCompaction():
-                pass  # holds are the controller's, and a sink's its task's
+                pass  # the controller moves the holds of shards, and a sink's task its own
 
     def _look_up(self, effect: e.LookUp) -> None:
         description, persist, settings = effect.description, self._persist, self._settings
@@ -272,8 +273,8 @@ class StorageHalf:
             try:
                 return await look()
             except UnknownObject:
-                # It is being dropped: the command that cancels this look-up is on its way, and
-                # nothing is told of it unless that does not come.
+                # A shard was dropped: wait for the command that cancels this look-up, and report
+                # the error only if it does not come.
                 await anyio.sleep(settings.retry_delay_ms_max / 1000)
             return await look()
 
@@ -306,6 +307,7 @@ class StorageHalf:
             task = make()
         except PenstockError as error:
             failed = e.Failed(number, _text(error), None)
+            # Sent as a message, since the state machine's effects are being performed.
             self._ctx.after(0, StorageTurn(failed))
             return
         address = self._tasks[number] = self._ctx.spawn(
@@ -342,12 +344,13 @@ class StorageHalf:
         if task is None:
             self._ctx.after(0, TaskGone(number))
         elif isinstance(self._described.get(number), SinkDescription):
-            task.reply(StopSink())  # it waits for calls that are under way
+            task.reply(StopSink())  # the sink first waits for its calls in progress
         else:
+            # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
             self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
 
     async def _gone(self, number: int) -> None:
-        """A task has stopped: as it was told to, or not."""
+        """Handle the end of a task, whether it was stopped or not."""
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
         self._broken.pop(number, None)
@@ -355,6 +358,7 @@ class StorageHalf:
         effect = self._stopping.pop(number, None)
         told = number in self._ended
         self._ended.discard(number)
+        # No command stopped the task: it has crashed, unless it reported its end.
         if effect is None:
             text = "the task of this object has crashed"
             if not told and isinstance(self._described.get(number), RunOneshotIngestion):
@@ -368,6 +372,7 @@ class StorageHalf:
 
         async def forget() -> None:
             if effect.forget and isinstance(description, IngestionDescription):
+                # Before `Stopped`, which starts the next rendering: it may need the same slot.
                 await self._forget_outside(description)
 
         self._ctx.effect(forget, done=lambda _: StorageTurn(e.Stopped(number)))
@@ -377,7 +382,7 @@ class StorageHalf:
         self._ctx.effect(lambda: self._forget_outside(what), done=lambda _: gone)
 
     async def _forget_outside(self, description: IngestionDescription) -> None:
-        """What cannot be reached now keeps what it has; the log says so."""
+        """Remove the external resources of a dropped source; log what cannot be removed."""
         try:
             source = self._outside.source(description.configuration, description.id)
             try:
@@ -397,6 +402,7 @@ class StorageHalf:
         self._settings = replace(
             self._settings, **{name: value for name, value in wanted.items() if value is not None}
         )
+        # Sinks and one-shot ingestions keep the settings that they began with.
         for number, task in self._tasks.items():
             if isinstance(self._described.get(number), IngestionDescription):
                 task.reply(Reconfigure(self._settings))
@@ -406,7 +412,7 @@ class StorageHalf:
         self._ctx.effect(
             lambda: self._persist.discard_parts(parts),
             done=lambda _: StorageTurn(None),
-            failed=lambda _: StorageTurn(None),  # nothing names them: they are collected
+            failed=lambda _: StorageTurn(None),  # orphaned parts are collected later
         )
 
     def _note(self, done: e.Reconciled | e.Unfit) -> None:
@@ -424,7 +430,7 @@ class StorageHalf:
         for refusal in done.refused:
             log.warning("storage client %s: %s", done.nonce, refusal.text())
 
-    # -- what tasks say ----------------------------------------------------------------------------
+    # -- messages of tasks -------------------------------------------------------------------------
 
     async def _from_ingestion(self, told: IngestRunning | Ingested | IngestEnded) -> None:
         description = self._described.get(told.number)
@@ -454,7 +460,7 @@ class StorageHalf:
             await self._feed(e.Measured(told.number, of_source(told, self._ctx.now_ms())))
 
     def _gets_on(self, told: IngestRunning | Ingested) -> bool:
-        """It has brought something, or has run for longer than any delay of a restart."""
+        """Return whether a task has made progress, or has run for longer than any restart delay."""
         if isinstance(told, Ingested) and told.counts.commits:
             return True
         up_ms = self._ctx.monotonic_ms() - self._started_ms.get(told.number, 0.0)
@@ -487,8 +493,7 @@ class StorageHalf:
             await self._feed(e.Measured(told.number, of_oneshot(what.uuid, told)))
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
-        """Of what this worker owns: rows of the workers' relations `dataflows`, `frontiers` and
-        `arrangements`."""
+        """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""
         begun = self._tasks.keys() | {each.number for each in self._held_back}
         for number, description in self._described.items():
             if name == "frontiers":
@@ -502,7 +507,7 @@ class StorageHalf:
                 yield from dataflow_rows(self._index, description, shown)
 
     def describe(self) -> str:
-        """What it holds, and for whom."""
+        """Return the half's client and task count, as text for people."""
         return f"storage: {self.state.client.describe()}, {len(self._tasks)} tasks"
 
 

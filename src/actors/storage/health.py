@@ -1,14 +1,12 @@
-"""Health of the objects whose tasks run on one worker: what is shown, and when it is news.
+"""Health of the objects whose tasks run on one worker, and the changes to report.
 
-Theory of operation. Tasks tell of their objects in rounds (one attempt to get on): the first
-observation of an object in a round replaces what was known, later ones of the round can only
-make it worse. What is *shown* of an object also counts what it hangs on: an export is no better
-than its source, and one export's failure shows at its source too, by name. Other exports of that
-source are not touched by it.
+Theory of operation. Tasks report in rounds (one attempt to make progress): the first observation of
+an object in a round replaces the last, later ones of the round can only make it worse. The *shown*
+health also depends on related objects: an export is no better than its source, and a source is
+stalled if all of its exports have failed. Other exports of a source are not affected.
 
-Rules: an object is Starting with every rendering, and that is told each time; otherwise only
-changes are told; what was told belongs to one client (`forget_told`). Nothing is told of an
-object that was removed. It reads no clock and knows no task.
+Rules: an object is Starting with every rendering, which is reported each time; otherwise only
+changes are reported. Reports belong to one client (`forget_told`), and end with the object.
 
 Severity: running < starting < paused < stalled < ceased.
 """
@@ -34,7 +32,7 @@ SEVERITY: Final[Mapping[HealthStatus, int]] = {
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One object's health: `error` and `hint` say why, and what to do."""
+    """Health of one object: `error` is the reason, and `hint` the remedy."""
 
     status: HealthStatus
     error: str | None = None
@@ -42,7 +40,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether something went wrong."""
+        """Return whether the object has failed."""
         return SEVERITY[self.status] >= SEVERITY["stalled"]
 
 
@@ -51,25 +49,24 @@ _NO_EXPORTS: Final[Mapping[ObjectId, str]] = {}
 
 
 class _Object(msgspec.Struct):
-    """What is known of one object; `round` 0: nothing since it was rendered."""
+    """Known health of one object; `round` is 0 until its task reports."""
 
     condition: Condition
     round: int = 0
 
 
 class Health:
-    """Conditions of all objects with a task here."""
+    """Conditions of all objects with a task on this worker."""
 
     def __init__(self) -> None:
         self._objects: dict[ObjectId, _Object] = {}
         self._exports: dict[ObjectId, Mapping[ObjectId, str]] = {}
-        """By source: its exports, and how people call them."""
+        """Exports of each source, with their names for people."""
         self._source_of: dict[ObjectId, ObjectId] = {}
         self._told: dict[ObjectId, Condition] = {}
 
     def begin(self, id: ObjectId, exports: Mapping[ObjectId, str] = _NO_EXPORTS) -> None:
-        """The object was rendered, afresh if it was before: it and its exports (id → table's name)
-        start."""
+        """Start an object that was rendered, and its exports (id → table's name)."""
         for gone in self._exports.get(id, _NO_EXPORTS).keys() - exports.keys():
             self._remove(gone)
         self._exports[id] = exports
@@ -79,7 +76,7 @@ class Health:
             self._told.pop(each, None)
 
     def observe(self, id: ObjectId, round: int, condition: Condition) -> None:
-        """What a task says; of an earlier round, or an object that is not here: nothing."""
+        """Apply a task's observation; ignore one of an earlier round or an unknown object."""
         seen = self._objects.get(id)
         if seen is None or round < seen.round:
             return
@@ -89,13 +86,14 @@ class Health:
         seen.round = round
 
     def fail(self, id: ObjectId, error: str, hint: str | None) -> None:
-        """The object's task has ended by an error: worse than anything of its last round."""
+        """Mark an object as stalled: its task ended with an error."""
         seen = self._objects.get(id)
         if seen is not None:
+            # A new round, so that this replaces anything observed before.
             self.observe(id, seen.round + 1, Condition("stalled", error, hint))
 
     def remove(self, id: ObjectId) -> None:
-        """The object is dropped, with its exports."""
+        """Remove a dropped object, with its exports."""
         for export in self._exports.pop(id, ()):
             self._remove(export)
         self._remove(id)
@@ -106,7 +104,7 @@ class Health:
         self._source_of.pop(id, None)
 
     def shown(self, id: ObjectId) -> Condition | None:
-        """What is shown of an object; None: it is not here."""
+        """Return the shown health of an object; None if it is unknown here."""
         seen = self._objects.get(id)
         if seen is None:
             return None
@@ -114,18 +112,19 @@ class Health:
         source = self._source_of.get(id)
         if source is not None:
             above = self._objects[source].condition
+            # An export is no better than its source.
             return above if SEVERITY[above.status] > SEVERITY[own.status] else own
         if own.failed:
             return own
         tables = [(name, self._objects[e].condition) for e, name in self._exports[id].items()]
+        # One failed table does not stall its source, but all of them together do.
         if tables and all(below.failed for _, below in tables):
             name, below = tables[0]
             return Condition("stalled", f"table {name}: {below.error}", below.hint)
         return own
 
     def changes(self, known: Container[ObjectId]) -> list[tuple[ObjectId, Condition]]:
-        """What is shown otherwise than was told, of the objects that the client knows; it is
-        taken as told."""
+        """Return the known objects whose shown health changed, and note it as reported."""
         news: list[tuple[ObjectId, Condition]] = []
         for id in self._objects:
             shown = self.shown(id)
@@ -135,11 +134,11 @@ class Health:
         return news
 
     def forget_told(self) -> None:
-        """Another client is there, and knows nothing."""
+        """Forget all reports, for a new client."""
         self._told.clear()
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         assert self._told.keys() <= self._objects.keys()
         assert self._source_of.keys() <= self._objects.keys()
         for source, exports in self._exports.items():

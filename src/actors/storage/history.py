@@ -1,23 +1,22 @@
-"""The storage half's command history: the shortest list of commands that wants the same.
+"""The storage half's command history: the shortest list of commands with the same result.
 
-Theory of operation. A controller replays its history to a replica that connects, and a worker
-collects in one what a connecting client says before `InitializationComplete`. `push` appends
-and reduces when the list has doubled since the last reduction: its cost is amortised, its length
-proportional to what is alive.
+Theory of operation. A controller replays its history to a connecting replica, and a worker collects
+in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
+since the last reduction, so the cost is amortised and the length stays proportional to the state.
 
 `reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
 RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
-- the last definition of an id wins; what it no longer mentions (an export) is gone;
-- an empty AllowCompaction removes its object, a source with all its exports, an export alone
-  out of its source's definition; of the others only the furthest of an id counts;
-- what was said of an id before it was defined is not about it; compactions of ids that nothing
-  here defines are skipped and counted (`skipped`);
-- a CancelOneshotIngestion deletes its request and never survives; a second request of a uuid
-  says nothing.
+- the last definition of an id wins; an export that it lacks is dropped;
+- an empty AllowCompaction removes its object: a source with all its exports, an export from its
+  source's definition; of the others only the furthest of an id counts;
+- commands about an id before its definition are not about it; compactions of undefined ids are
+  skipped and counted (`skipped`);
+- a CancelOneshotIngestion deletes its request and never survives; a repeated request of a uuid is
+  ignored.
 
-Invariants: reducing twice equals reducing once; a client that says the reduced commands wants
-what one wants that says all of them. It checks no rule of the protocol.
+Invariants: reducing twice equals reducing once; the reduced commands have the same result as all of
+them. No rule of the protocol is checked.
 """
 
 from __future__ import annotations
@@ -52,25 +51,25 @@ class StorageHistory:
         self._commands: list[Command] = []
         self._reduced_length = 0
         self.skipped = 0
-        """Compactions of unknown objects that reductions have left out."""
+        """Number of compactions of unknown objects that reductions left out."""
         for command in commands:
             self.push(command)
 
     def push(self, command: Command) -> None:
-        """Appends a command, reducing when the list has doubled."""
+        """Append a command; reduce when the list has doubled."""
         self._commands.append(command)
         if len(self._commands) > 2 * max(self._reduced_length, 8):
             self.reduce()
 
     def commands(self) -> list[Command]:
-        """The commands to replay, in order."""
+        """Return the commands to replay, in order."""
         return list(self._commands)
 
     def __len__(self) -> int:
         return len(self._commands)
 
     def reduce(self) -> None:
-        """Rewrites the history to its shortest equal."""
+        """Reduce the history to its shortest equivalent."""
         wanted = Wanted(self._commands)
         self._commands = wanted.commands()
         self._reduced_length = len(self._commands)
@@ -78,14 +77,14 @@ class StorageHistory:
 
 
 class Wanted:
-    """What a list of commands adds up to."""
+    """The desired state that a list of commands adds up to."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self.hello: Hello | None = None
         self.configuration: UpdateConfiguration | None = None
         self.ingestions: dict[ObjectId, IngestionDescription] = {}
         self.source_of: dict[ObjectId, ObjectId] = {}
-        """By export."""
+        """Source of each export."""
         self.sinks: dict[ObjectId, SinkDescription] = {}
         self.oneshots: dict[str, RunOneshotIngestion] = {}
         self.allowed: dict[ObjectId, Frontier] = {}
@@ -96,7 +95,7 @@ class Wanted:
             self.add(command)
 
     def add(self, command: Command) -> None:
-        """One command more."""
+        """Apply one more command."""
         match command:
             case Hello():
                 self.hello = command
@@ -119,11 +118,12 @@ class Wanted:
                 self.writes = command
 
     def knows(self, id: ObjectId) -> bool:
-        """Whether something defines it."""
+        """Return whether the id is defined."""
         return id in self.ingestions or id in self.source_of or id in self.sinks
 
     def _define(self, description: IngestionDescription) -> None:
         former = self.ingestions.get(description.id)
+        # An export that the new definition lacks is dropped with its compaction.
         for export in () if former is None else former.exports:
             if export.id not in description.ids:
                 self.drop(export.id)
@@ -134,7 +134,7 @@ class Wanted:
         self.source_of |= {export.id: description.id for export in description.exports}
 
     def _becomes(self, id: ObjectId, role: tuple[str, ObjectId]) -> None:
-        """An id stands for one thing: what else it stood for is gone."""
+        """Drop the former object of an id, if the id now names another one."""
         former = None
         if id in self.ingestions:
             former = ("source", id)
@@ -154,7 +154,7 @@ class Wanted:
             self.allowed[id] = max(self.allowed.get(id, 0), frontier)
 
     def drop(self, id: ObjectId) -> tuple[ObjectId, ...]:
-        """Removes a source, an export or a sink: all ids that are gone with it."""
+        """Remove a source, an export or a sink; return all ids removed with it."""
         source = self.source_of.pop(id, None)
         gone: tuple[ObjectId, ...] = (id,)
         if source is not None:
@@ -171,7 +171,7 @@ class Wanted:
         return gone
 
     def commands(self) -> list[Command]:
-        """The shortest list that adds up to this."""
+        """Return the shortest list of commands with this result."""
         out: list[Command] = []
         if self.hello is not None:
             out.append(self.hello)
@@ -188,7 +188,7 @@ class Wanted:
 def merge_configuration(
     old: UpdateConfiguration | None, new: UpdateConfiguration
 ) -> UpdateConfiguration:
-    """Both, the newer winning; unset means unchanged."""
+    """Return both merged, the newer one winning; an unset field is unchanged."""
     if old is None:
         return new
     names = UpdateConfiguration.__struct_fields__

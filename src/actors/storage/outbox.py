@@ -1,8 +1,8 @@
-"""Responses of one worker's storage half that its adapter has not taken yet: bounded, coalesced.
+"""Responses of one worker's storage half that its adapter has not acknowledged: bounded, coalesced.
 
-As `compute.outbox`: at most so many responses are on their way; what waits is at most one
-frontier and one status an object, one answer a one-shot ingestion, one end an object, and one
-report of statistics, in which a newer one of an object replaces the older.
+As in `compute.outbox` a limited number is in flight. Waiting are at most one frontier, one status
+and one drop for each object, one answer for each one-shot ingestion, and one report of statistics,
+in which an object's newer entry replaces the older.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.protocol.storage import (
 
 
 class StorageOutbox:
-    """What waits for the adapter."""
+    """Queue of responses for the adapter."""
 
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
@@ -36,13 +36,13 @@ class StorageOutbox:
         return len(self._waiting)
 
     def switch(self, nonce: Nonce | None) -> None:
-        """Forgets everything and goes over to another connection, or none."""
+        """Drop all responses and switch to another connection, or none."""
         self._waiting.clear()
         self._flying.clear()
         self.nonce = nonce
 
     def push(self, response: Response) -> None:
-        """Appends a response, or puts it in place of an older one that waits."""
+        """Queue a response, in place of an older one of its kind."""
         key = _key(response)
         former = self._waiting.get(key)
         if isinstance(former, StatisticsUpdates) and isinstance(response, StatisticsUpdates):
@@ -50,7 +50,7 @@ class StorageOutbox:
         self._waiting[key] = response
 
     def take(self) -> list[tuple[int, Response]]:
-        """What may go to the adapter now, oldest first, each with its number (from 1)."""
+        """Return the responses to send now, oldest first, each with its serial (from 1)."""
         out: list[tuple[int, Response]] = []
         while self._waiting and len(self._flying) < self._messages_max:
             _, response = self._waiting.popitem(last=False)
@@ -60,7 +60,7 @@ class StorageOutbox:
         return out
 
     def taken(self, nonce: Nonce, serials: Iterable[int]) -> None:
-        """The adapter is done with these."""
+        """Remove responses that the adapter acknowledged."""
         if nonce == self.nonce:
             self._flying.difference_update(serials)
 

@@ -1,13 +1,12 @@
-"""What worker 0 does so that what its client wants is rendered: look up, then propose.
+"""Worker 0's plan to render what its client wants: look up each source, then propose commands.
 
-Theory of operation. A pursuit is one source or sink that is to run, as worker 0 has proposed it
-or is about to. A source is looked up first (where does it go on?), and proposed with the answer;
-one look-up at a time an object, each under a fresh ticket, and an answer to a former ticket is
-nobody's. So a drop cannot be overtaken by a look-up that was under way. A suspended object is
-pursued again, unless it was dropped, or its next rendering is on its way already.
+Theory of operation. A pursuit is one source or sink that is to run. A source is looked up first, to
+find the state to resume from, and then proposed with it; each object has at most one look-up in
+progress, under a fresh ticket. A suspended object is pursued again, unless it was dropped or its
+next rendering is proposed already.
 
-Rules: worker 0's proposals are ordered in the order in which it makes them, so what was proposed
-is as good as rendered. It performs nothing. Invariants: `validate`.
+Worker 0's proposals are sequenced in the order in which it makes them, so a proposed rendering
+counts as rendered. Invariants: `validate`.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ class Pursuit(msgspec.Struct):
 
     what: IngestionDescription | SinkDescription
     ticket: int | None = None
-    """Of the look-up under way."""
+    """Ticket of the look-up in progress."""
     attempt: int = 0
-    """Look-ups that failed in a row."""
+    """Number of look-ups that failed in a row."""
     error: tuple[str, str | None] | None = None
-    """Of the last failed look-up, with its hint."""
+    """Error of the last failed look-up, with its hint."""
     offered: int | None = None
-    """Version of the last proposal, while it has not been applied."""
+    """Version of the last proposal, until it has been applied."""
 
 
 class Pursuits:
-    """See the module's text."""
+    """All pursuits; see the module's docstring."""
 
     def __init__(self) -> None:
         self._all: dict[ObjectId, Pursuit] = {}
@@ -59,20 +58,20 @@ class Pursuits:
         self._last = 0
 
     def running(self) -> dict[ObjectId, IngestionDescription | SinkDescription]:
-        """What is to run, by id."""
+        """Return all objects that are to run, by id."""
         return {id: pursuit.what for id, pursuit in self._all.items()}
 
     def get(self, id: ObjectId) -> IngestionDescription | SinkDescription | None:
-        """What is to run under an id."""
+        """Return the object that is to run under an id."""
         pursuit = self._all.get(id)
         return None if pursuit is None else pursuit.what
 
     def looked_up(self) -> frozenset[ObjectId]:
-        """Sources that wait for the answer of a look-up."""
+        """Return the sources whose look-up is in progress."""
         return frozenset(self._tickets.values())
 
     def run(self, what: IngestionDescription | SinkDescription) -> list[Step]:
-        """Something new, or in place of what runs under its id."""
+        """Run an object, or update the one that runs under its id."""
         pursuit = self._all.get(what.id)
         if pursuit is None:
             pursuit = self._all[what.id] = Pursuit(what)
@@ -80,7 +79,7 @@ class Pursuits:
         return self._render(pursuit)
 
     def run_oneshot(self, oneshot: RunOneshotIngestion) -> list[Step]:
-        """Something that is done once."""
+        """Run a one-shot ingestion."""
         self._oneshots[oneshot.uuid] = oneshot
         self._last += 1
         return [RunOneshotIngestionDataflow(oneshot, self._last)]
@@ -104,8 +103,9 @@ class Pursuits:
         return [CancelLookUp(ticket)]
 
     def found(self, ticket: int, resume: ResumeState) -> list[Step]:
-        """A look-up has its answer."""
+        """Propose the source with the state that its look-up found."""
         id = self._tickets.pop(ticket, None)
+        # The ticket is stale: a drop or an update must not be overtaken by an earlier look-up.
         if id is None:
             return []
         pursuit = self._all[id]
@@ -113,6 +113,7 @@ class Pursuits:
         pursuit.ticket, pursuit.attempt, pursuit.error = None, 0, None
         pursuit.offered = ticket
         exports = {export.id for export in pursuit.what.exports}
+        # An export may have been dropped during the look-up.
         uppers = tuple((id, upper) for id, upper in resume.uppers if id in exports)
         resume = msgspec.structs.replace(resume, uppers=uppers)
         return [CreateIngestionDataflow(pursuit.what, ticket, resume)]
@@ -120,7 +121,7 @@ class Pursuits:
     def failed(
         self, ticket: int, error: str, hint: str | None = None
     ) -> tuple[ObjectId | None, list[Step]]:
-        """A look-up failed: it is tried again. The id, if the error is another than before."""
+        """Retry a failed look-up. Return the id if the error is a new one, and the steps."""
         id = self._tickets.get(ticket)
         if id is None:
             return None, []
@@ -136,15 +137,14 @@ class Pursuits:
         return {id: each.error for id, each in self._all.items() if each.error is not None}
 
     def allow(self, id: ObjectId, frontier: Frontier) -> None:
-        """Nobody needs an object below `frontier`: a sink rendered again begins there."""
+        """Advance the as_of at which a sink begins if it is rendered again."""
         pursuit = self._all.get(id)
         if pursuit is not None and isinstance(pursuit.what, SinkDescription):
             as_of = max(pursuit.what.as_of, frontier)
             pursuit.what = msgspec.structs.replace(pursuit.what, as_of=as_of)
 
     def drop(self, *ids: ObjectId) -> list[Step]:
-        """These are to end: sources, sinks, one-shot ingestions; those that do not run are passed
-        over."""
+        """Drop sources, sinks and one-shot ingestions; ignore those that do not run."""
         steps: list[Step] = []
         ended: list[ObjectId] = []
         forgotten: list[IngestionDescription] = []
@@ -164,7 +164,7 @@ class Pursuits:
         return steps
 
     def drop_export(self, source: ObjectId, export: ObjectId) -> list[Step]:
-        """One export of a source is to end."""
+        """Drop one export of a source."""
         pursuit = self._all.get(source)
         if pursuit is None or not isinstance(pursuit.what, IngestionDescription):
             return []
@@ -176,25 +176,27 @@ class Pursuits:
 
     @property
     def oneshots(self) -> dict[str, RunOneshotIngestion]:
-        """One-shot ingestions that were not dropped, by uuid; finished ones, too."""
+        """Return the one-shot ingestions that were not dropped, by uuid, including finished
+        ones."""
         return dict(self._oneshots)
 
     def applied(self, command: InternalCommand) -> None:
-        """A proposal has come back in its order."""
+        """Note that a proposal was applied in its order."""
         if isinstance(command, CreateIngestionDataflow | RunSinkDataflow):
             pursuit = self._all.get(command.description.id)
             if pursuit is not None and pursuit.offered == command.version:
                 pursuit.offered = None
 
     def suspended(self, id: ObjectId) -> list[Step]:
-        """An object's rendering has ended, to be rendered again."""
+        """Render an object again whose rendering was suspended."""
         pursuit = self._all.get(id)
         if pursuit is None or pursuit.ticket is not None or pursuit.offered is not None:
+            # The next rendering is on its way already, or the object was dropped.
             return []
         return self._render(pursuit)
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         tickets = {
             pursuit.ticket: id for id, pursuit in self._all.items() if pursuit.ticket is not None
         }

@@ -1,15 +1,13 @@
-"""Reconciliation: what runs, compared with what a new client wants.
+"""Reconciliation: compares running objects with those that a new client wants.
 
-Theory of operation. A connecting client replays its history; at `InitializationComplete` worker
-0 compares what it has had rendered with what that history adds up to (`history.Wanted`: the
-newest definition of each id). Equal definitions stay as they are; one that differs is an update
-if it may be (`altered`), and refused by name with the difference if it may not: the running one
-then goes on, and harms no other. What is not mentioned is dropped, a source with its exports, an
-export alone when its source is still wanted without it (that is an update). One-shot ingestions
-are `StorageState`'s: they are compared by their commands.
+Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
+compares the objects that it has proposed with the history's result (`history.Wanted`: the newest
+definition of each id). An equal definition is kept. A different one is an update if that is allowed
+(`altered`), else it is refused by name with the difference, and the running one goes on. An object
+that is not mentioned is dropped: a source with its exports; an export alone if its source is still
+wanted without it (an update). `StorageState` compares one-shot ingestions.
 
-Rules: a sink's `as_of` is not compared, it only moves on; the decision is worker 0's alone and
-depends on commands, never on progress; it performs nothing.
+The decision depends on commands, never on progress.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from actors.storage.history import Wanted
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A definition that does not fit what runs under its id, and why."""
+    """A definition that does not fit the object running under its id, and why."""
 
     id: ObjectId
     differences: tuple[str, ...]
 
     def text(self) -> str:
-        """For the client and the log."""
+        """Return the refusal, for the client and the log."""
         return (
             f"{self.id} runs already and cannot become what is asked for: "
             f"{'; '.join(self.differences)}. Drop it, then create it anew"
@@ -43,8 +41,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """Ids that stay as they are, definitions to run (new, or an update of what runs), ids to
-    drop, and what is refused."""
+    """Ids to keep, definitions to run (new or updated), ids to drop, and refused definitions."""
 
     keep: tuple[ObjectId, ...]
     run: tuple[IngestionDescription | SinkDescription, ...]
@@ -56,7 +53,7 @@ def refusal(
     old: IngestionDescription | SinkDescription | None,
     new: IngestionDescription | SinkDescription,
 ) -> Refusal | None:
-    """What speaks against `new` in place of the running `old` (None: nothing runs)."""
+    """Return the reasons against replacing the running `old` by `new`; None if there are none."""
     match old, new:
         case IngestionDescription(), IngestionDescription():
             differences = altered(old, new)
@@ -73,8 +70,9 @@ def unchanged(
     old: IngestionDescription | SinkDescription | None,
     new: IngestionDescription | SinkDescription,
 ) -> bool:
-    """Whether what runs serves the definition as it is."""
+    """Return whether the running object serves the definition as it is."""
     if isinstance(old, SinkDescription) and isinstance(new, SinkDescription):
+        # A sink's as_of is not compared: it advances while the sink runs.
         old = msgspec.structs.replace(old, as_of=new.as_of)
     return old == new
 
@@ -82,7 +80,7 @@ def unchanged(
 def reconcile(
     running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: Wanted
 ) -> Reconciliation:
-    """Compares what runs with what is wanted (see the module's text)."""
+    """Return the result of comparing the running objects with the wanted ones."""
     keep: list[ObjectId] = []
     run: list[IngestionDescription | SinkDescription] = []
     refused: list[Refusal] = []

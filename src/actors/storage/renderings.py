@@ -1,16 +1,15 @@
-"""What is rendered of the storage half: the part of a worker's state that the one order decides.
+"""Renderings of the storage half: the part of a worker's state that sequenced commands decide.
 
-Theory of operation. Internal commands come in the one order of both halves, the same on every
-worker. `Renderings` is a function of them alone: it never looks at what a client wants, at
-progress, or at time. So all workers have the same renderings under the same numbers, and the
-same *render log*. What follows from a change (`Change`) is done by the owner of the object: one
-worker, chosen by the object's id.
+Theory of operation. Internal commands come in one order for both halves, the same on every worker.
+`Renderings` is a function of them alone, not of the client, progress or time. So all workers have
+the same renderings under the same numbers, and the same *render log*. The owner of an object, a
+worker chosen by its id, acts on a change (`Change`).
 
 Rules:
-- a command that renders gives the object the next number; a rendering that was there ends;
+- a command that renders gives the object the next number, and ends its former rendering;
 - `SuspendAndRestart` ends the rendering that it names, and no later one;
-- `DropDataflow` ends what is there and passes over what is not; an export that goes alone has
-  its source rendered afresh without it;
+- `DropDataflow` ends present renderings and ignores others; if an export is dropped alone, its
+  source is rendered again without it;
 - an ingestion all of whose exports are complete is rendered, but has no task.
 
 Invariants: `validate`. The log keeps its last entries, and a digest of all.
@@ -48,8 +47,7 @@ LOG_ENTRIES_MAX: Final = 256
 
 
 def owner_of(id: ObjectId, count: int) -> int:
-    """The worker that runs the task of a source (with its exports), sink or one-shot ingestion;
-    the same in every process."""
+    """Return the worker that runs an object's task; it is the same in every process."""
     return zlib.crc32(id.encode()) % count
 
 
@@ -62,23 +60,23 @@ class Rendering(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> ObjectId:
-        """Of the object; of a one-shot ingestion its uuid."""
+        """Return the object's id; for a one-shot ingestion its uuid."""
         return self.what.uuid if isinstance(self.what, RunOneshotIngestion) else self.what.id
 
     @property
     def ids(self) -> tuple[ObjectId, ...]:
-        """The object's own, and those of its exports."""
+        """Return the object's id, and those of its exports."""
         return self.what.ids if isinstance(self.what, IngestionDescription) else (self.id,)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to be done."""
+        """Return whether all exports are complete, so that no task is needed."""
         uppers = self.resume.uppers
         return bool(uppers) and all(is_empty(upper) for _, upper in uppers)
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One change of what is rendered; `index` is its place in the one order."""
+    """One change of the renderings; `index` is its place in the order."""
 
     index: int
     change: Literal["render", "suspend", "drop", "configure"]
@@ -87,7 +85,8 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 class RenderLog:
-    """All changes so far: how many, a digest of them with their descriptions, and the last."""
+    """Log of all changes: their number, a digest of them with their descriptions, and the last
+    ones."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -96,11 +95,11 @@ class RenderLog:
 
     @property
     def digest(self) -> str:
-        """Equal on two workers when all their changes were."""
+        """Return the digest, which is equal on two workers if all their changes were."""
         return self._digest.hex()
 
     def add(self, entry: LogEntry, what: object = None) -> None:
-        """One change more; `what` is what was rendered."""
+        """Add a change; `what` is the rendered object."""
         self.length += 1
         self.entries.append(entry)
         text = self._digest + msgspec.msgpack.encode((entry, what))
@@ -108,27 +107,27 @@ class RenderLog:
 
 
 class Began(msgspec.Struct, frozen=True):
-    """A rendering is there, in the place of `former` if one was."""
+    """A rendering began, in place of `former` if there was one."""
 
     rendering: Rendering
     former: Rendering | None
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A rendering is gone: for good (`dropped`), or to be rendered again."""
+    """A rendering ended: dropped, or suspended to be rendered again."""
 
     rendering: Rendering
     dropped: bool
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """A source was dropped that is not rendered."""
+    """A source without a rendering was dropped."""
 
     description: IngestionDescription
 
 
 class Configured(msgspec.Struct, frozen=True):
-    """The configuration is now this."""
+    """The configuration changed."""
 
     configuration: UpdateConfiguration
 
@@ -137,7 +136,7 @@ Change: TypeAlias = Began | Ended | Passed | Configured
 
 
 class Renderings:
-    """See the module's text."""
+    """All renderings; see the module's docstring."""
 
     def __init__(self) -> None:
         self.current: dict[ObjectId, Rendering] = {}
@@ -145,11 +144,11 @@ class Renderings:
         self.configuration = UpdateConfiguration()
         self.log = RenderLog()
         self.ignored = 0
-        """Restarts of renderings that are not there any more."""
+        """Number of restarts of renderings that had ended already."""
         self._source_of: dict[ObjectId, ObjectId] = {}
 
     def apply(self, index: int, command: InternalCommand) -> list[Change]:
-        """Number `index` of the one order."""
+        """Apply command number `index` of the order."""
         match command:
             case CreateIngestionDataflow():
                 return [self._render(index, command.description, command.resume)]
@@ -195,6 +194,7 @@ class Renderings:
     def _suspend(self, index: int, command: SuspendAndRestart) -> list[Change]:
         rendering = self.current.get(command.id)
         if rendering is None or rendering.number != command.number:
+            # A later rendering has replaced the failed one already.
             self.ignored += 1
             return []
         self._remove(rendering)
@@ -211,8 +211,10 @@ class Renderings:
                 self.log.add(LogEntry(index, "drop", id, rendering.number))
                 changes.append(Ended(rendering, dropped=True))
         ended = {change.rendering.id for change in changes if isinstance(change, Ended)}
+        # A source may have external resources even while it is not rendered.
         changes += (Passed(gone) for gone in command.forgotten if gone.id not in ended)
         for id in command.ids:
+            # An export whose source was dropped above has no entry any more.
             source = self._source_of.get(id)
             if source is not None:
                 fewer.setdefault(source, set()).add(id)
@@ -221,7 +223,7 @@ class Renderings:
         return changes
 
     def _without(self, index: int, rendering: Rendering, gone: set[ObjectId]) -> Began:
-        """A source rendered afresh, without some of its exports."""
+        """Render a source again without some of its exports."""
         assert isinstance(rendering.what, IngestionDescription)
         kept = tuple(export for export in rendering.what.exports if export.id not in gone)
         uppers = tuple((id, upper) for id, upper in rendering.resume.uppers if id not in gone)
@@ -232,7 +234,7 @@ class Renderings:
         )
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         numbers = [rendering.number for rendering in self.current.values()]
         assert len(set(numbers)) == len(numbers)
         assert all(0 < number <= self.last_number for number in numbers)

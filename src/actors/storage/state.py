@@ -1,28 +1,25 @@
-"""The rules of a worker's storage half: a pure state machine, events in → effects out.
+"""The state machine of a worker's storage half: events in, effects out. Pure.
 
 Theory of operation. Commands of the client come to every worker, and render nothing: they change
-what is *wanted* (`history.Wanted`), and which objects the client *knows*. Worker 0 also sees to it
-that what is wanted is rendered (`pursuits`): it looks up where a source goes on, then proposes an
-internal command. Internal commands come back to every worker in the one order of both halves, and
-only they change what is *rendered* (`renderings`): all workers render alike. The owner of an
-object runs its task (`tasks`), and reports for it; the others report the empty frontier at once,
-so that the meet over all workers is the owner's.
+which objects are *wanted* (`history.Wanted`) and which the client *knows*. Worker 0 has the wanted
+objects rendered (`pursuits`): it looks up the state that a source resumes from, then proposes an
+internal command. Internal commands come back to every worker in one order for both halves, and only
+they change what is *rendered* (`renderings`), so all workers render alike. The owner of an object
+runs its task (`tasks`), and reports its frontier; the others report the empty frontier at once, so
+that the meet over all workers is the owner's.
 
 Rules:
-- `Hello` begins an iteration: commands are collected until `InitializationComplete`, then taken
-  all at once; worker 0 compares them with what it has had rendered (`reconcile`). Commands of any
-  other connection than the present one are discarded;
-- an object is reported from the command on that runs it, never earlier, however early it was
-  rendered; frontiers begin anew after each reconciliation, and never go back in between. They
-  belong to a shard: what another shard of the same id has reached is not reported;
-- `DroppedId` is given when the object is dropped, and only of one that this client knows;
-- an update that may not be is refused by worker 0, which says so of that object alone; what runs
-  goes on;
-- a task that failed: its object is stalled, and after a delay suspended and rendered again, by
-  the one order; one that was dropped meanwhile is not;
-- while an iteration is initializing, or its client is gone, nothing is answered, and tasks go on.
+- `Hello` begins an iteration: commands are collected until `InitializationComplete`, then applied
+  all at once; worker 0 compares them with its pursuits (`reconcile`). Commands of any other
+  connection than the current one are discarded;
+- objects are reported as `client` says; frontiers begin again after each reconciliation;
+- worker 0 refuses an update that is not allowed and reports that object as stalled; the running
+  one goes on;
+- a failed task's object is stalled, and after a delay suspended and rendered again, by a
+  sequenced command, unless it was dropped meanwhile;
+- while an iteration is initializing, or its client is gone, no response is sent, and tasks go on.
 
-Invariants: `validate`. It performs nothing and reads no clock (`handle` is told the time).
+Invariants: `validate`. `handle` gets the time as an argument.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ from actors.storage.tasks import Tasks
 
 
 class StorageState:
-    """One worker's state; see the module's text."""
+    """State of one worker; see the module's docstring."""
 
     def __init__(self, index: int, count: int) -> None:
         self.index = index
@@ -80,11 +77,11 @@ class StorageState:
         self.generation = 0
         self.next_index = 0
         self.ignored = 0
-        """Commands of no connection that is served, or about objects that are not there."""
+        """Number of commands of other connections, or about unknown objects."""
         self.proposed = 0
-        """Worker 0: commands that were offered to the sequencer, in order …"""
+        """Worker 0: number of commands that were proposed to the sequencer."""
         self.ordered = 0
-        """… and how many of them have come back in the one order."""
+        """Worker 0: number of those that have come back sequenced."""
         self.writes_allowed = False
         self.renderings = Renderings()
         self.tasks = Tasks()
@@ -95,9 +92,9 @@ class StorageState:
         self._measured = LocalStatistics()
 
     def handle(self, event: e.Event, now_ms: int = 0) -> list[e.Effect]:
-        """What an event leads to, in the order to perform it; `now_ms`: Unix time, for people.
+        """Apply an event, and return its effects in order; `now_ms` is the Unix time, for people.
 
-        Raises `LocalProtocolError` when the one order of commands has a gap.
+        Raise `LocalProtocolError` if the order of commands has a gap.
         """
         self.client.now_ms = now_ms
         match event:
@@ -136,7 +133,7 @@ class StorageState:
                 assert_never(event)
 
     def _steps(self, steps: Sequence[Step]) -> list[e.Effect]:
-        """Worker 0's steps as effects: internal commands are offered."""
+        """Return worker 0's steps as effects: internal commands become proposals."""
         self.proposed += sum(not isinstance(step, e.LookUp | e.CancelLookUp) for step in steps)
         return [
             step
@@ -148,7 +145,7 @@ class StorageState:
     def commands_for(
         self, number: int
     ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.Configure]:
-        """What the actor of a rendering must be told when it starts, besides its description."""
+        """Return the past commands for a rendering's task, besides its description."""
         task = self.tasks.running.get(number)
         if task is None:
             return []
@@ -166,6 +163,7 @@ class StorageState:
     def _tagged(self, event: StorageTagged) -> list[e.Effect]:
         command, client = event.command, self.client
         if isinstance(command, Hello):
+            # The sequencer drops late proposals of earlier generations.
             self.generation += 1
             return client.hello(command)
         if event.nonce != client.nonce:
@@ -179,7 +177,7 @@ class StorageState:
         return []
 
     def _reconcile(self) -> list[e.Effect]:
-        """Takes what the new client wants; worker 0 drops and runs what that comes to."""
+        """Take over the new client's wishes; worker 0 drops and runs the difference."""
         client = self.client
         skipped = client.initialized()
         self.ignored += skipped
@@ -201,7 +199,7 @@ class StorageState:
         client = self.client
         plan = reconcile(self.pursuits.running(), client.wanted)
         wanted, running = client.wanted.oneshots, self.pursuits.oneshots
-        # One that is wanted again goes on, or has its result, which its owner tells (`_expect`).
+        # One that is wanted again goes on; if it is done its owner reports it (`_expect`).
         gone = sorted(uuid for uuid in running if wanted.get(uuid) != running[uuid])
         steps = self.pursuits.drop(*plan.drop, *gone)
         for what in plan.run:
@@ -253,7 +251,7 @@ class StorageState:
         return effects + client.know(new.ids) + self._pursue(new)
 
     def _pursue(self, what: IngestionDescription | SinkDescription) -> list[e.Effect]:
-        """Worker 0: has it rendered, unless it is or may not be."""
+        """Have an object rendered by worker 0, unless it is already or must be refused."""
         old = self.pursuits.get(what.id)
         if self.index != 0 or unchanged(old, what):
             return []
@@ -263,8 +261,9 @@ class StorageState:
         return [*self.client.stalled(what.id, refused.text()), e.Unfit(refused)]
 
     def _expect(self, oneshot: RunOneshotIngestion) -> list[e.Effect]:
-        """All but the owner have nothing to stage; the owner may be done already."""
+        """Answer a one-shot ingestion, unless it is still running here."""
         if not self.client.owns(oneshot.uuid):
+            # Only the owner stages parts: this worker has none.
             return self.client.answer(oneshot.uuid)
         task = self.tasks.oneshot(oneshot)
         result = None if task is None else task.result or task.told
@@ -287,6 +286,7 @@ class StorageState:
         wanted = self.client.wanted
         source = wanted.source_of.get(id)
         effects: list[e.Effect] = []
+        # Before `wanted.drop`, as the reports need the objects' owner.
         for gone in wanted.ingestions[id].ids if id in wanted.ingestions else (id,):
             effects += self.client.dropped(gone)
         wanted.drop(id)
@@ -380,10 +380,11 @@ class StorageState:
         told = [] if id is None else self.client.stalled(id, event.error, event.hint)
         return [*told, *self._steps(steps)]
 
-    # -- what tasks say ----------------------------------------------------------------------------
+    # -- messages of tasks -------------------------------------------------------------------------
 
     def _observed(self, event: e.Observed) -> list[e.Effect]:
         task = self.tasks.running.get(event.number)
+        # An observation from before the failure must not hide it.
         if task is None or task.failed:
             return []
         for seen in event.observations:
@@ -399,8 +400,8 @@ class StorageState:
         effects = self.tasks.failed(event.number)
         if not effects:
             return []
-        # Of what is being dropped nothing is told. Should it not be dropped after all, the look-up
-        # before the restart fails, and is told.
+        # An object that is being dropped is not reported as failed. If the drop does not come, the
+        # look-up before the restart fails and is reported.
         if not event.is_dropped:
             id = self.tasks.running[event.number].rendering.id
             self.health.fail(id, event.error, event.hint)
@@ -415,19 +416,20 @@ class StorageState:
         return self._propose(SuspendAndRestart(task.rendering.id, number, reason))
 
     def _propose(self, command: SuspendAndRestart | StatisticsUpdate) -> list[e.Effect]:
-        """Any worker: by way of worker 0."""
+        """Propose a command, from other workers than 0 by way of worker 0."""
         return self._steps([command]) if self.index == 0 else [e.Forward(Forwarded(command))]
 
     def _oneshot_done(self, event: e.OneshotDone) -> list[e.Effect]:
         task, result, client = self.tasks.running.get(event.number), event.result, self.client
         if task is None:
+            # Dropped meanwhile: no rendering will discard the parts later.
             return [e.Discard(result.batches)] if isinstance(result, Staged) else []
         if client.awaits(task.rendering.id) and not client.muted:
-            # Its client may be gone, and another one wait for this: worker 0 was quicker.
+            # The client that asked may be gone, and another one may wait for the same uuid.
             task.told = result
             return client.answer(task.rendering.id, result)
-        # Who wants it may not have been heard of here: worker 0 was quicker. If nobody does, it
-        # goes with its rendering.
+        # The client's command may not have reached this worker yet: keep the result until it comes
+        # (`_expect`), or until the rendering ends.
         task.result = result
         return []
 
@@ -443,7 +445,7 @@ class StorageState:
     # -- checks ------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         self.renderings.validate()
         self.tasks.validate()
         self.health.validate()
@@ -458,7 +460,7 @@ class StorageState:
 
 
 def _tables(rendering: Rendering) -> dict[ObjectId, str]:
-    """Return the exports of a source, and how people call them."""
+    """Return the exports of a source, with their names for people."""
     what = rendering.what
     exports = what.exports if isinstance(what, IngestionDescription) else ()
     return {export.id: export.name or export.outside for export in exports}

@@ -1,15 +1,10 @@
-"""Statistics of sources, sinks and one-shot ingestions: measured by one worker, summed on worker 0.
+"""Statistics of sources, sinks and one-shot ingestions: measured by workers, summed on worker 0.
 
-Theory of operation. A task tells its counts since its start, and how things stand. Its worker
-(`LocalStatistics`) turns counts into increments, and gives once an interval what has changed, by
-object and *epoch*; worker 0 (`Aggregate`) adds it up. The epoch of a measurement is the number of
-the rendering that it was made in: it grows with every restart.
-
-Rules: increments of earlier epochs are added, too, since what was done was done, but none from
-before the object's *birth*, its first rendering since it was last dropped: they are of another
-object, which had its id before. How things stood in an earlier epoch than the present one is not
-looked at. An object that was dropped counts no more. What is told to a client are the objects that
-have changed, each whole; a new client is told all.
+Theory of operation. A task reports its counts since its start, and its gauges. Its worker
+(`LocalStatistics`) turns counts into increments, and once an interval sends the changes, by object
+and *epoch*; worker 0 (`Aggregate`) adds them up. The epoch of a measurement is the number of its
+rendering, so it grows with every restart. A client is sent changed objects, each whole; a new
+client is sent all.
 
 Invariants: counts never go back while an object lives; a measurement is added once.
 """
@@ -41,44 +36,45 @@ Kind: TypeAlias = Literal["source", "sink", "oneshot"]
 
 
 def _added(old: Statistics, more: Statistics) -> Statistics:
-    """Counts of both; the rest as the newer says, where it says anything."""
+    """Return the counts of both, and the newer gauges where they are set."""
     sums = {name: getattr(old, name) + getattr(more, name) for name in COUNTS}
     stands = {name: getattr(more, name) for name in GAUGES if getattr(more, name) is not None}
     return msgspec.structs.replace(old, **sums, **stands)
 
 
 class LocalStatistics:
-    """One worker's measurements that have not left yet."""
+    """Measurements of one worker that were not sent yet."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, ObjectId], Statistics] = {}
-        """Counts since the start of the task, as they were told last."""
+        """Counts since the start of the task, as last reported."""
         self._pending: dict[tuple[int, ObjectId], Statistics] = {}
 
     def measure(self, epoch: int, statistics: Statistics) -> None:
-        """What a task of that rendering says of one object."""
+        """Add a task's report about one object."""
         key = (epoch, statistics.id)
         seen = self._seen.get(key, Statistics(statistics.id))
         self._seen[key] = statistics
         more = {name: max(0, getattr(statistics, name) - getattr(seen, name)) for name in COUNTS}
         news = msgspec.structs.replace(statistics, **more)
+        # Neither counts nor gauges have changed.
         if news == msgspec.structs.replace(seen, **dict.fromkeys(COUNTS, 0)):
             return
         self._pending[key] = _added(self._pending.get(key, Statistics(statistics.id)), news)
 
     def end(self, epoch: int) -> None:
-        """The task has stopped: it says nothing more."""
+        """Forget a stopped task."""
         for key in [key for key in self._seen if key[0] == epoch]:
             del self._seen[key]
 
     def take(self) -> tuple[Measurement, ...]:
-        """What has come since the last time."""
+        """Remove and return the measurements since the last call."""
         pending, self._pending = self._pending, {}
         return tuple(Measurement(epoch, one) for (epoch, _), one in pending.items())
 
 
 class _Entry(msgspec.Struct):
-    """One object's sum."""
+    """Sum of one object."""
 
     kind: Kind
     birth: int
@@ -88,15 +84,15 @@ class _Entry(msgspec.Struct):
 
 
 class Aggregate:
-    """The sums of all objects."""
+    """Sums of all objects."""
 
     def __init__(self) -> None:
         self._entries: dict[ObjectId, _Entry] = {}
         self.ignored = 0
-        """Measurements of objects that are not there, or not any more."""
+        """Number of measurements of unknown or former objects."""
 
     def begin(self, kind: Kind, ids: Iterable[ObjectId], epoch: int) -> None:
-        """These were rendered: a new epoch."""
+        """Begin a new epoch of rendered objects."""
         for id in ids:
             entry = self._entries.get(id)
             if entry is None or entry.kind != kind:
@@ -105,7 +101,7 @@ class Aggregate:
                 entry.epoch = epoch
 
     def restarted(self, ids: Iterable[ObjectId]) -> None:
-        """These are suspended, to be rendered again."""
+        """Count a restart of suspended objects."""
         for id in ids:
             entry = self._entries.get(id)
             if entry is not None:
@@ -114,30 +110,32 @@ class Aggregate:
                 entry.changed = True
 
     def remove(self, ids: Iterable[ObjectId]) -> None:
-        """These were dropped."""
+        """Remove dropped objects."""
         for id in ids:
             self._entries.pop(id, None)
 
     def absorb(self, update: StatisticsUpdate) -> None:
-        """Adds one worker's measurements."""
+        """Add one worker's measurements."""
         for measurement in update.measurements:
             entry = self._entries.get(measurement.statistics.id)
+            # Epochs before the birth are of another object that had the id before a drop.
             if entry is None or measurement.epoch < entry.birth:
                 self.ignored += 1
                 continue
             more = measurement.statistics
+            # Increments of an earlier epoch still count, but its gauges are outdated.
             if measurement.epoch < entry.epoch:
                 more = msgspec.structs.replace(more, **dict.fromkeys(GAUGES))
             entry.statistics = _added(entry.statistics, more)
             entry.changed = True
 
     def of(self, id: ObjectId) -> Statistics | None:
-        """One object's sum."""
+        """Return the sum of one object."""
         entry = self._entries.get(id)
         return None if entry is None else entry.statistics
 
     def news(self, known: Container[ObjectId]) -> StatisticsUpdates | None:
-        """The objects that have changed, of those that the client knows; taken as told."""
+        """Return the changed objects among the known ones, and note them as reported."""
         found: dict[Kind, list[Statistics]] = {"source": [], "sink": [], "oneshot": []}
         for id, entry in self._entries.items():
             if entry.changed and id in known:
@@ -150,6 +148,6 @@ class Aggregate:
         )
 
     def forget_told(self) -> None:
-        """Another client is there, and knows nothing."""
+        """Forget all reports, for a new client."""
         for entry in self._entries.values():
             entry.changed = True

@@ -1,17 +1,15 @@
-"""The tasks that one worker owns: which run, which are stopping, which wait for another to stop.
+"""The tasks that one worker owns: running, stopping, or waiting for another to stop.
 
 Rules:
-- of one object at most one task runs; the next starts when the former has stopped (what the
-  outside keeps for it, a slot or a lock, is free only then);
-- a task that failed stays until its rendering ends; it asks for its restart once, after a delay
-  that grows with failures in a row; a task that gets on ends the row;
-- how far an object is (`upper`) belongs to its shard: it never goes back, and outlives
-  renderings as long as the shard stays the same;
-- when a source is dropped for good, what the outside keeps for it goes after its last task, and
-  before the first task of whatever has its id next (a slot is named after the id). So forgetting
-  is as a task that stops, under a number below 0.
+- at most one task of an object runs;
+- a failed task stays until its rendering ends; it asks for its restart once, after a delay that
+  grows with failures in a row, which progress ends;
+- an object's `upper` belongs to its shard: it never goes back, and outlives renderings as long as
+  the shard stays the same;
+- a dropped source's external resources are removed after its last task, and before the first task
+  of the next object with its id. So the removal counts as a stopping task, under a negative number.
 
-It performs nothing: what is to be done is given as effects. Invariants: `validate`.
+Invariants: `validate`.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ Shape: TypeAlias = tuple[str, ...]
 def shapes_of(
     what: IngestionDescription | SinkDescription | RunOneshotIngestion,
 ) -> dict[ObjectId, Shape]:
-    """By id, what the upper of an object belongs to."""
+    """Return, by id, the shard or the place that an object's upper belongs to."""
     match what:
         case IngestionDescription():
             found: dict[ObjectId, Shape] = {what.id: ("remap", what.remap_shard)}
@@ -58,31 +56,34 @@ def shapes_of(
 
 
 class Task(msgspec.Struct):
-    """One that runs."""
+    """A running task."""
 
     rendering: Rendering
     failed: bool = False
     result: StagingResult | None = None
-    """Of a one-shot ingestion: told to nobody yet, and to be discarded with its rendering."""
+    """Unreported result of a one-shot ingestion, to be discarded with its rendering."""
     told: StagingResult | None = None
-    """Told to a client, who takes it over or leaves it to its lease; told again to the next one."""
+    """Reported result of a one-shot ingestion, reported again to the next client.
+
+    A client takes the parts over, or leaves them to their lease.
+    """
 
 
 class Tasks:
-    """See the module's text."""
+    """All tasks of this worker; see the module's docstring."""
 
     def __init__(self) -> None:
         self.running: dict[int, Task] = {}
         self.stopping: dict[int, ObjectId] = {}
         self._deferred: dict[ObjectId, Rendering] = {}
         self._forgetting: dict[ObjectId, list[IngestionDescription]] = {}
-        """Dropped while their tasks were stopping."""
+        """Sources dropped while their tasks were stopping."""
         self._forgets = 0
         self._attempts: dict[ObjectId, int] = {}
         self._uppers: dict[ObjectId, tuple[Shape, Frontier]] = {}
 
     def begin(self, rendering: Rendering, former: Rendering | None) -> list[Effect]:
-        """A rendering is there: it starts, now or when its former has stopped."""
+        """Start a rendering, now or when its former has stopped."""
         effects = [] if former is None else self.end(former, dropped=False)
         for gone in set(() if former is None else former.ids) - set(rendering.ids):
             self._uppers.pop(gone, None)
@@ -94,6 +95,7 @@ class Tasks:
                 self._uppers[id] = (shape, EMPTY)
             return []
         if rendering.id in self.stopping.values():
+            # A slot or a lock in the external system is free only when the former task has stopped.
             self._deferred[rendering.id] = rendering
             return []
         return [self._start(rendering)]
@@ -109,7 +111,7 @@ class Tasks:
                 return StartOneshot(rendering.number, oneshot)
 
     def end(self, rendering: Rendering, *, dropped: bool) -> list[Effect]:
-        """A rendering is gone."""
+        """Stop the task of a rendering that ended."""
         id, number = rendering.id, rendering.number
         if dropped:
             self._attempts.pop(id, None)
@@ -119,6 +121,7 @@ class Tasks:
         if task is not None:
             self.stopping[number] = id
             stop = Stop(number, dropped)
+            # An unreported result's parts will never be appended.
             result = task.result
             return [Discard(result.batches), stop] if isinstance(result, Staged) else [stop]
         self._deferred.pop(id, None)
@@ -127,10 +130,11 @@ class Tasks:
     def forget(
         self, what: IngestionDescription | SinkDescription | RunOneshotIngestion
     ) -> list[Effect]:
-        """Something without a task is dropped for good."""
+        """Remove the external resources of a dropped object without a task."""
         if not isinstance(what, IngestionDescription):
             return []
         if what.id in self.stopping.values():
+            # The stopping task may still use the resources, such as a slot named after the id.
             waiting = self._forgetting.setdefault(what.id, [])
             if what not in waiting:
                 waiting.append(what)
@@ -143,8 +147,9 @@ class Tasks:
         return Forget(-self._forgets, what)
 
     def stopped(self, number: int) -> list[Effect]:
-        """A task has stopped: what waited for it goes on."""
+        """Continue with the work that waited for a stopped task."""
         id = self.stopping.pop(number, None)
+        # Another task of the object is still stopping.
         if id is None or id in self.stopping.values():
             return []
         forgotten = self._forgetting.get(id)
@@ -157,7 +162,7 @@ class Tasks:
         return [] if waiting is None else [self._start(waiting)]
 
     def failed(self, number: int) -> list[Effect]:
-        """A task has ended by an error."""
+        """Ask for the restart of a task that ended with an error."""
         task = self.running.get(number)
         if task is None or task.failed or isinstance(task.rendering.what, RunOneshotIngestion):
             return []
@@ -167,13 +172,13 @@ class Tasks:
         return [RestartLater(number, self._attempts[id], what.retry)]
 
     def well(self, number: int) -> None:
-        """A task gets on: its next failure is the first of a row."""
+        """Note progress of a task: its next failure is the first in a row."""
         task = self.running.get(number)
         if task is not None and not task.failed:
             self._attempts.pop(task.rendering.id, None)
 
     def reached(self, number: int, id: ObjectId, upper: Frontier) -> None:
-        """How far an object of a running task is."""
+        """Advance the upper of a running task's object."""
         task = self.running.get(number)
         shape = None if task is None else shapes_of(task.rendering.what).get(id)
         if shape is None:
@@ -182,19 +187,19 @@ class Tasks:
         self._uppers[id] = (shape, upper if before is None else max(upper, before))
 
     def upper(self, id: ObjectId, shape: Shape) -> Frontier | None:
-        """How far an object is that has that shape; None: not known."""
+        """Return the upper of an object with this shape; None if unknown."""
         found = self._uppers.get(id)
         return None if found is None or found[0] != shape else found[1]
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> Task | None:
-        """The task of a one-shot ingestion."""
+        """Return the task of a one-shot ingestion."""
         for task in self.running.values():
             if task.rendering.what == oneshot:
                 return task
         return None
 
     def validate(self) -> None:
-        """Asserts the invariants."""
+        """Assert the invariants."""
         ids = [task.rendering.id for task in self.running.values()]
         assert len(set(ids)) == len(ids), "two tasks of one object"
         assert not self.running.keys() & self.stopping.keys()

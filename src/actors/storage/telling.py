@@ -1,4 +1,4 @@
-"""What tasks say, as health, statistics and rows of relations. Pure."""
+"""Converts tasks' reports into health, statistics and rows of relations. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from actors.sources.source import Lag
 from actors.storage.events import Observation
 
 POSITION_SHOWN_MAX: Final = 256
-"""Characters of a position, for people."""
+"""Number of characters shown of a position."""
 
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
-"""What a task is about."""
+"""Description of a task's object."""
 Reached: TypeAlias = tuple[Frontier, Frontier]
-"""To where an object is durable; of a sink also to where what it reads is known (0: no sink)."""
+"""Upper to which an object is durable; for a sink also the upper known of its input (else 0)."""
 Broken: TypeAlias = Mapping[str, tuple[str, str]]
-"""Exports that have failed: name outside → (error, hint)."""
+"""Failed exports: external name → (error, hint)."""
 
 
 def health_of(
     description: IngestionDescription, broken: Broken, lag: Lag | None
 ) -> tuple[Observation, ...]:
-    """A source runs, with what people should know beside it; so do its exports, unless they have
-    failed."""
+    """Return the health of a running source and its exports.
+
+    A source's hint lists the notes of its lag; exports run unless they have failed.
+    """
     hint = "" if lag is None else "; ".join(lag.notes)
     found = [Observation(description.id, "running", None, hint or None)]
     for export in description.exports:
@@ -47,7 +49,7 @@ def health_of(
 
 
 def of_source(told: Ingested, now_ms: int) -> Statistics:
-    """A source's statistics, since its task began."""
+    """Return a source's statistics since its task began."""
     counts, lag = told.counts, told.lag
     behind = 0 if lag.bytes_behind == 0 else lag.ms_behind
     if behind is None and told.outside_ms is not None:
@@ -70,7 +72,7 @@ def of_source(told: Ingested, now_ms: int) -> Statistics:
 
 
 def of_sink(told: SinkProgress) -> Statistics:
-    """A sink's statistics, since its task began."""
+    """Return a sink's statistics since its task began."""
     counts, upper = told.statistics, told.upper
     return Statistics(
         told.id,
@@ -84,7 +86,7 @@ def of_sink(told: SinkProgress) -> Statistics:
 
 
 def of_oneshot(uuid: str, told: OneshotProgress) -> Statistics:
-    """A one-shot ingestion's statistics."""
+    """Return a one-shot ingestion's statistics."""
     far = told.progress
     return Statistics(
         uuid,
@@ -97,12 +99,12 @@ def of_oneshot(uuid: str, told: OneshotProgress) -> Statistics:
 
 
 def id_of(description: Described) -> ObjectId:
-    """Of the object; of a one-shot ingestion its uuid."""
+    """Return the object's id; for a one-shot ingestion its uuid."""
     return description.uuid if isinstance(description, RunOneshotIngestion) else description.id
 
 
 def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
-    """The objects whose uppers are reported: of a one-shot ingestion there are none."""
+    """Return the ids whose uppers are reported; none for a one-shot ingestion."""
     match description:
         case IngestionDescription(ids=ids):
             return ids
@@ -116,8 +118,7 @@ def frontier_rows(
     description: Described,
     reached: Mapping[ObjectId, Reached],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `penstock.frontiers`: the object, and its exports. The outside of
-    a source has no times of ours."""
+    """Yield the rows of `penstock.frontiers` for the object and its exports."""
     if isinstance(description, RunOneshotIngestion):
         return
     exports = description.exports if isinstance(description, IngestionDescription) else ()
@@ -125,6 +126,7 @@ def frontier_rows(
     for id_, name in (own, *((each.id, each.name or each.outside) for each in exports)):
         upper, seen = reached.get(id_, (0, 0))
         known = frontier_or_null(upper)
+        # An external system's times are not ours, so only a sink knows its input's frontier.
         behind = ms_behind(seen, upper) if seen else None
         yield (worker, id_, name, None, frontier_or_null(seen), known, known, behind)
 
@@ -132,8 +134,11 @@ def frontier_rows(
 def arrangement_rows(
     worker: int, description: Described, held: Mapping[str, ArrangementStatistics]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `penstock.arrangements` for what a source keeps of its exports' contents;
-    `held`: by their names outside."""
+    """Yield the rows of `penstock.arrangements` for the contents that a source keeps of its
+    exports.
+
+    `held` has them by external name.
+    """
     for export in description.exports if isinstance(description, IngestionDescription) else ():
         kept = held.get(export.outside)
         if kept is not None:
@@ -144,7 +149,7 @@ def arrangement_rows(
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
-    """Of `penstock.dataflows`; `state` is running, suspended or dropping."""
+    """Yield the rows of `penstock.dataflows`; `state` is running, suspended or dropping."""
     scheduled = state != "suspended"
     if isinstance(description, RunOneshotIngestion):
         own = worker, description.uuid, f"copy into {description.collection}"

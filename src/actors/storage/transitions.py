@@ -1,8 +1,8 @@
-"""The storage half's state machines as data, as compute's are (`compute.transitions`).
+"""The storage half's state machines as data, as in `compute.transitions`.
 
-A table maps (state, event) to the next state; what is not in it breaks a rule. `STAGES` is what
-`cluster.storage_rules` steps through. `LIFE` is the life of a source or sink on all workers;
-`storage.state` is tested to go through it.
+A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
+`cluster.storage_rules` runs `STAGES`. `LIFE` is the life of a source or sink on all workers; tests
+check that `storage.state` follows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STAGES: Final[Table] = {
     ("initializing", "InitializationComplete"): "storing",
     ("storing", OTHER): "storing",
 }
-"""One connection, by its commands."""
+"""Stages of a connection, by its commands."""
 
 LIFE: Final[Table] = {
     ("absent", "Run"): "looked up",
@@ -36,8 +36,8 @@ LIFE: Final[Table] = {
     ("running", "reconciled: not mentioned"): "stopping",
     ("stopping", "task stopped"): "absent",
 }
-"""One source. While it is looked up for an update the former rendering goes on. (A sink is not
-looked up: it is rendered at once.)"""
+"""States of a source. During the look-up for an update the former rendering goes on. (A sink is
+rendered at once, without a look-up.)"""
 
 TABLES: Final[Mapping[str, Table]] = {
     "A connection of the storage half": STAGES,

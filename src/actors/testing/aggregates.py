@@ -1,14 +1,14 @@
 """Aggregates of the in-memory engine: Spark's results over rows with weights.
 
-What: `compile_aggregates` turns the text of an expression over aggregates (``max(x)``,
-``count(DISTINCT x)``, ``sum(x) FILTER (WHERE p)``) into its Spark type and a function of a
-group's weighted rows; also ``aggregate`` over collected values, as sums of floats are written.
-`aggregate_type` is the typing alone, for `analysis`.
+`compile_aggregates` turns the text of an expression over aggregates (``max(x)``, ``count(DISTINCT
+x)``, ``sum(x) FILTER (WHERE p)``) into its Spark type and a function of a group's weighted rows;
+also ``aggregate`` over collected values, as sums of floats are written. `aggregate_type` is the
+typing alone, for `analysis`.
 
-Rules: a row of weight w counts w times; NULL arguments are passed over, also by FILTER's
-absence of truth; an aggregate of no values is NULL, but count is 0. Sums of integers overflow
-as bigint does in ANSI mode; decimal averages have Spark's scale, rounded half up; NaN is the
-greatest value. It has no order of rows: ``first`` gives any value that is there.
+Rules: a row of weight w counts w times; NULL arguments, and rows whose FILTER is not true, are
+skipped; an aggregate of no values is NULL, but count is 0. Sums of integers overflow as bigint does
+in ANSI mode; decimal averages have Spark's scale, rounded half up; NaN is the greatest value. Rows
+have no order: ``first`` returns the value of any row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from actors.testing.expressions import (
 )
 
 Weighted: TypeAlias = Sequence[tuple[tuple[Any, ...], int]]
-"""(row, how often it is there, more than 0) of one group."""
+"""(row, weight > 0) pairs of one group."""
 GroupFunction: TypeAlias = Callable[[Weighted], Any]
 Values: TypeAlias = list[tuple[Any, int]]
 
@@ -51,7 +51,7 @@ _SYNONYMS: Final[dict[str, Any]] = {
 
 
 def aggregate_type(tree: Any, argument: str) -> str:
-    """Spark's result type of an aggregate over a type. Raises `QueryRejected`."""
+    """Return Spark's result type of an aggregate over a type. Raises `QueryRejected`."""
     if isinstance(tree, exp.Count | exp.CountIf):
         return "bigint"
     if isinstance(tree, (exp.Min, exp.Max, *_FREE, *_BY)):
@@ -78,7 +78,7 @@ def aggregate_type(tree: Any, argument: str) -> str:
 
 
 def compile_aggregates(text: str, columns: Columns) -> tuple[str, GroupFunction]:
-    """(type, function of a group's rows) of an expression over aggregates.
+    """Return (type, function of a group's rows) of an expression over aggregates.
 
     Raises `QueryRejected` for what the subset lacks.
     """
@@ -99,7 +99,7 @@ def compile_aggregates(text: str, columns: Columns) -> tuple[str, GroupFunction]
 
 
 class _Lazily(Sequence[Any]):
-    """A group's aggregates, computed when asked for: those behind a CASE may not be."""
+    """A group's aggregates, each computed when it is indexed: one behind a CASE may raise."""
 
     def __init__(self, functions: list[GroupFunction], rows: Weighted) -> None:
         self._functions = functions
@@ -113,7 +113,7 @@ class _Lazily(Sequence[Any]):
 
 
 def by_one_name(node: Any) -> Any:
-    """Aggregates that have several names under one of them, for `transform`."""
+    """Return an aggregate that has several names under one of them, for `transform`."""
     if isinstance(node, exp.Any):
         return exp.LogicalOr(this=node.this)
     if isinstance(node, exp.Anonymous) and node.name.lower() in _SYNONYMS:
@@ -148,8 +148,8 @@ def _one(tree: Any, columns: Columns) -> tuple[str, GroupFunction]:
 
 
 def _fold(tree: Any, columns: Columns) -> tuple[str, GroupFunction]:
-    """``aggregate`` over sorted collected values: their sum, or, where it begins with a struct
-    of a mean ``m`` and ``q``, the sum of the squares of their distances to the mean."""
+    """Return the sum of sorted collected values (``aggregate``), or, if it begins with a struct of
+    a mean ``m`` and ``q``, the sum of the squares of their distances to the mean."""
     gathered = tree.this.this
     distinct = isinstance(gathered, exp.ArrayUniqueAgg)
     _, function = compile_expression(gathered.this, columns)
@@ -171,7 +171,7 @@ def _fold(tree: Any, columns: Columns) -> tuple[str, GroupFunction]:
 
 
 def _arguments(tree: Any) -> tuple[list[Any], bool]:
-    """The argument expressions (none: rows are counted), and whether they are distinct."""
+    """Return the argument expressions (none: rows are counted), and whether they are distinct."""
     this = tree.this
     if isinstance(this, exp.Distinct):
         return list(this.expressions), True
@@ -191,7 +191,7 @@ def _distinct(values: Values) -> Values:
 
 
 def _plain(value: Any) -> Any:
-    """The value as it compares: one NaN, one zero."""
+    """Return the value as it compares: one NaN, one zero."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     return value

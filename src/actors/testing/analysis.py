@@ -1,11 +1,11 @@
-"""Says what Spark's analysis says of queries, without Spark: a small typer over sqlglot trees, and
-the plans of `actors.testing.parsed`.
+"""A small typer over sqlglot trees, and the plans of `actors.testing.parsed`: answers the engine's
+`Analyze` without Spark.
 
-It answers what Spark's analysis answers for the queries of tests: names, types, nullability
+It returns what Spark's analysis returns for the queries of tests: names, types, nullability
 (columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,
-groupings, set operators, windows and subqueries. Unknown names, aggregates in WHERE and
-functions outside the subset raise `QueryRejected`. Names of unnamed columns are the text, as
-Spark nearly has it. It checks no more than that: Spark refuses much that this lets pass.
+groupings, set operators, windows and subqueries. Unknown names, aggregates in WHERE and functions
+outside the subset raise `QueryRejected`. Names of unnamed columns are the text, as Spark nearly has
+it. It checks no more than that: Spark rejects many queries that this accepts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scope(msgspec.Struct):
     nullable: bool = False
 
     def add(self, alias: str, columns: tuple[Column, ...], shared: set[str]) -> None:
-        """Adds a source; columns in `shared` (USING) are not ambiguous."""
+        """Add a source; columns in `shared` (USING) are not ambiguous."""
         self.tables[alias] = tuple(c for c in columns if c.name.lower() not in shared)
         for column in columns:
             low = column.name.lower()
@@ -62,7 +62,7 @@ class Scope(msgspec.Struct):
 
 
 def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
-    """The schema of a query. Raises `QueryRejected`."""
+    """Return the schema of a query. Raises `QueryRejected`."""
     try:
         trees = sqlglot.parse(sql, dialect="spark")
     except SqlglotError as error:
@@ -94,7 +94,8 @@ def analyzed(job: Analyze) -> Analyzed:
 async def analyze_in_memory(
     tables: Tables, sql: str, conf: Conf, *, translate: bool = False
 ) -> Analyzed:
-    """Answer what `compile_view` asks, without an engine. Raises `QueryRejected`."""
+    """Return the analysis that `compile_view` requests, without an engine. Raises
+    `QueryRejected`."""
     return analyzed(Analyze("analyze", tables, sql, conf, translate))
 
 
@@ -118,7 +119,7 @@ def _translated(
 
 
 class ParsedTranslation(Translation, frozen=True):
-    """A plan that was made without Spark: of some queries it is another one than Spark's."""
+    """A plan made by the parser, without Spark; for some queries it differs from Spark's plan."""
 
 
 class _Typer:
@@ -126,7 +127,7 @@ class _Typer:
         self._tables = tables
 
     def query(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
-        """The columns of a query."""
+        """Return the columns of a query."""
         with_ = tree.args.get("with_")
         if with_ is not None:
             inner = _Typer(dict(self._tables))
@@ -241,7 +242,7 @@ class _Typer:
         return [Column(name or tree.sql(dialect="spark").lower(), kind, nullable)]
 
     def type_of(self, tree: Any, scope: Scope) -> tuple[str, bool]:
-        """(type, nullable) of an expression. Raises `QueryRejected`."""
+        """Return (type, nullable) of an expression. Raises `QueryRejected`."""
         known: dict[str, tuple[int, str]] = {}
         for name, column in scope.columns.items():
             if name not in scope.ambiguous:
@@ -263,7 +264,7 @@ class _Typer:
         return compiled[0], _nullable(plain, {**scope.columns, **made})
 
     def _special(self, node: Any, scope: Scope) -> tuple[str, bool] | None:
-        """(type, nullable) of what is no scalar: aggregates, windows, subqueries."""
+        """Return (type, nullable) of an aggregate, window or subquery; None for a scalar."""
         if isinstance(node, exp.Window):
             inner = node.this
             if inner.key in _RANKS:

@@ -1,24 +1,24 @@
-"""A view script checked over a base: many further rows that stand in its tables from the start.
+"""Checks a view script over a base: many further rows that its tables hold from the start.
 
 Theory of operation. The views live as real dataflows on real shards (`stage`), in files. The base
-(`base_rows`) is written with the changes of the first time, so that first contents are computed
-of it, and is deleted at the last time together with all else that is left. In between come the
-script's own changes, in up to two groups, cut at random, with compaction and one restart. At the
-last time of each group a view is compared with plain Spark: one job runs the view's own text over
-its tables and subtracts what the view's shard holds, so that only what differs ever comes here,
-however large both are. Tables are given to it from the generated rows, not from the shards; views
-that are read by others are given as their shards hold them, which was compared before. A base that
-is to *stay* is not deleted, and its views are compared once, after all changes: that is a third of
-the work.
+(`base_rows`) is written with the changes of the first time, so that first contents are computed of
+it, and is deleted at the last time together with all other rows. In between come the script's own
+changes, in up to two groups, cut at random, with compaction and one restart. At the last time of
+each group a view is compared with plain Spark: one job runs the view's own text over its tables and
+subtracts the contents of the view's shard, so that only differing rows are returned, however large
+both are. Tables are given to the job from the generated rows, not from the shards; views that are
+read by others are given as their shards hold them, which was compared before. A base that is to
+*stay* is not deleted, and its views are compared once, after all changes: that is a third of the
+work.
 
 Rules
 - The base lies as far from the script's values as the views bear (`base_rows.RANGES`): the first
   range in which no text raises that does not raise without it, found on a sample.
-- What a join makes of N rows may be many more: the base is cut to what the views' answers, as they
-  grew from one sample to another, leave in `OUTPUT_ROWS_MAX`, and the result says so.
-- *Error or equal* holds as without a base. Windows of expected errors are not looked at: several
+- A join of N rows may return many more: the base is cut to the size whose answers, extrapolated
+  from one sample to another, fit `OUTPUT_ROWS_MAX`, and the result says so.
+- *Error or equal* holds as without a base. Windows of expected errors are not checked: several
   times share a step. A view that Spark leaves free to choose is compared with one such choice, and
-  said to be not checked where they differ.
+  reported as not checked where they differ.
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ from actors.testing.reference import text_at
 from actors.testing.stage import Stage, shard_name
 
 SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
-"""Rows a table of which the views' answers are looked at before the base is made. Of the script's
-`own` values few make many."""
+"""Rows per table with which the views' answers are sampled before the base is made. The script's
+`own` values are few, so that few rows already join to many."""
 OUTPUT_ROWS_MAX: Final = 1_000_000
 CROSSED_ROWS_MAX: Final = 1_000
-"""Of a base whose rows are compared pair by pair."""
+"""Most rows per table of a base whose rows are compared pair by pair (a join without an
+equality)."""
 COMPARED_ROWS_MAX: Final = 2_000
-"""Of rows that differ so many are looked at one by one."""
+"""Most differing rows that are compared one by one."""
 WAIT_SECONDS: Final = 900.0
 
 
 async def check_with_base(
     checked: Checked, place: Place, rows: int, seed: str, *, stays: bool = False
 ) -> None:
-    """Run the script's views over a base, which `stays` there or is deleted at the last time, and
-    note what is wrong. Raise what the engine and the stores fail with for good."""
+    """Run the script's views over a base, which `stays` or is deleted at the last time, and note
+    any difference. Raise errors of the engine and the stores that are not retryable."""
     plans = checked.plans
     crossing: set[str] = set()
     for name, plan in plans.items():
@@ -100,8 +101,8 @@ def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -
 
 
 def _borne(sample: int, size: int, power: float) -> int:
-    """Return how many rows a table make an answer of `OUTPUT_ROWS_MAX`, where `sample` make one of
-    `size` that grows with a power of them; of one that hardly grows, very many.
+    """Return how many rows per table make an answer of `OUTPUT_ROWS_MAX`, if `sample` make one of
+    `size` that grows with a power of them; for an answer that hardly grows, very many.
 
     >>> _borne(100, 10_000, 2.0), _borne(100, 110, 0.001)
     (1000, 48516519541)
@@ -110,7 +111,7 @@ def _borne(sample: int, size: int, power: float) -> int:
 
 
 def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
-    """A view and those that it reads, in the script's order."""
+    """Return a view and the views that it reads, in the script's order."""
     wanted = {name}
     for other in reversed(list(plans)):
         if other in wanted:
@@ -119,7 +120,7 @@ def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaP
 
 
 class BaseCheck:
-    """One script over its base."""
+    """Checks one script over its base."""
 
     def __init__(
         self,
@@ -154,8 +155,8 @@ class BaseCheck:
     # -- the base ---------------------------------------------------------------------------------
 
     async def choose(self, rows: int, wanted: int) -> None:
-        """Make the base: so many rows a table, or as many as the views bear; the views' results
-        say so where that is not what was wanted."""
+        """Make the base: `rows` rows per table, or as many as the views bear; note it in the views'
+        results if these are fewer than `wanted`."""
         raising = {name for name, count in (await self._answers(0)).items() if count is None}
         best: tuple[int, int] | None = None
         sizes: dict[str, int | None] = {}
@@ -179,8 +180,8 @@ class BaseCheck:
     async def take(
         self, base: Mapping[str, pa.Table], groups: Sequence[Sequence[int]], *, restart: bool = True
     ) -> None:
-        """Stand on these updates of the first time, a table each, in place of made-up rows; write
-        the times in these groups, and start anew after one of them or not."""
+        """Use these updates of the first time, one table each, in place of made-up rows; write the
+        times in these groups, and restart after one of them if `restart`."""
         self._base = dict(base)
         self._restarts = restart
         self._groups = [list(times) for times in groups]
@@ -207,8 +208,8 @@ class BaseCheck:
             self._files[name] = str(path)
 
     async def _answers(self, count: int) -> dict[str, int | None]:
-        """How many rows each view has at the first time over so many rows a table; None: it
-        raises, or reads one that does."""
+        """Return how many rows each view has at the first time over `count` rows per table; None:
+        it raises, or reads a view that raises."""
         made = self._make(count) if count else {}
         sizes: dict[str, int | None] = {}
         answers: dict[str, Rows] = {}
@@ -232,12 +233,12 @@ class BaseCheck:
         return sizes
 
     async def _bearable(self, rows: int, small: Mapping[str, int | None]) -> int:
-        """How many rows a table the views bear."""
+        """Return how many rows per table the views bear."""
         first, second = SAMPLES[self._reach]
         if rows <= first:
             return rows
         for size in small.values():
-            if size and size > first * 20:  # they multiply: more of them were too many to look at
+            if size and size > first * 20:  # rows multiply: the second sample would be too large
                 rows = min(rows, _borne(first, size, math.log(size, first)))
         if rows <= second:
             return rows
@@ -298,8 +299,8 @@ class BaseCheck:
             lo = hi
 
     def _large(self, lo: int, hi: int) -> dict[str, list[pa.Table]]:
-        """What of the base is written with the times of an interval: it comes first, and goes
-        last."""
+        """Return the updates of the base that belong to an interval of times: insertions at the
+        first time, retractions at the last."""
         made: dict[str, list[pa.Table]] = {name: [] for name in self._base}
         for name, table in self._base.items():
             if lo <= self._first < hi:
@@ -351,7 +352,7 @@ class BaseCheck:
     async def _held(
         self, opened: AsyncExitStack, stage: Stage, view: str, schema: Schema, time: int
     ) -> Rows | str:
-        """Return what a view's shard holds, or the error that it is in."""
+        """Return the contents of a view's shard, or the error that it is in."""
         self._jobs += 1
         reader = f"compare-{self._jobs}"
         found = await opened.enter_async_context(
@@ -360,7 +361,7 @@ class BaseCheck:
         return found.errors[0] if found.errors else found.rows
 
     def _table(self, name: str, schema: Schema, time: int) -> Rows:
-        """A table's rows at a time: the base's file, and the script's own."""
+        """Return a table's rows at a time: the base's file, and the script's own."""
         own = _inline(schema, [self._own_rows(name, schema, time)])
         if time >= self._end or not self._base[name].num_rows:
             return own
@@ -387,7 +388,7 @@ def _inline(schema: Schema, tables: Sequence[pa.Table]) -> Rows:
 
 
 def _crosses(plan: DeltaPlan) -> bool:
-    """Whether a join of the plan looks at all pairs."""
+    """Return whether a join of the plan compares all pairs of rows."""
     nodes = (node for stratum in plan.strata for node in _nodes(stratum.node))
     joins = (node for node in nodes if isinstance(node, Pair | Match))
     interval = INTERVAL_SCHEMA.names
@@ -408,7 +409,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 def unexplained(delta: pa.Table, schema: Schema) -> list[tuple[tuple[Any, ...], int]]:
     """Return rows of a difference that no rounding of floats explains, with how often they are
-    missing; at most `COMPARED_ROWS_MAX` are looked at when there are many."""
+    missing; if there are many, only the first `COMPARED_ROWS_MAX` are compared."""
     if not delta.num_rows:
         return []
     floats = [
@@ -431,7 +432,8 @@ def unexplained(delta: pa.Table, schema: Schema) -> list[tuple[tuple[Any, ...], 
 def _close_rows(
     missing: pa.Table, added: pa.Table, schema: Schema, floats: Sequence[str]
 ) -> tuple[pa.Array, pa.Array]:
-    """Which rows of either have no close one in the same place, both being sorted."""
+    """Return masks of the rows of either table that have no close row in the same place, both being
+    sorted."""
     exact = [name for name in schema.names if name not in floats]
     order = [(name, "ascending") for name in (*exact, *floats)]
     places = [np.asarray(pc.sort_indices(table, sort_keys=order)) for table in (missing, added)]

@@ -1,15 +1,15 @@
-"""Base rows: many rows that stand in a script's tables before its changes come.
+"""Base rows: many rows that a script's tables hold before its changes come.
 
-What: `base_rows` makes N rows of one table from a seed, as Arrow, without a Python object a row.
-A few rows take each column's value from those that the script uses there, so that they meet the
-script's keys in joins and groups; all others take values beyond the script's, about two rows a
-value. NULLs stand where a column may hold them, some rows come twice, and columns of a PRIMARY
-KEY are unique and never NULL.
+`base_rows` makes N rows of one table from a seed, as Arrow, without a Python object per row. A few
+rows take each column's value from the script's values, so that they meet the script's keys in joins
+and groups; all others take values beyond the script's, about two rows per value. NULLs stand where
+a column may hold them, some rows come twice, and columns of a PRIMARY KEY are unique and never
+NULL.
 
-Rules: how far values may lie from the script's own is a *range*, tried from the widest on, as a
+Rules: the distance of values from the script's own is a *range*, tried from the widest on, as a
 query that raises under ANSI rules would check nothing (`RANGES`): sums and products of `near`
-values fit their types; `own` rows hold nothing but the script's values. Types of which no value
-can be made up (nested ones, texts of a bounded length) take the script's values alone.
+values fit their types; `own` rows hold nothing but the script's values. Types of which no value can
+be made up (nested ones, texts of a bounded length) take the script's values alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from actors.testing.nodes import Relation
 
 RANGES: Final = ("far", "near", "own")
 MET_ROWS: Final = 6
-"""So many rows of a table have each of the script's values in a column: they meet each other, too,
-and a join of many tables multiplies them."""
+"""Rows of a table that take each of the script's values in a column; few, because a join of many
+tables multiplies them."""
 NULL_SHARE: Final = 0.03
 TWICE_SHARE: Final = 0.05
 NEAR_VALUES: Final = 30_000
@@ -41,7 +41,7 @@ _INTEGERS: Final[dict[str, tuple[int, int]]] = {
 
 
 class Unmakeable(Exception):
-    """A table whose rows cannot be made up: its key has too few values."""
+    """Raised for a table whose rows cannot be made up: its key has too few values."""
 
 
 def script_values(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
@@ -56,7 +56,7 @@ def script_values(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> dict[str, 
 def base_rows(
     schema: Schema, values: Mapping[str, list[Any]], count: int, reach: str, seed: str, time: int
 ) -> pa.Table:
-    """Return so many updates at a time, as the script's table holds them. Raises `Unmakeable`."""
+    """Return `count` updates at a time, as the script's table holds them. Raises `Unmakeable`."""
     random = np.random.default_rng(list(seed.encode()))
     arrays = [
         _column(column, values[column.name], count, reach, random, unique=column.name in schema.key)
@@ -113,7 +113,7 @@ def _arrow_values(column: Column, values: Sequence[Any]) -> pa.Array:
 
 
 def _beyond(column: Column, numbers: np.ndarray[Any, Any]) -> pa.Array | None:
-    """Values that no script uses, one a number; None: this type has none."""
+    """Return values that no script uses, one per number; None if the type has none."""
     kind, wanted = column.type, arrow_type(column.type)
     if kind in _INTEGERS:
         least, most = _INTEGERS[kind]

@@ -1,10 +1,10 @@
 """`penstock check-views`: runs view scripts through compiler and engine, and compares.
 
-What is checked of a script is said in `checking`; here scripts are found and read, run one
-after the other on one engine, and told: a line a view, a progress bar on a terminal, a summary,
-JSON when asked for. In a seeded sample of the scripts the engine is killed with SIGKILL while
-it works; it recovers by itself, which costs seconds. With `scaling` the scripts' views are
-measured instead: what lookups read must not grow with the state (`scaling`).
+`checking` says what is checked of a script; here scripts are found and read, run one after the
+other on one engine, and reported: a line per view, a progress bar on a terminal, a summary, JSON
+when asked for. In a seeded sample of the scripts the engine is killed with SIGKILL while it works;
+it recovers by itself, which costs seconds. With `scaling` the scripts' views are measured instead:
+what lookups read must not grow with the state (`scaling`).
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ from actors.testing.view_scripts import Script, parse_script
 from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
-"""Called with each result, how many views are done, and how many there are."""
+"""Callback with each result, the number of views done, and the number of views."""
 
 KILL_FROM: Final = 10
-"""Fewer scripts than this are spared: a new engine takes longer than they do."""
+"""Fewest scripts with which the engine is killed: a new engine takes longer than fewer of them
+do."""
 KILL_EVERY: Final = 50
 SMALL_RESERVES: Final = (1, 1, 2, 5)
 """Scripts have too few rows to use up a limit's reserve of any other size."""
 SCRIPTS_FEW: Final = 20
-"""Over more the JVM's second compiler pays."""
+"""Over more scripts than this the JVM's second compiler pays."""
 PREPARED_EVERY: Final = 4
-"""Of so many seeds of made-up views one executes plans of steps again."""
+"""One of so many seeds of made-up views executes prepared plans of steps repeatedly."""
 
 
 class Report(msgspec.Struct):
-    """All results."""
+    """Results of all views."""
 
     views: list[ViewResult] = []
 
     @property
     def ok(self) -> bool:
-        """Nothing wrong, every expectation held."""
+        """Return whether no view is wrong and every expectation held."""
         return not any(view.verdict == "WRONG" or view.failed for view in self.views)
 
     def summary(self) -> str:
-        """The last line."""
+        """Return the last line of the output."""
         verdicts = Counter(view.verdict for view in self.views)
         modes = Counter(view.mode for view in self.views)
         return (
@@ -76,7 +77,7 @@ class Report(msgspec.Struct):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What the command was asked for."""
+    """Options of the command."""
 
     paths: Sequence[Path] = ()
     splits: int = 2
@@ -84,17 +85,17 @@ class Command(msgspec.Struct, frozen=True):
     json: Path | None = None
     scaling: bool = False
     fuzz: int = 0
-    """So many views are made up in place of scripts."""
+    """Number of views that are made up in place of scripts."""
     base: int = 0
-    """So many further rows stand in each script's tables."""
+    """Number of further rows in each of a script's tables."""
     keep: Path | None = None
-    """Where failing ones of these are written."""
+    """Folder to which failing made-up views are written."""
     base_stays: bool = False
     """See `Options.base_stays`."""
 
 
 def main(command: Command, settings: Settings) -> int:
-    """The command: prints one line a view and a summary; 0 when all is well, else 1."""
+    """Run the command: print one line per view and a summary; return 0 when all is well, else 1."""
     return anyio.run(_main, command, settings)
 
 
@@ -140,7 +141,7 @@ async def _main(command: Command, settings: Settings) -> int:
 
 
 def for_short_lives(settings: Settings) -> Settings:
-    """Settings for an engine that meets more plans than steps of each.
+    """Return settings for an engine that meets more plans than steps of each.
 
     The JVM's second compiler costs more than it gains before a campaign is over. Without it the
     JVM keeps too little room for the first one's code.
@@ -152,11 +153,11 @@ def for_short_lives(settings: Settings) -> Settings:
 
 
 def for_plans_run_once(settings: Settings, seed: int) -> Settings:
-    """Settings for plans that run once or twice.
+    """Return settings for plans that run once or twice.
 
-    Compiling each costs Spark more than running it, and so does preparing its steps for more, or
-    planning what makes rows twice: one seed of `PREPARED_EVERY` does these all the same. (Drawn
-    settings do not reach these two, but for that seed.)
+    Compiling each costs Spark more than running it, and so does preparing its steps for reuse, or
+    planning queries that duplicate rows: one seed of `PREPARED_EVERY` does these all the same.
+    (Drawn settings reach these two with that seed only.)
     """
     conf = {
         "spark.sql.codegen.wholeStage": "false",
@@ -171,9 +172,9 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
 def with_drawn_engine(
     settings: Settings, seed: int, *, plans_once: bool, many_rows: bool = False
 ) -> Settings:
-    """Settings of which those that an engine takes at its start, and the kernel limits, are drawn;
-    the others are drawn for each script. `plans_once`: see `for_plans_run_once`. Of `many_rows`
-    kernel limits are not drawn: a piece for every few of them takes too long."""
+    """Return settings of which those that an engine takes at its start, and the kernel limits, are
+    drawn; the others are drawn for each script. `plans_once`: see `for_plans_run_once`. With
+    `many_rows` kernel limits are not drawn: a piece for every few of them takes too long."""
     kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
     if plans_once:
         settings = for_plans_run_once(settings, seed)
@@ -185,7 +186,7 @@ def with_drawn_engine(
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
-    """An engine on Spark that can be killed."""
+    """Start an engine on Spark that can be killed."""
     children: list[EngineProcess] = []
 
     async def launched(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
@@ -205,7 +206,7 @@ def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Show]:
-    """Prints each result; on a terminal with a bar of progress below."""
+    """Print each result; on a terminal with a progress bar below."""
     if not sys.stdout.isatty():
         yield _print
         return
@@ -232,7 +233,7 @@ def _print(result: ViewResult, done: int, total: int) -> None:
 
 
 def script_files(paths: Sequence[Path]) -> list[Path]:
-    """The scripts named, folders searched for ``*.view``. Raises `InvalidUsage`."""
+    """Return the scripts named, folders searched for ``*.view``. Raises `InvalidUsage`."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -245,7 +246,8 @@ def script_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read(paths: Sequence[Path]) -> list[Script | ViewResult]:
-    """Return all scripts, and of those that cannot be read what is wrong. Raise `InvalidUsage`."""
+    """Return all scripts, and a wrong result for each that cannot be read. Raises
+    `InvalidUsage`."""
     found: list[Script | ViewResult] = []
     for path in script_files(paths):
         try:
@@ -256,7 +258,8 @@ def read(paths: Sequence[Path]) -> list[Script | ViewResult]:
 
 
 def failed_results(script: Script, check: Checked, error: Exception) -> list[ViewResult]:
-    """Return what is left to say of a script whose check failed: the others go on."""
+    """Return the results of a script whose check failed: each view not yet found wrong is now
+    wrong."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     known = {result.view: result for result in check.results()}
@@ -279,7 +282,7 @@ async def check_scripts(
     show: Show | None = None,
     scaling: bool = False,
 ) -> Report:
-    """Check all scripts. One that fails, whatever with, is said to be wrong, and the others go
+    """Check all scripts. One that fails, whatever with, is reported as wrong, and the others go
     on."""
     total = sum(
         1 if isinstance(script, ViewResult) else sum(view.materialized for view in script.views)
@@ -297,7 +300,7 @@ async def check_scripts(
             check = Checked(script, place, options, f"check{number}")
             try:
                 results = await (measured(check) if scaling else check.run(kill=number in killed))
-            except Exception as error:  # noqa: BLE001 - told of the script
+            except Exception as error:  # noqa: BLE001 - noted in the script's results
                 results = failed_results(script, check, error)
         for result in results:
             report.views.append(result)

@@ -1,20 +1,20 @@
-"""One view script, run and compared: the heart of `penstock check-views`.
+"""Runs and compares one view script: the heart of `penstock check-views`.
 
-Theory of operation. A script's views are compiled in order. Then each is maintained along
-several *ways* to cut the changes into steps, by `maintain` on the engine: each time alone, all
-at once, and at random. After that the views live once more as real dataflows on real shards
-(`stage`): hydrated somewhere, written in random groups, compacted, stopped and started again,
-and for some scripts with the engine killed under them. After each way, at each time of the
-script, what has accumulated is compared with the reference (`reference`), and no weight may be
-negative. The last time deletes all that is left.
+Theory of operation. A script's views are compiled in order. Then each is maintained along several
+*ways* to cut the changes into steps, by `maintain` on the engine: each time alone, all at once, and
+at random. After that the views live once more as real dataflows on real shards (`stage`): hydrated
+at some time, written in random groups, compacted, stopped and started again, and for some scripts
+with the engine killed under them. After each way, at each time of the script, the accumulated
+contents are compared with the reference (`reference`), and no weight may be negative. The last time
+deletes all remaining rows.
 
 Rules
 - Ways are independent and run beside one another; jobs are pure functions of their message.
 - A time at which plain Spark raises is *error or equal*. A view in error where plain Spark
   answers is wrong; but a dataflow that takes several times in one step may recover at the last
   of them.
-- A view above one whose answer Spark is free to choose is compared with its own text over what
-  that one really holds.
+- A view above one whose answer Spark is free to choose is compared with its own text over the
+  actual contents of that view.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 
 WAYS_AT_ONCE: Final = 4
 EAGER_SHARE: Final = 0.5
-"""Says which share of scripts have views that sum below joins wherever that is sound."""
+"""Share of scripts whose views sum below joins wherever that is sound."""
 LIVE: Final = 1 << 30
-"""Ways are numbered; the dataflows are the last."""
+"""Number of the way "as dataflows", greater than that of any other way."""
 LIVE_SETTINGS: Final[dict[str, int]] = {
     "retry_delay_ms_min": 1,
     "retry_delay_ms_max": 20,
@@ -71,7 +71,7 @@ LIVE_SETTINGS: Final[dict[str, int]] = {
 
 
 class ViewResult(msgspec.Struct):
-    """What was found of one view."""
+    """The findings about one view."""
 
     file: str
     view: str
@@ -83,10 +83,10 @@ class ViewResult(msgspec.Struct):
     failed: str = ""
     """The expectation that did not hold."""
     settings: str = ""
-    """What was drawn of them, of a view that is wrong."""
+    """Settings that were drawn, for a view that is wrong."""
 
     def line(self) -> str:
-        """As `check-views` prints it."""
+        """Return the result as `check-views` prints it."""
         settings = self.settings and f"settings: {self.settings}"
         rest = "; ".join(part for part in (self.detail, self.failed, settings) if part)
         return f"{self.verdict}  {self.mode}  {self.file}:{self.view}" + (
@@ -95,39 +95,39 @@ class ViewResult(msgspec.Struct):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a script runs."""
+    """The system, engine and folder with which a script runs."""
 
     system: System
     executor: Address[object]
     settings: Settings
     scratch: Path
     kill: Callable[[], None] | None = None
-    """Kills the engine with SIGKILL; it recovers by itself."""
+    """Kills the engine with SIGKILL; the engine recovers by itself."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How much of a script is checked."""
+    """The extent to which a script is checked."""
 
     splits: int = 2
     seed: int = 0
     ends: bool = True
-    """Each time alone and all at once; without, only the random ways."""
+    """True if changes are cut at each time and not at all, too; else only at random."""
     sample: int = 0
-    """So many of all these ways, by chance; 0: all of them."""
+    """Number of ways that are drawn from all these; 0: all of them."""
     live: bool = True
-    """As dataflows, too, with compaction and restarts."""
+    """True if the views run as dataflows, too, with compaction and restarts."""
     base: int = 0
-    """So many further rows a table, over which the views live as dataflows (`base_check`)."""
+    """Number of further rows per table, over which the views live as dataflows (`base_check`)."""
     base_stays: bool = False
-    """It is not deleted at the last time, and views are compared once."""
+    """True if the base is not deleted at the last time, and views are compared once."""
     exact_decimals: bool = True
-    """The engine's own answers hold decimals exactly (the in-memory one's do not)."""
+    """True if the engine's own answers hold decimals exactly (the in-memory one's do not)."""
     batched: bool = True
-    """The reference of many times in one query."""
+    """True if one query computes the reference of many times."""
 
 
 class Checked:
-    """One script being checked."""
+    """Checks one script."""
 
     def __init__(self, script: Script, place: Place, options: Options, name: str) -> None:
         self.plans: dict[str, DeltaPlan] = {}
@@ -143,12 +143,12 @@ class Checked:
         self._errors: dict[str, set[int]] = {}
         self._faults: dict[str, tuple[int, str]] = {}
         self._settings_text: dict[str, str] = {}
-        """What was drawn so far, by when."""
+        """Settings drawn so far, by the moment at which they are used."""
         self.base: dict[str, list[Row]] = {name: [] for name in script.tables}
         self.times: list[int] = []
 
     async def run(self, *, kill: bool = False) -> list[ViewResult]:
-        """The results of the script's views. Raises `ScriptError`."""
+        """Return the results of the script's views. Raises `ScriptError`."""
         await self.compile()
         if self.times and self.plans:
             await (self._over_base() if self._options.base else self._every_way(kill))
@@ -176,8 +176,8 @@ class Checked:
         await check_with_base(self, self._place, options.base, seed, stays=options.base_stays)
 
     async def compile(self, updates: Sequence[Update] | None = None) -> None:
-        """Read the changes, or take these `updates` in their place; compile the views and make
-        their plans known to the engine."""
+        """Read the changes, or take these `updates` in their place; compile the views and register
+        their plans with the engine."""
         if updates is None:
             updates = rows_of(self.script, await self._constants())
         tables: dict[str, Schema] = dict(self.script.tables)
@@ -203,7 +203,7 @@ class Checked:
         self._note(updates)
 
     async def _constants(self) -> dict[Constant, object]:
-        """Values of changes that only the engine can evaluate."""
+        """Return values of changes that only the engine can evaluate."""
         wanted = foreign_constants(self.script, plain=self._options.exact_decimals)
         if not wanted:
             return {}
@@ -233,7 +233,7 @@ class Checked:
         return with_policy(plan, self.script.policies.get(view.name, AUTO))
 
     def _note(self, updates: Sequence[Update]) -> None:
-        """All times, the one at which everything left is deleted last."""
+        """Note all changes and times; the last time deletes all remaining rows."""
         for update in updates:
             self.base[update.table].append((update.row, update.time, update.diff))
         self.times = list(times_of(self.script))
@@ -245,27 +245,27 @@ class Checked:
             self.times.append(end)
 
     def maintained(self, name: str, *, fuse: bool | None = None) -> Maintained:
-        """A view from the start on, of the plan that the engine knows."""
+        """Return a view before its first step, with the plan that the engine knows."""
         return Maintained(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
 
     def note(self, name: str, detail: str) -> None:
-        """Say something of a view that is not wrong."""
+        """Note a remark about a view that is not wrong."""
         if self._results[name].verdict == "exact":
             self._results[name].detail = detail
 
     def results(self) -> list[ViewResult]:
-        """What is known of each view so far."""
+        """Return the results of the views so far."""
         return list(self._results.values())
 
     async def forget(self) -> None:
-        """Drops the plans in the engine."""
+        """Drop the plans in the engine."""
         for name in self.plans:
             await self.maintained(name).forget()
 
     # -- the reference ----------------------------------------------------------------------------
 
     async def _refer(self, name: str, plan: DeltaPlan) -> None:
-        """The view's contents at every time, unless they hang on what Spark chooses."""
+        """Compute the view's contents at every time, unless they depend on Spark's choices."""
         reference = Reference(self._engine, plan, batched=self._options.batched)
         self._references[name] = reference
         if not self.script.determined:
@@ -278,7 +278,7 @@ class Checked:
         self._expected[name] = {time: answers.get(time) for time in self.times}
 
     def _is_open(self, source: str) -> bool:
-        """Whether a view's contents are not determined by the tables'."""
+        """Return whether a view's contents are not determined by the tables'."""
         if source in self.base:
             return False
         return source not in self._expected or self._references[source].freedom.kind != "none"
@@ -286,7 +286,7 @@ class Checked:
     def _sources(
         self, plan: DeltaPlan, time: int, found: Mapping[str, Mapping[int, Bag | None]]
     ) -> list[Bag] | None:
-        """The sources' contents at a time; None when one of them is in error."""
+        """Return the sources' contents at a time; None when one of them is in error."""
         bags: list[Bag] = []
         for source in plan.sources:
             if source in self.base:
@@ -302,7 +302,7 @@ class Checked:
     async def _expected_at(
         self, name: str, times: Sequence[int], found: Mapping[str, Mapping[int, Bag | None]]
     ) -> Mapping[int, Bag | None]:
-        """The reference at times; views below that are open are taken as they are `found`."""
+        """Return the reference at times; contents of open views below are taken from `found`."""
         if name in self._expected:
             return self._expected[name]
         contents = {time: self._sources(self.plans[name], time, found) for time in times}
@@ -318,7 +318,7 @@ class Checked:
         times: Sequence[int],
         recovering: Sequence[int] = (),
     ) -> None:
-        """Notes the first time at which a view is not what it should be.
+        """Note the first time at which a view differs from the reference.
 
         `found` has None where it is in error; that is allowed where plain Spark raises, and
         after that at times in `recovering`.
@@ -337,7 +337,7 @@ class Checked:
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
             unknown = reference.freedom.kind == "unknown"
-            # No choice of Spark's explains rows fewer than none.
+            # No choice of Spark explains a negative weight.
             if wrong and unknown and not negative:
                 self._results[name].detail = f"not checked: {reference.freedom.why}"
             elif wrong and not unknown:
@@ -354,7 +354,7 @@ class Checked:
     # -- ways -------------------------------------------------------------------------------------
 
     def _ways(self) -> list[list[int]]:
-        """Lists of `hi`: each time alone, all at once, and random ones."""
+        """Return lists of `hi`: each time alone, all at once, and random ones."""
         ends = [time + 1 for time in self.times]
         ways = [ends, ends[-1:]] if self._options.ends else []
         for _ in range(self._options.splits):
@@ -363,7 +363,7 @@ class Checked:
         return self._random.sample(ways, min(self._options.sample or len(ways), len(ways)))
 
     async def _along(self, limiter: anyio.CapacityLimiter, number: int, cuts: list[int]) -> None:
-        """Maintains all views along one way, and compares at all times."""
+        """Maintain all views along one way, and compare at all times."""
         async with limiter:
             way = (number, f"steps to {', '.join(map(str, cuts))}")
             views = {name: self.maintained(name) for name in self.plans}
@@ -393,8 +393,8 @@ class Checked:
         return [update for update in updates if lo <= update[1] < hi]
 
     def _broken(self, view: Maintained, found: Mapping[str, Mapping[int, Bag | None]]) -> set[int]:
-        """The script's times at which a view is in error: while a source is, and of its own from
-        a failure to the next change."""
+        """Return the script's times at which a view is in error: those at which a source is, and
+        those from an own failure to the next change."""
         all_broken: set[int] = set()
         for source in view.plan.sources:
             all_broken |= {time for time, bag in found.get(source, {}).items() if bag is None}
@@ -433,17 +433,17 @@ class Checked:
                 await persist.close()
 
     def _live_settings(self, moment: str) -> Settings:
-        """Settings drawn for this script: of the stores, or of a start of the dataflows."""
+        """Return settings drawn for this script: of the stores, or of a start of the dataflows."""
         base = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
         kept = {*LIVE_SETTINGS, *ENGINE_SETTINGS}
-        # What a made-up script is shrunk to is named after it, behind a dot, and draws the same.
+        # A shrunk script is named "<original>.<suffix>" and must draw the original's settings.
         seed = f"{self._options.seed} {Path(self.script.path).name.partition('.')[0]}"
         drawn = draw_settings(f"{seed} {moment}", base, kept, limits=False)
         self._settings_text[moment] = drawn_text(base, drawn)
         return drawn
 
     async def _live_on(self, stage: Stage, kill: bool) -> None:
-        """Hydrates, writes in groups, compacts, restarts, and compares after each group."""
+        """Hydrate, write in groups, compact, restart, and compare after each group."""
         choose = random.Random(f"{self._options.seed} {self._name} live")
         groups = self._groups(choose)
         restart, killing = choose.randrange(len(groups)), choose.randrange(len(groups))
@@ -471,7 +471,7 @@ class Checked:
             lo = hi
 
     def _groups(self, choose: random.Random) -> list[list[int]]:
-        """The times, cut at random into what is written together."""
+        """Return the times, cut at random into groups that are written together."""
         groups: list[list[int]] = [[]]
         for time in self.times:
             groups[-1].append(time)
@@ -491,7 +491,7 @@ class Checked:
     # -- verdicts ---------------------------------------------------------------------------------
 
     def note_wrong(self, name: str, detail: str, way: tuple[int, str] = (0, "")) -> None:
-        """Note what is wrong; of several ways the first one's is told."""
+        """Note a difference; if several ways differ, the first way's is reported."""
         number, text = way
         found = (number, f"{detail} ({text})" if text else detail)
         self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
@@ -501,7 +501,8 @@ class Checked:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expectations(self) -> list[Expectation]:
-        """What holds on this engine: one that parses has modes of its own where told."""
+        """Return the expectations that hold on this engine: one that parses may have modes of its
+        own."""
         everything = self.script.expectations
         if not self._engine.parses:
             return [each for each in everything if not each.parsed]

@@ -1,18 +1,18 @@
-"""A whole service, its clients and their network, simulated in one loop from one seed.
+"""Simulates a whole service, its clients and their network in one loop from one seed.
 
-Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every
-actor of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time.
-Five streams of randomness come from the seed: the order in which what is ready runs, the
-workload, the faults, the raw clients that displace the controller, and how many replicas there
-are and when one crashes. The process may be killed at any operation on a store; then nothing of
-it runs any more, and what the `Disk` holds is all that its successor finds.
+Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every actor
+of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time. Five
+streams of randomness come from the seed: the order in which ready callbacks run, the workload, the
+faults, the raw clients that displace the controller, and the number of replicas and the time when
+one crashes. The process may be killed at any operation on a store; then none of its code runs any
+more, and its successor finds only the contents of the `Disk`.
 
-A run has two parts. First the clients work while faults strike; any request may fail then, none
-may be answered wrongly. Then faults stop: everything must come to rest, be readable, and be gone
-when it is dropped. The checkers say what was wrong; the first `Violation` ends the run.
+A run has two parts. First the clients work while faults strike; any request may fail then, none may
+be answered wrongly. Then faults stop: everything must come to rest, be readable, and leave nothing
+behind when it is dropped. The checkers report violations; the first `Violation` ends the run.
 
-What it does not do: real sockets, threads, files of parts, Spark; two services on one store; a
-store that loses or changes what it acknowledged.
+Out of scope: real sockets, threads, files of parts, Spark; two services on one store; a store that
+loses or changes what it acknowledged.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus, 
 from actors.testing.virtual_time import Deadlock, VirtualClock
 
 DOWN_S: Final = 0.02
-"""How long a dead service stays down."""
+"""Time between the end of a service and the start of its successor, in s."""
 
 log = logging.getLogger("penstock.simulation")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one run came to."""
+    """The result of one run."""
 
     seed: int
     hash: str
     steps: int
     faults: dict[str, int]
-    """Struck, by kind."""
+    """Number of faults that struck, by kind."""
     violation: str = ""
-    """Empty: nothing was wrong."""
+    """Text of the first violation; "" if there was none."""
     trace: tuple[str, ...] = ()
 
 
@@ -106,11 +106,11 @@ KEPT_SETTINGS: Final = frozenset(
         "part_list_parts_min",
     }
 )
-"""Settings of which the schedule says what they are."""
+"""Settings that the schedule fixes, so that they are not drawn."""
 
 
 def settings_of(schedule: Schedule, directory: Path) -> Settings:
-    """Small limits, so that a short run meets them; of some seeds more of them are drawn."""
+    """Return small limits, which a short run reaches; for some seeds more of them are drawn."""
     base = _base_settings(schedule.setting, directory)
     if not schedule.setting.drawn:
         return base
@@ -118,7 +118,7 @@ def settings_of(schedule: Schedule, directory: Path) -> Settings:
 
 
 def settings_text(schedule: Schedule) -> str:
-    """Return what a schedule has drawn beside its setting."""
+    """Return the settings that a schedule has drawn beside its setting."""
     base = _base_settings(schedule.setting, Path("/"))
     return drawn_text(base, settings_of(schedule, Path("/")))
 
@@ -141,7 +141,7 @@ def _base_settings(setting: Setting, directory: Path) -> Settings:
         inline_part_bytes_max=16 * 1024 if setting.inline else 1,
         # Room for a few rows: most reads go by the stash.
         inline_bytes_max=1_500 if setting.stash else 4 * 1024 * 1024,
-        # Copies make large tables: nobody could take all pieces of a join of two in half a second.
+        # Copies make large tables: no client fetches all pieces of a join of two in half a second.
         stash_orphan_ms=5_000 if setting.copies else 500,
         decoded_parts_bytes_max=32 * 1024 * 1024 if setting.decoded else 1,
         batches_per_shard_max=setting.batches_max,
@@ -175,7 +175,7 @@ class _Service(Service):
         self._life = life
         self.listener = MemoryListener(world.injector)
         self.clusters: Cluster | Hosts | None = None
-        """Once the controller has come to one of them."""
+        """Set once the controller has connected to one of them."""
         self.persist: LatePersist | None = None
 
     def _start_engine(
@@ -228,7 +228,7 @@ class _Service(Service):
 
 
 class World:
-    """One run: the disk, the service's lives, and who watches."""
+    """One run: the disk, the service's lives, and the checkers."""
 
     def __init__(self, schedule: Schedule, directory: Path, keep_trace: bool) -> None:
         self.schedule = schedule
@@ -257,19 +257,19 @@ class World:
         self._ended = asyncio.Event()
         self._closing = False
         self._crashed: Counter[str] = Counter()
-        """Replicas that were made to crash in this life."""
+        """Replicas that were made to crash in this life, with the number of crashes."""
 
     # -- watching ------------------------------------------------------------------------------
 
     def fail(self, violation: Violation) -> None:
-        """The first one counts."""
+        """Note a violation, unless one was noted before, and end the run."""
         if self.violation is None:
             self.violation = violation
             self.trace.note("violation", violation)
         self.failed.set()
 
     def guarded(self, check: Callable[..., None]) -> Callable[..., None]:
-        """A check whose violation ends the run, wherever it is called."""
+        """Return a check whose violation ends the run, wherever it is called."""
 
         def run(*args: Any) -> None:
             try:
@@ -280,7 +280,7 @@ class World:
         return run
 
     def committed(self, ops: Sequence[Cas]) -> None:
-        """Documents became durable."""
+        """Check all invariants after documents became durable."""
         try:
             self.history.committed(ops)
             self.views.check()
@@ -290,15 +290,15 @@ class World:
             self.fail(violation)
 
     def missing(self, key: str) -> None:
-        """Somebody wanted a blob that was deleted. A stashed result has no lease, and a shard that
-        was dropped has no readers: who comes too late is told so."""
+        """Note a violation if a deleted blob of a live shard was read. A stashed result has no
+        lease, and a dropped shard has no readers: a late read of these rightly fails."""
         if key.partition("/")[0] in self.history.shards:
             self.fail(Violation(f"leases: {key} was deleted and then read"))
 
     # -- lives of the service ------------------------------------------------------------------
 
     async def supervise(self) -> None:
-        """Starts the service, and again whenever it has ended."""
+        """Start the service, and restart it whenever it has ended."""
         while not self._closing:
             self._lives += 1
             life = self._life = self._lives
@@ -332,7 +332,7 @@ class World:
             self._ended.set()
 
     def kill(self, life: int | None = None) -> None:
-        """The process dies here and now."""
+        """Kill the process at once."""
         life = self._life if life is None else life
         if life != self._life or self._ended.is_set():
             return
@@ -345,11 +345,11 @@ class World:
             self._service.listener.lost()
         self._service = None
         self._life = 0
-        # Set from a context that lives: the supervisor's wake-up is its own.
+        # Safe even from the killed life: the supervisor's wake-up runs in its own context.
         self._ended.set()
 
     def crash(self, replica: str, number: int) -> None:
-        """One of the replica's actors fails where it stands; which one says the number."""
+        """Crash one of the replica's actors; `number` selects it."""
         system = None if self._service is None else self._service._system
         parts = [] if system is None else sorted(_parts_of(system, replica), key=lambda c: c.path)
         if not parts:
@@ -360,7 +360,7 @@ class World:
         chosen.crash(RuntimeError("it was made to crash"))
 
     def check_crashes(self) -> None:
-        """No replica crashes by itself."""
+        """Note a violation if a replica crashed without being made to."""
         system = None if self._service is None else self._service._system
         for actor in [] if system is None else system.statistics():
             name = actor.path[1:]
@@ -368,7 +368,7 @@ class World:
                 self.fail(Violation(f"crash: {name} crashed {actor.crashes} times"))
 
     def stop(self, *, for_good: bool = False) -> None:
-        """Asks the service to stop in order."""
+        """Request an orderly stop of the service; `for_good`: it is not started again."""
         self.check_crashes()
         self._closing = self._closing or for_good
         if self._service is not None:
@@ -380,13 +380,13 @@ class World:
         return self._ended
 
     def dial(self) -> ObservedLink:
-        """A client's connection. Raises `Broken` while the service is down."""
+        """Return a client's connection. Raises `Broken` while the service is down."""
         if self._service is None:
             raise Broken("the service is down")
         return ObservedLink(self._service.listener.dial(), self)
 
     async def connect_raw(self) -> ClusterClient:
-        """A client of the cluster that is not the controller's. Raises `Broken` while the
+        """Return a client of the cluster that is not the controller's. Raises `Broken` while the
         service is down."""
         service = self._service
         if service is None or service.clusters is None:
@@ -396,7 +396,7 @@ class World:
         return await service.clusters.connect()
 
     async def connect_raw_storage(self) -> ClusterClient:
-        """As `connect_raw`, to the storage half that the controller speaks to."""
+        """Return a client as `connect_raw` does, of the storage half that the controller uses."""
         service = self._service
         if service is None or service.clusters is None:
             raise Broken("the cluster is down")
@@ -406,35 +406,35 @@ class World:
 
     @property
     def life(self) -> int:
-        """Number of the service's present life."""
+        """Return the number of the service's present life."""
         return self._life
 
     # -- looking in ----------------------------------------------------------------------------
 
     def actors(self) -> list[ActorStatistics]:
-        """Every live actor."""
+        """Return the statistics of every live actor."""
         return [] if self._service is None else self._service.actors()
 
     async def statistics(self) -> ClusterStatistics | None:
-        """Of the cluster, when it runs."""
+        """Return the statistics of the cluster; None while it is down."""
         service = self._service
         if service is None or service.clusters is None:
             return None
         return await service.clusters.statistics()
 
     def halves(self) -> list[Half]:
-        """Of every cluster that has begun."""
+        """Return both halves of every cluster that has begun."""
         system = None if self._service is None else self._service._system
         return [] if system is None else halves_of(system.cells, self.settings.workers)
 
     def look(self) -> None:
-        """Checks both halves of all workers as they are. Raises `Violation`."""
+        """Check both halves of all workers in their present states. Raises `Violation`."""
         if self.schedule.setting.source_rate:
             for workers, sequencer in self.halves():
                 self.renderings.check(workers, sequencer)
 
     def readers(self) -> list[str]:
-        """Shards that somebody still reads."""
+        """Return the shards that still have readers."""
         service = self._service
         if service is None or service.persist is None:
             return []
@@ -442,7 +442,7 @@ class World:
 
 
 def _parts_of(system: System, replica: str) -> list[Cell[Any]]:
-    """The actors that stand right below a replica's host."""
+    """Return the actors right below a replica's host."""
     cell = system.cells.get(f"/{replica}")
     return [] if cell is None else list(cell.children.values())
 
@@ -453,8 +453,8 @@ def _forgotten(task: asyncio.Task[Any]) -> None:
 
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """Runs a schedule. Never raises for what the service does wrong: see `Report.violation`."""
-    # Young garbage is all that a run makes: it is collected once, when the run is over.
+    """Run a schedule. Never raises for a fault of the service: see `Report.violation`."""
+    # A run makes young garbage only: it is collected once, when the run is over.
     collects = gc.isenabled()
     gc.disable()
     quiet = logging.getLogger("penstock")

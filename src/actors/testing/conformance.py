@@ -1,18 +1,17 @@
-"""Each query of the public corpora as a view, judged by plain Spark.
+"""Runs each query of the public corpora as a view, and judges it by plain Spark.
 
-What: `Conformance` stands on one corpus's rows at one scale and judges queries. A judged query is
-a view on the real engine, over the tables that it reads: most rows are there when the view is
-hydrated; then random changes to every table come, in a step of several times, in a step of one
-time, and after a restart; at last all rows are deleted. After each step the view's shard is
-compared with the query as plain Spark answers it (`base_check`). `write_page` makes
-docs/conformance.md of the results.
+`Conformance` holds one corpus's rows at one scale and judges queries. A judged query is a view on
+the real engine, over the tables that it reads: most rows are there when the view is hydrated; then
+random changes to every table come, in a step of several times, in a step of one time, and after a
+restart; at last all rows are deleted. After each step the view's shard is compared with plain
+Spark's answer to the query (`base_check`). `write_page` makes docs/conformance.md of the results.
 
 Rules
 - A changed row is an inserted, a deleted or an updated one. Changed values come from other rows of
   the table, or are NULL, so that they meet the queries' filters and joins as the others do; keys
   stay unique.
 - Rows read are those that the lookups of the single-time step returned; a view that is computed
-  whole reads everything, and says so.
+  whole reads everything, which the page shows as "all".
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from actors.testing.view_scripts import Script, Update, ViewText
 from actors.views.compile import compile_view
 
 TIMES: Final = (10, 20, 21, 22, 30)
-"""The first is that of the rows that the view is hydrated from."""
+"""Times of the changes; the view is hydrated at the first."""
 GROUPS: Final = ((10,), (20, 21, 22), (30,))
-"""What is written together; after the last of them all rows are deleted."""
+"""Times that are written together; after the last group all rows are deleted."""
 GROUPS_BRIEF: Final = ((10,), (20,))
 """One step, of one time."""
 NULL_SHARE: Final = 0.2
-"""Of the updated values of a column that may hold NULL."""
+"""Share of NULLs among the updated values of a column that may hold NULL."""
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
 MODE_LINE: Final = "mode: "
 """Begins the last line of a compiled query's tree."""
 WHOLE: Final = -1
-"""Rows read of a view that was computed whole."""
+"""Number of rows read by a view that was computed whole."""
 
 
 class Judgement(msgspec.Struct):
-    """What was found of one query."""
+    """The findings about one query."""
 
     corpus: str
     query: str
@@ -67,13 +66,13 @@ class Judgement(msgspec.Struct):
     reason: str = ""
     detail: str = ""
     reads: list[int] = []
-    """Rows of state read by a step, at each scale that was looked at; `WHOLE`: all of them."""
+    """Rows of state read by a step, at each scale measured; `WHOLE`: all of them."""
     tree: str = ""
-    """Holds the relational tree of a query that was only compiled, or why it has none, and the
+    """The relational tree of a query that was only compiled, or the reason for having none, and the
     mode of its view in a line of its own."""
 
     def line(self) -> str:
-        """As the runner prints it."""
+        """Return the judgement as the runner prints it."""
         rest = "; ".join(part for part in (self.reason, self.detail) if part)
         return f"{self.verdict}  {self.mode}  {self.corpus}/{self.query}" + (
             f"  {rest}" if rest else ""
@@ -81,12 +80,13 @@ class Judgement(msgspec.Struct):
 
 
 class Conformance:
-    """One corpus's rows at a scale, over which its queries are judged."""
+    """Judges a corpus's queries over its rows at one scale."""
 
     def __init__(
         self, corpus: str, tables: Mapping[str, pa.Table], place: Place, changes: int, seed: int
     ) -> None:
-        """`changes` come in each step of one time, to all tables of a query together."""
+        """Hold the rows; `changes` is the number of changes in each step of one time, to all tables
+        of a query together."""
         self._corpus = CORPORA[corpus]
         self._tables = tables
         self._place = place
@@ -102,7 +102,7 @@ class Conformance:
             queries: Several share the tables' shards, so they are judged faster together.
             brief: All changes come in one step of one time, without a restart before it, and the
                 rows stay.
-            empties: Whether all rows are deleted at last.
+            empties: True if all rows are deleted at last.
         """
         schemas: dict[str, Schema] = {}
         for query in queries:
@@ -127,7 +127,7 @@ class Conformance:
                 await over.run()
                 reads = over.reads
             await check.forget()
-        except Exception as error:  # noqa: BLE001 - told of the queries
+        except Exception as error:  # noqa: BLE001 - noted in the judgements
             results = failed_results(script, check, error)
         shapes = {query.name: query.shape for query in queries}
         return [
@@ -178,7 +178,7 @@ def _updates_of_rows(rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 class _Changing:
-    """The rows of one table that come and go."""
+    """Makes the changes of one table's rows."""
 
     def __init__(
         self, schema: Schema, pool: Sequence[tuple[Any, ...]], choose: random.Random
@@ -191,7 +191,7 @@ class _Changing:
         self._absent = list(pool[here:])
 
     def updates(self, count: int) -> Iterable[tuple[int, tuple[Any, ...], int]]:
-        """Yield (time, row, diff): what is there first, then about so many changes a time."""
+        """Yield (time, row, diff): the present rows first, then about `count` changes per time."""
         for row in self._present:
             yield TIMES[0], row, 1
         for time in TIMES[1:]:
@@ -222,7 +222,7 @@ class _Changing:
         return rows.pop()
 
     def _updated(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The row with up to three other values, its key as it was."""
+        """Return the row with up to three other values and its key unchanged."""
         columns = self._schema.columns
         open_ = [i for i, column in enumerate(columns) if column.name not in self._schema.key]
         values = list(row)
@@ -235,13 +235,13 @@ class _Changing:
 
 
 def for_few_steps(settings: Settings) -> Settings:
-    """Return settings for an engine of which every plan makes a few steps: neither the JVM nor
-    Spark compiles more than it must, and no plan is kept."""
+    """Return settings for an engine on which every plan runs a few steps: neither the JVM nor Spark
+    compiles more than it must, and no plan is kept."""
     return for_plans_run_once(for_short_lives(settings), 1)
 
 
 def _add(first: Judgement, judged: Judgement, scale: float) -> None:
-    """Tell of a query what was found of it at another scale."""
+    """Add the findings about a query at another scale to those at the first."""
     first.reads += judged.reads
     if judged.verdict == "WRONG" and first.verdict != "WRONG":
         first.verdict = "WRONG"
@@ -280,8 +280,8 @@ async def judge_corpus(
     seed: int,
     show: Callable[[Judgement], None],
 ) -> list[Judgement]:
-    """Judge the queries of one corpus one by one, at each of the scales; the first scale's
-    verdict and mode are told, with what is wrong at another."""
+    """Judge the queries of one corpus one by one, at each of the scales; return the first scale's
+    verdict and mode, and any fault found at another."""
     found: dict[str, Judgement] = {}
     for number, scale in enumerate(scales):
         with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
@@ -300,7 +300,7 @@ async def judge_corpus(
 
 
 def judged_wrong(judged: Sequence[Judgement]) -> list[Judgement]:
-    """Return those that are wrong."""
+    """Return the judgements whose verdict is wrong."""
     return [each for each in judged if each.verdict == "WRONG"]
 
 
@@ -321,7 +321,8 @@ _TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
 
 
 def write_page(judged: Sequence[Judgement], how: str) -> str:
-    """Return docs/conformance.md; `how` says with which command and figures it was made."""
+    """Return docs/conformance.md; `how` names the command and the figures with which it was
+    made."""
     corpora = list(dict.fromkeys(each.corpus for each in judged))
     lines = [
         "# Conformance: public queries as live views",

@@ -1,16 +1,16 @@
 """Public corpora: the queries of TPC-H, TPC-DS and NEXMark as views, and rows for their tables.
 
-What: `CORPORA` names each corpus with its tables; `read_queries` reads the texts of a folder, one
-a file, with the comment that says what shape it is. `make_tables` makes the rows at a scale:
+`CORPORA` names each corpus with its tables; `read_queries` reads the texts of a folder, one per
+file, with the comment that describes the query's shape. `make_tables` makes the rows at a scale:
 TPC-H by ``tpchgen-cli``, TPC-DS by ``tpcgen-cli``, NEXMark by our own generator. Below
 `TPCDS_SCALE_MIN` the rows of TPC-DS are a share of that scale's: whole tickets and orders with
-their returns, and of the large dimensions what these refer to.
+their returns, and those rows of the large dimensions to which these refer.
 
 Rules
 - The same scale and seed give the same rows.
 - At small scales few rows pass the queries' filters, and an empty view checks little. So every
-  other value of a filtered column of a dimension is one that the queries ask for (`sharpened`),
-  and sales of TPC-DS crowd in months and customers.
+  other value of a filtered column of a dimension is one that the queries compare with
+  (`sharpened`), and sales of TPC-DS crowd in months and customers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from actors.sources.tpch_orders import SCHEMAS as TPCH
 from actors.testing.tpcds import SCHEMAS as TPCDS
 
 NEXMARK_EVENTS: Final = 10_000_000
-"""At scale 1."""
+"""Number of events at scale 1."""
 NEXMARK_RATE: Final = 50.0
-"""Events for a second of event time, so that few of them fill many windows."""
+"""Events per second of event time, so that few of them fill many windows."""
 TPCDS_SCALE_MIN: Final = 0.01
 _SHARED_BY: Final = {
     "store_sales": "ss_ticket_number",
@@ -57,7 +57,7 @@ _REFERRED: Final = {
     "customer_demographics": r"\w+_cdemo_sk",
     "household_demographics": r"\w+_hdemo_sk",
 }
-"""Dimensions of which only what is referred to is taken, and the columns that refer to them."""
+"""Dimensions of which only rows with a reference are taken, and the columns that refer to them."""
 _KEPT_YEARS: Final = (1998, 2003)
 """All dates of these years are taken."""
 _HASH: Final = 2_654_435_761
@@ -72,7 +72,7 @@ class Corpus(NamedTuple):
 
 
 class CorpusQuery(msgspec.Struct, frozen=True):
-    """A view's text; `shape` says in a line what it is."""
+    """A view's text; `shape` describes the query in a line."""
 
     corpus: str
     name: str
@@ -99,7 +99,7 @@ CORPORA: Final = {
         ),
     )
 }  # fmt: skip
-"""By name."""
+"""Corpora by name."""
 
 
 def read_queries(folder: Path, corpus: str) -> list[CorpusQuery]:
@@ -114,7 +114,7 @@ def read_queries(folder: Path, corpus: str) -> list[CorpusQuery]:
 
 
 def tables_of(query: CorpusQuery) -> dict[str, Schema]:
-    """Return the tables whose names stand in a query."""
+    """Return the tables whose names occur in a query."""
     words = set(re.findall(r"\w+", query.sql.lower()))
     return {n: s for n, s in CORPORA[query.corpus].tables.items() if n in words}
 
@@ -127,9 +127,9 @@ def make_tables(
     Args:
         corpus: Its name in `CORPORA`.
         scale: The benchmark's scale factor; 1 is a gigabyte, or ten million events of NEXMark.
-        seed: Of NEXMark's rows, and of what is sharpened.
+        seed: Seed of NEXMark's rows, and of the sharpened values.
         scratch: An existing folder for the generator's files.
-        queries: Those for which the tables are sharpened.
+        queries: Queries for which the tables are sharpened.
 
     Raises:
         InvalidUsage: The generator is not installed, or the scale is not one that it makes.
@@ -188,7 +188,7 @@ def _nexmark(events: int, seed: int) -> dict[str, pa.Table]:
 
 
 def _share(tables: Mapping[str, pa.Table], share: float) -> dict[str, pa.Table]:
-    """Take a share of the facts, and of the large dimensions what they refer to."""
+    """Take a share of the facts, and the rows of the large dimensions to which they refer."""
     taken = dict(tables)
     for name, column in _SHARED_BY.items():
         numbers = tables[name][column].to_numpy().astype(np.uint64)
@@ -222,9 +222,8 @@ CROWD: Final = 40
 
 
 def _crowded(tables: Mapping[str, pa.Table], texts: Sequence[str]) -> dict[str, pa.Table]:
-    """Move every other date of the facts into months that texts ask for, and every other customer
-    into a crowd. A date or a customer is moved wherever it stands, so what belongs together stays
-    together."""
+    """Move every other date of the facts into months that texts filter by, and every other customer
+    into a crowd. A date or a customer is moved in all tables alike, so that joins still match."""
     months = {
         (int(found[1] or found[4]), int(found[2] or found[3]))
         for text in texts
@@ -271,7 +270,7 @@ def asked_literals(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _values(literals: Iterable[str], column: Column) -> list[Any]:
-    """The literals that are values of a column."""
+    """Return the literals that are values of a column."""
     if column.type == "string":
         return [literal[1:-1] for literal in literals if literal[0] == "'"]
     numbers = [literal for literal in literals if literal[0] != "'"]
@@ -285,7 +284,7 @@ def _values(literals: Iterable[str], column: Column) -> list[Any]:
 def sharpened(
     rows: pa.Table, schema: Schema, literals: Mapping[str, Sequence[str]], seed: int
 ) -> pa.Table:
-    """Set every other value of each column that texts filter by to one that they ask for."""
+    """Set every other value of each column that texts filter by to one of their literals."""
     random = np.random.default_rng([seed, *schema.names[0].encode()])
     for index, column in enumerate(schema.columns):
         values = _values(literals.get(column.name, ()), column)

@@ -2,7 +2,7 @@
 
 Each threshold (`actors.threshold_probes`) keeps its default in `DEFAULT_SHARE` of all draws; else
 it takes one of a few small values, so small that ten rows lie beyond it. A setting draws from a
-stream of its own, so that one more setting leaves the draws of all others as they were; and a value
+stream of its own, so that one more setting leaves the draws of all others unchanged; and a value
 that contradicts those drawn before it (`Settings.check`) is left out.
 
 The same seed draws the same settings: a run is replayed by its seed alone.
@@ -83,7 +83,7 @@ LEAST_LIMITS: Final[Mapping[str, int]] = {
     "plan_shared_nodes": 4,
     "engine_relation_bytes": 2_000,
 }
-"""The least value of kernel limits of which a smaller one costs far more than it shows."""
+"""Least values of kernel limits whose smaller values cost far more than they reveal."""
 
 COSTLY_SETTINGS: Final = frozenset(
     {
@@ -142,9 +142,9 @@ def draw_settings(
 def draw_for_test(
     base: Settings, kept: Collection[str] = (), *, many_rows: bool = False
 ) -> Settings:
-    """Return settings drawn for the test of pytest that runs, as `draw_settings` does, by its name
-    and the environment's `SEED_VARIABLE` (0 without). `many_rows`: without what thousands of rows
-    make slow. Prints what was drawn to stderr, which pytest shows of a failure."""
+    """Return settings drawn as `draw_settings` does, seeded by the running test's name and the
+    environment's `SEED_VARIABLE` (0 without). `many_rows`: without the `COSTLY_SETTINGS`, and
+    without kernel limits. Prints the draw to stderr, which pytest shows of a failure."""
     seed = os.environ.get(SEED_VARIABLE, "0")
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if many_rows:
@@ -155,7 +155,7 @@ def draw_for_test(
 
 
 def drawn_text(base: Settings, drawn: Settings) -> str:
-    """Return what `drawn` has otherwise than `base`, as it would be given to ``--set``."""
+    """Return the settings of `drawn` that differ from `base`, as they are given to ``--set``."""
     pairs = [
         f"{name}={getattr(drawn, name)}"
         for name in SMALL_VALUES
@@ -171,8 +171,8 @@ def drawn_text(base: Settings, drawn: Settings) -> str:
 
 @contextmanager
 def kernel_limits_of(settings: Settings) -> Iterator[None]:
-    """The settings' kernel limits are this process's while the block runs; then the former ones
-    are again. For what runs alone, as a simulation does."""
+    """Set this process's kernel limits to the settings' while the block runs, then restore them.
+    Process-wide: only for code that runs alone, as a simulation does."""
     before = {name: each.limit for name, each in KERNEL_LIMITS.items()}
     use_kernel_limits(settings.kernel_limits)
     try:

@@ -1,14 +1,14 @@
-"""Messages encoded and decoded on their way: what an actor gets, nobody else has.
+"""Encodes and decodes messages on their way, so that sender and receiver share no objects.
 
-Theory of operation. `EncodedMailbox` takes the place of `Mailbox` (`System.mailbox_type`). What
-is sent through it is written to bytes and read back: structs field by field, Arrow tables as IPC
-streams, errors by type, arguments and attributes. So a receiver that changes what it was sent, or
-counts on being given the very object that another holds, is found by any test in this mode. The
-results of an actor's own effects are left alone: they come from no other actor.
+Theory of operation. `EncodedMailbox` takes the place of `Mailbox` (`System.mailbox_type`). Each
+message sent through it is written to bytes and read back: structs field by field, Arrow tables as
+IPC streams, errors by type, arguments and attributes. So any test in this mode finds a receiver
+that changes a message, or relies on the identity of an object that another actor holds. The results
+of an actor's own effects are left alone: they come from no other actor.
 
-Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`):
-ways to speak to an actor (`Address`, `Reply`), types and functions, and handles of something
-that lives in one place, as a reader of a shard or a child process. What is neither fails with
+Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`): ways
+to speak to an actor (`Address`, `Reply`), types and functions, and handles of something that lives
+in one place, as a reader of a shard or a child process. Anything else that is not data fails with
 `NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
 """
 
@@ -49,7 +49,7 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     _LocalOutlet,
     WireOutlet,
 ]
-"""What passes as it is, subclasses included; so do types, functions and other callables."""
+"""Types that pass by reference, subclasses included; so do types, functions and other callables."""
 
 
 DATA: Final[tuple[type[Any], ...]] = (
@@ -65,34 +65,35 @@ DATA: Final[tuple[type[Any], ...]] = (
     pa.DataType,
     pa.Field,
 )
-"""What is encoded besides plain values and containers, Arrow tables and errors."""
+"""Types that are encoded besides plain values and containers, Arrow tables and errors."""
 
 
 class NotEncodable(TypeError):
-    """A message holds something that is neither data nor declared a handle."""
+    """Raised for a message that holds something that is neither data nor declared a handle."""
 
 
 def carry_by_reference(*kinds: type[Any]) -> None:
-    """Declares handles of something that lives in one place."""
+    """Declare types of handles, which pass by reference."""
     BY_REFERENCE.extend(kind for kind in kinds if kind not in BY_REFERENCE)
 
 
 class _Encoder(pickle.Pickler):
-    """Bytes, and what is carried beside them."""
+    """Encodes to bytes, and collects the objects that are carried beside them."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.carried: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """A number for what passes by reference."""
+        """Return a number for an object that passes by reference, else None."""
         if not callable(value) and not isinstance(value, tuple(BY_REFERENCE)):
             return None
         self.carried.append(value)
         return len(self.carried) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        """Arrow data as IPC streams; errors without what hangs on them (causes, frames)."""
+        """Reduce Arrow data to IPC streams, and errors to type, arguments and attributes (without
+        causes and frames)."""
         if isinstance(value, pa.Table):
             return from_ipc, (to_ipc(value),)
         if isinstance(value, BaseException):
@@ -108,7 +109,7 @@ class _Decoder(pickle.Unpickler):
         self._carried = carried
 
     def persistent_load(self, number: Any) -> Any:
-        """What was carried."""
+        """Return the carried object of that number."""
         return self._carried[number]
 
 
@@ -120,7 +121,7 @@ def _error(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str, Any
 
 
 def encoded(message: M) -> M:
-    """The message, written to bytes and read back. Raises `NotEncodable`."""
+    """Return the message, written to bytes and read back. Raises `NotEncodable`."""
     file = io.BytesIO()
     encoder = _Encoder(file)
     try:
@@ -136,7 +137,7 @@ def encoded(message: M) -> M:
 
 
 def encode_all(on: bool) -> None:
-    """Encodes what passes between all actors of this process, answers to asks included."""
+    """Encode all messages between actors of this process, answers to asks included."""
     System.mailbox_type = EncodedMailbox if on else Mailbox
     Reply.set = _set_encoded if on else _set  # type: ignore[assignment,method-assign]
 
@@ -156,13 +157,13 @@ class EncodedMailbox(Mailbox[M]):
     deliver_own = Mailbox.deliver
 
     async def send(self, message: M) -> None:
-        """As `Mailbox.send`."""
+        """Send a copy as `Mailbox.send` does."""
         await super().send(encoded(message))
 
     def send_nowait(self, message: M) -> None:
-        """As `Mailbox.send_nowait`."""
+        """Send a copy as `Mailbox.send_nowait` does."""
         super().send_nowait(encoded(message))
 
     def deliver(self, message: M) -> bool:
-        """As `Mailbox.deliver`."""
+        """Deliver a copy as `Mailbox.deliver` does."""
         return super().deliver(encoded(message))

@@ -1,11 +1,11 @@
 """The in-memory engine: answers the executor's messages in pure Python, without Spark.
 
-Steps run the delta nodes (`nodes`); `Difference` runs the query's text on SQLite (`oracle`), a
-route of its own; `Analyze` types with `analysis`. So everything above the engine can be tested
-without a JVM, with answers that are right.
+Steps run the delta nodes (`nodes`); `Difference` runs the query's text on SQLite (`oracle`), which
+shares no code with the nodes; `Analyze` types with `analysis`. So everything above the engine can
+be tested without a JVM, with right answers.
 
-Hooks for tests: `Controls` holds jobs of a kind until they are released, fails the next ones,
-and counts what was run. A held job can be cancelled: its caller gets `Canceled` at once.
+Hooks for tests: `Controls` holds jobs of a kind until they are released, fails the next ones, and
+counts the jobs run. A held job can be cancelled: its caller gets `Canceled` at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TO: Final = "__to"
 
 
 class Controls:
-    """What a test may do to the engine from outside; shared by reference with the actor."""
+    """A test's controls of the engine; shared by reference with the actor."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -67,26 +67,26 @@ class Controls:
         self._begun: dict[str, anyio.Event] = {}
 
     def hold(self, kind: str) -> None:
-        """Jobs of that kind wait, from now on, until `release`."""
+        """Make jobs of that kind wait until `release`."""
         self._holds.setdefault(kind, anyio.Event())
 
     def release(self, kind: str) -> None:
-        """Lets held jobs of that kind go on."""
+        """Let held jobs of that kind go on."""
         event = self._holds.pop(kind, None)
         if event is not None:
             event.set()
 
     def fail_next(self, kind: str, error: PenstockError) -> None:
-        """The next job of that kind (after earlier ones of these) fails with `error`."""
+        """Make the next job of that kind fail with `error`; failures of one kind queue up."""
         self._failures.setdefault(kind, []).append(error)
 
     async def wait_begun(self, kind: str, count: int = 1) -> None:
-        """Waits until `count` jobs of that kind have begun in all."""
+        """Wait until `count` jobs of that kind have begun in all."""
         while self.counts[kind] < count:
             await self._begun.setdefault(kind, anyio.Event()).wait()
 
     def begin(self, job: Job) -> None:
-        """Notes a job. Raises the failure that waits for it."""
+        """Note a job. Raises the next failure queued for its kind."""
         kind = type(job).__name__
         self.counts[kind] += 1
         self.jobs.append(job)
@@ -98,7 +98,7 @@ class Controls:
             raise failures.pop(0)
 
     async def held(self, job: Job) -> None:
-        """Waits while jobs of that kind are held."""
+        """Wait while jobs of that kind are held."""
         while (event := self._holds.get(type(job).__name__)) is not None:
             await event.wait()
 
@@ -118,7 +118,7 @@ class InMemoryExecutor(Actor[Any]):
         self._log = JobLog(256)
 
     async def receive(self, message: ExecutorMessage | _Finished) -> None:
-        """One message."""
+        """Handle one message."""
         if isinstance(message, _Finished):
             self._running.pop(message.job_id, None)
             self._log.ended(message.job_id, self.ctx.monotonic_ms(), message.answer)
@@ -137,7 +137,7 @@ class InMemoryExecutor(Actor[Any]):
             self._start(message.job, message.reply)
 
     def describe(self) -> str:
-        """What is running."""
+        """Return the numbers of running jobs and known plans."""
         return f"{len(self._running)} jobs, {len(self._plans)} plans"
 
     def _cancel(self, job_id: str) -> None:
@@ -149,7 +149,7 @@ class InMemoryExecutor(Actor[Any]):
             reply.fail(Canceled(f"job {job_id} was canceled"))
 
     def plan_of(self, job: Prepare) -> DeltaPlan:
-        """The plan that it goes by: a test may put in another."""
+        """Return the plan to be prepared; a test may override this with a mutated plan."""
         return job.plan
 
     def _start(self, job: Job, reply: Reply[Answer]) -> None:
@@ -175,7 +175,7 @@ class InMemoryExecutor(Actor[Any]):
         self._running[job.job_id] = (effect, reply)
 
     def answer(self, job: Job) -> Answer:
-        """The job's answer. Raises what a job may fail with."""
+        """Return the job's answer. Raises the errors that a job may fail with."""
         if isinstance(job, Analyze):
             return analyzed(job)
         if isinstance(job, Prepare):
@@ -206,7 +206,7 @@ def _done(job_id: str, table: pa.Table) -> RowsDone:
 
 
 def _check(plan: DeltaPlan) -> None:
-    """Runs the strata on empty inputs, as a preparation does, and checks the output's types."""
+    """Run the strata on empty inputs, as a preparation does, and check the output's types."""
     made = run_strata(plan, {}, 0, len(plan.strata) - 1, 1, 2)
     if made is None:
         return
@@ -223,7 +223,7 @@ def _check(plan: DeltaPlan) -> None:
 
 
 def run_step(plan: DeltaPlan, job: Step) -> pa.Table:
-    """The updates that a step makes."""
+    """Return the updates that a step makes."""
     inputs = {name: relation_of(rows) for name, rows in job.inputs.items()}
     made = run_strata(plan, inputs, job.first, job.last, job.lo, job.hi, job.optimistic)
     if made is None:
@@ -240,8 +240,8 @@ def run_strata(
     hi: int,
     optimistic: bool = False,
 ) -> Relation | None:
-    """The output of stratum `last`, None if there is none; inputs left out are empty, and with
-    `optimistic` what seldom makes a row."""
+    """Return the output of stratum `last`, None if there is none. Missing inputs are empty; with
+    `optimistic` the output of a stratum that seldom makes a row is taken to be empty."""
     if last >= len(plan.strata):
         return None
     runner = Runner({**_empty_inputs(plan, first), **inputs}, lo, hi)
@@ -255,7 +255,7 @@ def run_strata(
 
 
 def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
-    """Every input of strata from `first` on, without rows."""
+    """Return every input of strata from `first` on, without rows."""
 
     def empty(schema: Schema) -> Relation:
         return Relation(tuple((c.name, c.type) for c in schema.columns), [])
@@ -265,7 +265,7 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
         schema = plan.input_schema(name)
         assert schema is not None, f"the plan names {name}"
         found[name] = empty(schema)
-    # What an earlier stratum makes has the columns that its node has.
+    # Columns of an earlier stratum's output are those of its node, run over empty inputs.
     runner = Runner(found, 1, 2)
     for index in range(first):
         columns = runner.run(plan.strata[index].node).columns
@@ -274,7 +274,7 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
 
 
 def run_difference(job: Difference) -> pa.Table:
-    """What turns `old` into the query's result."""
+    """Return the updates that turn `old` into the query's result."""
     result = run_query(job.sql, _contents(job.tables), job.output)
     old = [] if job.old is None else relation_of(job.old).updates
     signed = [(row, job.time, count) for row, count in result.items()]
@@ -284,7 +284,7 @@ def run_difference(job: Difference) -> pa.Table:
 
 
 def run_select(job: Select) -> pa.Table:
-    """The query's rows in its order."""
+    """Return the query's rows in its order."""
     rows = ordered_rows(job.sql, _contents(job.tables), job.output)
     columns = tuple((column.name, column.type) for column in job.output.columns)
     table = table_of(Relation(columns, [(row, 0, 1) for row in rows]))
@@ -304,7 +304,7 @@ def _contents(
 
 
 def relation_of(rows: Rows) -> Relation:
-    """Rows handed to a job, read."""
+    """Read the rows handed to a job."""
     columns = tuple((column.name, column.type) for column in rows.schema.columns)
     shape = rows.schema.arrow_updates()
     tables = []
@@ -332,7 +332,7 @@ def _part(path: str) -> pa.Table:
 
 
 def table_of(relation: Relation) -> pa.Table:
-    """A relation as an updates table."""
+    """Return a relation as an updates table."""
     arrays: list[pa.Array] = []
     fields: list[pa.Field] = []
     for index, (name, kind) in enumerate(relation.columns):

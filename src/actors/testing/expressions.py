@@ -39,17 +39,17 @@ WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Any:
-    """The tree of an expression's text; do not change it."""
+    """Return the tree of an expression's text; it is cached, so do not change it."""
     return sqlglot.parse_one(text, dialect="spark")
 
 
 def compile_text(text: str, columns: Columns) -> Compiled:
-    """(type, function) of an expression's text. Raises `QueryRejected`."""
+    """Return (type, function) of an expression's text. Raises `QueryRejected`."""
     return compile_expression(parse(text), columns)
 
 
 def decimal_digits(kind: str) -> tuple[int, int]:
-    """(precision, scale) that a numeric type has as a decimal."""
+    """Return (precision, scale) that a numeric type has as a decimal."""
     if kind in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[kind], 0
     if "(" not in kind:
@@ -59,7 +59,7 @@ def decimal_digits(kind: str) -> tuple[int, int]:
 
 
 def decimal_type(precision: int, scale: int) -> str:
-    """A decimal type, its scale cut as Spark cuts it where precision exceeds 38."""
+    """Return a decimal type, its scale cut as Spark cuts it where precision exceeds 38."""
     if precision > 38:
         scale = max(38 - (precision - scale), min(scale, 6))
         precision = 38
@@ -67,12 +67,12 @@ def decimal_type(precision: int, scale: int) -> str:
 
 
 def is_numeric(kind: str) -> bool:
-    """Whether a type is a number."""
+    """Return whether a type is a number."""
     return kind in INTEGERS or kind in ("float", "double") or kind.startswith("decimal")
 
 
 def common_type(left: str, right: str) -> str:
-    """The type both sides of a comparison, CASE or set operation are brought to."""
+    """Return the type to which both sides of a comparison, CASE or set operation are cast."""
     if left == right or right == "void":
         return left
     if left == "void":
@@ -98,7 +98,7 @@ def _common_number(left: str, right: str) -> str:
 
 
 def cast_value(value: Any, kind: str) -> Any:
-    """The value as a type, as an ANSI cast gives it. Raises `DefiniteError`."""
+    """Return the value as a type, as an ANSI cast gives it. Raises `DefiniteError`."""
     if value is None or kind == "void":
         return None
     try:
@@ -149,7 +149,7 @@ def _integer(value: int, kind: str) -> int:
 
 
 def fit_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
-    """Rounded half up to the scale. Raises `DefiniteError` when the digits do not fit."""
+    """Round half up to the scale. Raises `DefiniteError` when the digits do not fit."""
     rounded = value.quantize(Decimal(1).scaleb(-scale), context=WIDE)
     if rounded.copy_abs() >= Decimal(10) ** (precision - scale):
         raise DefiniteError(
@@ -191,7 +191,7 @@ def _timestamp(value: Any, *, with_zone: bool) -> datetime:
 
 
 def compile_expression(tree: Any, columns: Columns) -> Compiled:
-    """(type, function of a row) of an expression. Raises `QueryRejected`."""
+    """Return (type, function of a row) of an expression. Raises `QueryRejected`."""
     for kinds, compiler in _COMPILERS:
         if isinstance(tree, kinds):
             return compiler(tree, columns)
@@ -292,7 +292,7 @@ _COMPARE: Final[dict[type[Any], Callable[[int], bool]]] = {
 
 
 def order(left: Any, right: Any) -> int:
-    """-1, 0 or 1; NaN equals itself and is greatest, as in Spark."""
+    """Return -1, 0 or 1; NaN equals itself and is greatest, as in Spark."""
     for nan, other, sign in ((left, right, 1), (right, left, -1)):
         if isinstance(nan, float) and math.isnan(nan):
             return 0 if isinstance(other, float) and math.isnan(other) else sign
@@ -300,13 +300,13 @@ def order(left: Any, right: Any) -> int:
 
 
 def compared(left: Compiled, right: Compiled) -> tuple[Function, Function]:
-    """Both sides brought to their common type."""
+    """Return both sides, cast to their common type."""
     kind = common_type(left[0], right[0])
     return converted(left, kind), converted(right, kind)
 
 
 def converted(compiled: Compiled, kind: str) -> Function:
-    """The function with an implicit cast to `kind`."""
+    """Return the function with an implicit cast to `kind`."""
     function = compiled[1]
     if compiled[0] == kind or (compiled[0] in INTEGERS and kind in INTEGERS):
         return function
@@ -358,7 +358,7 @@ def _cast_tree(tree: Any, columns: Columns) -> Compiled:
 
 
 def type_text(tree: Any) -> str:
-    """Spark's DDL text of a sqlglot data type."""
+    """Return Spark's DDL text of a sqlglot data type."""
     text = str(tree.sql(dialect="spark")).lower().replace(" ", "")
     if text in ("decimal", "dec", "numeric"):
         return "decimal(10,0)"

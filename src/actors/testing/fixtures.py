@@ -1,13 +1,13 @@
 """Fixtures for pytest: ``pytest_plugins = ["actors.testing.fixtures"]`` in a conftest.
 
 `stage` is an `Isolation` on a loop of virtual time. A test that takes it runs on such a loop
-(pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); tests that
-do not take it keep the loop they have. A conftest with a hook of that name overrides this one
-for its folder: it then has to give the loop of virtual time itself.
+(pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); tests that do
+not take it keep the loop they have. A conftest with a hook of that name overrides this one for its
+folder: it then has to give the loop of virtual time itself.
 
-Options. ``--messages-encoded``: every message between actors is encoded and decoded on its way,
-in all tests. ``--stage-orders N``: tests on a stage run N times, each time with what is ready
-at once in another order, drawn from a seed that the test's name shows.
+Options. ``--messages-encoded``: every message between actors is encoded and decoded on its way, in
+all tests. ``--stage-orders N``: tests on a stage run N times, each time with another order of
+callbacks that are ready at once, drawn from a seed that the test's name shows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from actors.testing.virtual_time import VirtualTimeLoop
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 FIXTURES: Final = ("stage",)
-"""Who takes one of these runs on a loop of virtual time."""
+"""Fixtures that put a test on a loop of virtual time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options."""
+    """Add the options."""
     group = parser.getgroup("actors")
     group.addoption(
         "--messages-encoded",
@@ -48,13 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Puts the mailboxes in that copy, if asked for."""
+    """Install mailboxes that encode messages, if asked for."""
     if config.getoption("messages_encoded"):
         encode_all(True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Takes them out."""
+    """Restore plain mailboxes."""
     if config.getoption("messages_encoded"):
         encode_all(False)
 
@@ -62,7 +62,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, LoopFactory]:
-    """The loops that a test runs on, once on each."""
+    """Return the loops on which a test runs, once on each."""
     if not set(FIXTURES) & set(getattr(item, "fixturenames", ())):
         return {"asyncio": asyncio.new_event_loop}
     orders: int = config.getoption("stage_orders")
@@ -73,11 +73,11 @@ def pytest_asyncio_loop_factories(
 
 @pytest_asyncio.fixture
 async def stage() -> AsyncIterator[Isolation]:
-    """An empty stage; see `actors.testing.isolation`."""
+    """Yield an empty stage; see `actors.testing.isolation`."""
     async with Isolation() as made:
         yield made
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says so when messages are encoded."""
+    """Return a line for the report if messages are encoded."""
     return "messages between actors are encoded" if config.getoption("messages_encoded") else None

@@ -1,15 +1,15 @@
-"""Where plain Spark is free to choose, and which answers it could give.
+"""Finds the places where plain Spark is free to choose, and the answers that it could give.
 
-What: `freedom_of` finds in a query's text the constructs whose result the text does not
-determine: ``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a
-total order; and what else depends on an order of rows. For those that stand at the top it
-writes an *oracle text* that has all candidates: sets of values in place of a chosen one, every
-row with its rank in place of the first n. `Freedom.differences` then accepts an answer when it
-can be made by choosing among them.
+`freedom_of` finds in a query's text the constructs whose result the text does not determine:
+``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a total order;
+and other constructs that depend on an order of rows. For constructs at the top it writes an *oracle
+text* that has all candidates: sets of values in place of a chosen one, every row with its rank in
+place of the first n. `Freedom.differences` then accepts an answer when it can be made by choosing
+among them.
 
 Rules: a choice below the top (a LIMIT in a subquery, a HAVING over ``first``), and windows and
-collections whose order is not total, are of kind *unknown*: the text itself is run, an equal
-answer is exact, and another one is not called wrong but *not checked*.
+collections whose order is not total, are of kind *unknown*: the text itself is run, an equal answer
+is exact, and another one is not called wrong but *not checked*.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Freedom(msgspec.Struct, frozen=True):
-    """What a query leaves open; `kind` is ``none``, ``columns``, ``limit`` or ``unknown``."""
+    """The choices that a query leaves to Spark; `kind` is ``none``, ``columns``, ``limit`` or
+    ``unknown``."""
 
     kind: str
     sql: str = ""
@@ -62,14 +63,15 @@ class Freedom(msgspec.Struct, frozen=True):
     why: str = ""
     chosen: tuple[Chosen, ...] = ()
     width: int = 0
-    """Columns of the query itself, which an oracle text with ranks begins with."""
+    """Number of the query's own columns, with which an oracle text with ranks begins."""
     limit: int = 0
     offset: int = 0
 
     def differences(
         self, expected: Weighted, found: Weighted, *, exact_decimals: bool
     ) -> list[Difference]:
-        """What no choice explains; `expected` is the oracle text's answer."""
+        """Return the differences that no choice explains; `expected` is the oracle text's
+        answer."""
         if self.kind == "columns":
             return _match(expected, found, self.chosen)
         if self.kind == "limit":
@@ -77,7 +79,7 @@ class Freedom(msgspec.Struct, frozen=True):
         return differences(expected, found, exact_decimals=exact_decimals)
 
     def _cut(self, expected: Weighted, found: Weighted) -> list[Difference]:
-        """Rows of a rank are taken whole, or as many as the limit leaves of them."""
+        """Compare the rows of each rank: all of them, or as many as the limit admits."""
         ranks: dict[int, Counter[tuple[Any, ...]]] = {}
         for row, weight in expected.items():
             ranks.setdefault(row[-1], Counter())[row[: self.width]] += weight
@@ -111,11 +113,11 @@ NONE: Final = Freedom("none")
 
 
 def freedom_of(sql: str) -> Freedom:
-    """Return what the query leaves open. A text that cannot be read leaves nothing open; of one
-    that is nested too deeply for the reader here nothing is known.
+    """Return the choices that a query leaves to Spark: none for a text that cannot be parsed;
+    unknown for one that is nested too deeply to be parsed here.
 
-    The oracle text is this reader's own, which may lose what it does not know: whoever uses it
-    must see that it admits the answer of the query itself (`reference` does).
+    The oracle text comes from this parser, which may lose syntax that it does not know: a caller
+    must check that it admits the answer of the query itself (`reference` does).
     """
     try:
         tree = sqlglot.parse_one(sql, dialect="spark")
@@ -135,7 +137,7 @@ def freedom_of(sql: str) -> Freedom:
 
 
 def is_approximate(sql: str) -> bool:
-    """Return whether an aggregate is in a text that Spark computes exactly over few rows only.
+    """Return whether a text has an aggregate that Spark computes exactly over few rows only.
 
     >>> is_approximate("SELECT percentile_approx(x, 0.5) FROM t")
     True
@@ -236,7 +238,7 @@ def _number(tree: Any) -> int | None:
 
 
 def _resolved(term: Any, tree: Any, outputs: Sequence[str]) -> Any:
-    """An output column's name, or the expression over the input that the term stands for."""
+    """Return an output column's name, or the expression over the input that the term refers to."""
     key = term.this
     if isinstance(key, exp.Literal) and not key.is_string:
         return outputs[int(key.this) - 1]
@@ -247,7 +249,7 @@ def _resolved(term: Any, tree: Any, outputs: Sequence[str]) -> Any:
 
 
 def _match(expected: Weighted, found: Weighted, chosen: Sequence[Chosen]) -> list[Difference]:
-    """Pairs each found row with one of the expected that it can be, each used once."""
+    """Match each found row to an expected row that admits it, each used once."""
     wanted = [row for row, weight in expected.items() for _ in range(weight)]
     given = [row for row, weight in found.items() for _ in range(weight)]
     fits = _fits(chosen)

@@ -33,7 +33,7 @@ from actors.testing.expressions import (
 
 
 def compile_function(tree: Any, columns: Columns) -> Compiled:
-    """(type, function of a row). Raises `QueryRejected` for what the subset lacks."""
+    """Return (type, function of a row). Raises `QueryRejected` for functions outside the subset."""
     for kinds, compiler in _COMPILERS:
         if isinstance(tree, kinds):
             return compiler(tree, columns)
@@ -44,7 +44,7 @@ def compile_function(tree: Any, columns: Columns) -> Compiled:
 
 
 def _call(spec: tuple[str, Callable[..., Any]], trees: list[Any], columns: Columns) -> Compiled:
-    """A function that is NULL where an argument is."""
+    """Compile a function that is NULL where an argument is."""
     kind, function = spec
     arguments = [compile_expression(tree, columns) for tree in trees]
     result = arguments[0][0] if kind == "same" else kind
@@ -57,7 +57,7 @@ def _call(spec: tuple[str, Callable[..., Any]], trees: list[Any], columns: Colum
 
 
 def arithmetic_type(tree: Any, left: str, right: str) -> str:
-    """Spark's result type of an arithmetic operator."""
+    """Return Spark's result type of an arithmetic operator."""
     if left == right == "void":
         return "double" if isinstance(tree, exp.Div) else "int"
     left, right = (right, right) if left == "void" else (left, left if right == "void" else right)
@@ -89,7 +89,7 @@ def _decimal_result(tree: Any, left: str, right: str) -> str:
 
 
 def _digits(tree: Any, kind: str) -> tuple[int, int]:
-    """A literal integer counts its own digits only."""
+    """Return (precision, scale); a literal integer counts its own digits only."""
     if isinstance(tree, exp.Literal) and kind in INTEGERS:
         return len(str(tree.this)), 0
     return decimal_digits(kind)
@@ -193,7 +193,7 @@ def _choose(branches: list[tuple[Any, Any]], default: Any, columns: Columns) -> 
 
 
 def together(compiled: list[Compiled]) -> tuple[str, list[Function]]:
-    """All brought to their common type."""
+    """Return the common type, and all functions cast to it."""
     kind = "void"
     for other, _ in compiled:
         kind = common_type(kind, other)

@@ -1,18 +1,18 @@
 """A grammar fuzzer: makes up view scripts over the engine's rules, from a seed.
 
-What: `made_up` gives a `Case`: some tables, a few views and explicit changes, which `Case.text`
-writes as a view script. Queries are typed while they are written, so that nearly all of them
-are valid Spark SQL. They take any of the rules, nested to a depth: projections, filters in
-three-valued logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION
-ALL, UNION, DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates,
-aggregates below joins and of aggregates, derived tables and table expressions, views on views.
-Most faults show in small views, and a plan grows by a multiple with each operator over another:
-so most views have up to three operators, and one of `DEEP_EVERY` has more.
+`made_up` returns a `Case`: some tables, a few views and explicit changes, which `Case.text` writes
+as a view script. Queries are typed while they are written, so that nearly all of them are valid
+Spark SQL. They take any of the rules, nested to a depth: projections, filters in three-valued
+logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION ALL, UNION,
+DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates, aggregates below
+joins and of aggregates, derived tables and table expressions, views on views. Most faults show in
+small views, and a plan grows by a multiple with each operator over another: so most views have up
+to three operators, and one of `DEEP_EVERY` has more.
 
 Rules: values come from domains so small that rows meet, groups come and go, and NULLs abound;
-changes delete what is there, repeat rows, touch one row several times at a time, and leave
-times empty. Tables have 1 to `WIDE_COLUMNS_MAX` columns, and some scripts many changes a time.
-Doubles are shown and never compared: their last bits hang on the order of rows.
+changes delete present rows, repeat rows, touch one row several times at a time, and leave times
+empty. Tables have 1 to `WIDE_COLUMNS_MAX` columns, and some scripts many changes per time. Doubles
+are returned and never compared: their last bits depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
         "timestamp '2013-01-01 00:13:00'",
     ),
 }
-"""Values by type. Of times there are few, and only where a grammar takes them (`fuzz_spark`)."""
+"""Values by type. Timestamps are few, and only used by grammars that have them (`fuzz_spark`)."""
 NULLS: Final = 0.22
 OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
-"""How many joins, groupings, unions and subqueries a view has at most."""
+"""Most joins, groupings, unions and subqueries of a view; one of these is drawn."""
 NARROW_EVERY: Final = 16
 WIDE_EVERY: Final = 24
 WIDE_COLUMNS_MAX: Final = 200
 WHOLE: Final = ("int", "bigint")
 WIDE_JOINS: Final = 0.06
-"""The share of views that join a relation to a table by its key, and sum by that one's columns."""
+"""Share of views that join a relation to a table by its key, and sum by that one's columns."""
 KEYED_EVERY: Final = 3
-"""Counts the tables of which one has a PRIMARY KEY."""
+"""One of so many tables has a PRIMARY KEY."""
 MANY_EVERY: Final = 12
-"""Of so many scripts one has many changes a time."""
+"""One of so many scripts has many changes per time."""
 DEEP: Final = (3, 4, 5, 6)
 DEEP_EVERY: Final = 10
 
@@ -65,7 +65,7 @@ class Col(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name without the relation's alias; in backticks if it is so in `ref`."""
+        """Return the name without the relation's alias; in backticks if it is so in `ref`."""
         quoted = self.ref.endswith("`")
         return self.ref[self.ref.rindex("`", 0, -1) :] if quoted else self.ref.rsplit(".", 1)[-1]
 
@@ -76,7 +76,7 @@ class Table(msgspec.Struct, frozen=True):
     name: str
     columns: tuple[Col, ...]
     keyed: bool = False
-    """Says whether its first column is its PRIMARY KEY."""
+    """True if its first column is its PRIMARY KEY."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Case(msgspec.Struct, frozen=True):
     conf: tuple[str, ...] = ()
 
     def text(self, comment: str = "") -> str:
-        """As a view script."""
+        """Return the case as a view script."""
         lines = [f"-- {line}" for line in comment.splitlines()]
         lines.append("--! determined")
         lines += [f"--! conf {conf}" for conf in self.conf]
@@ -121,7 +121,7 @@ class Case(msgspec.Struct, frozen=True):
 def made_up(
     seed: int, number: int, views: int = 4, grammar: type[QueryWriter] | None = None
 ) -> Case:
-    """Script number `number` of a seed in a grammar; always the same."""
+    """Return script number `number` of a seed in a grammar; always the same."""
     pick = random.Random(f"{seed}/{number}")
     made_of = grammar or QueryWriter
     keys = random.Random(f"{seed}/{number} keys")
@@ -205,7 +205,7 @@ class QueryWriter:
     """Writes queries over the tables it knows; a grammar of more constructs is a subclass."""
 
     types: ClassVar[Sequence[str]] = TYPES
-    """Lists the types that columns of tables are of."""
+    """Types of the columns of tables."""
     glues: ClassVar[Sequence[str]] = (" union all ", " union all ", " union ")
     """Words between the branches of a union."""
 
@@ -216,7 +216,7 @@ class QueryWriter:
         self._operators = 0
 
     def view(self) -> tuple[str, tuple[Col, ...]]:
-        """A view's text and its columns."""
+        """Return a view's text and its columns."""
         deep = self._pick.randrange(DEEP_EVERY) == 0
         self._operators = self._pick.choice(DEEP if deep else OPERATORS)
         dice = self._pick.random()
@@ -233,7 +233,7 @@ class QueryWriter:
         return self._select(self._pick.choice((0, 1, 1, 1, 2)))
 
     def _may(self) -> bool:
-        """Whether the view may have one more operator; it then has."""
+        """Take one operator of the view's budget; return whether one was left."""
         self._operators -= 1
         return self._operators >= 0
 
@@ -266,7 +266,7 @@ class QueryWriter:
         return f"nullif({self._expr(columns, kind, depth - 1)}, {pick.choice(DOMAINS[kind])})"
 
     def _test(self, columns: Sequence[Col], depth: int = 2) -> str:
-        """A predicate that may be NULL."""
+        """Return a predicate that may be NULL."""
         pick = self._pick
         known = [column for column in columns if column.type != "double"]
         if not known:
@@ -295,7 +295,7 @@ class QueryWriter:
         return f"r{self._aliases}"
 
     def _relation(self, depth: int, first: Table | None = None) -> tuple[str, list[Col]]:
-        """(text with alias, columns) of something to select from."""
+        """Return (text with alias, columns) of a relation."""
         alias = self._alias()
         if first is None and depth > 0 and self._pick.random() < 0.3:
             if self._pick.random() < 0.25:
@@ -309,7 +309,7 @@ class QueryWriter:
         return text, [Col(f"{alias}.{column.name}", column.type) for column in columns]
 
     def _pairs(self, left: Sequence[Col], right: Sequence[Col]) -> list[tuple[Col, Col]]:
-        """Columns that can be compared."""
+        """Return pairs of columns that can be compared."""
         whole = ("int", "bigint")
         return [
             (a, b)
@@ -322,7 +322,7 @@ class QueryWriter:
 
     def _on(self, left: Sequence[Col], right: Sequence[Col]) -> str:
         pick = self._pick
-        if pick.random() < 0.04:  # by no pair of columns
+        if pick.random() < 0.04:  # no equality between the sides
             return self._test(pick.choice((left, right, [*left, *right])), 1)
         pairs = self._pairs(left, right)
         plain = [(a, b) for a, b in pairs if a.name[0] in "kgx" and b.name[0] in "kgx"]
@@ -360,14 +360,14 @@ class QueryWriter:
         return text, columns
 
     def _subquery(self, columns: Sequence[Col]) -> str:
-        """A predicate with a subquery; empty when nothing can be compared."""
+        """Return a predicate with a subquery; empty when no columns can be compared."""
         pick = self._pick
         alias = self._alias()
         table = pick.choice(self.tables)
         inner = [Col(f"{alias}.{column.name}", column.type) for column in table.columns]
         pairs = self._pairs(columns, inner)
         negated = pick.choice(("", "", "not "))
-        if pick.random() < 0.12:  # of whatever there is
+        if pick.random() < 0.12:  # uncorrelated
             where = f" where {self._test(inner, 1)}" if pick.random() < 0.7 else ""
             return f"{negated}exists (select 1 from {table.name} {alias}{where})"
         if not pairs:
@@ -469,7 +469,7 @@ class QueryWriter:
         return f"not ({test})" if pick.random() < 0.2 else test
 
     def _aggregate(self, columns: Sequence[Col]) -> tuple[str, str]:
-        """(text, type) of an aggregate; decimals that widened are cast back."""
+        """Return (text, type) of an aggregate; decimals that widened are cast back."""
         pick = self._pick
         plain = [column for column in columns if column.type != "double"]
         column = pick.choice(plain) if plain else Col("1", "int")
@@ -483,7 +483,8 @@ class QueryWriter:
         return text, kind
 
     def _wide_join(self, few: Table) -> tuple[str, tuple[Col, ...]]:
-        """Aggregates of one relation by columns of a table that it is joined to by its key."""
+        """Return a grouping of one relation by columns of a table that it is joined to by its
+        key."""
         pick = self._pick
         many = pick.choice([t for t in self.tables if any(c.type in WHOLE for c in t.columns)])
         left, columns = self._relation(0, many)
@@ -535,7 +536,7 @@ class QueryWriter:
         return found
 
     def _union(self, depth: int) -> tuple[str, tuple[Col, ...]]:
-        """UNION [ALL] of two or three queries, brought to the same types."""
+        """Return a UNION [ALL] of two or three queries with the same types."""
         pick = self._pick
         kinds = [
             pick.choice(("int", "string", "bigint", "date")) for _ in range(pick.randint(1, 3))

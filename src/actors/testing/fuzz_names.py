@@ -1,8 +1,8 @@
-"""Odd names for made-up scripts: what users call their tables and columns.
+"""Odd names for made-up scripts, as users give them to their tables and columns.
 
-What: `with_odd_names` gives a case's tables, views and columns other names, all quoted: keywords,
-names of functions, capitals, spaces, signs, letters beyond ASCII. Names of one case differ in more
-than capitals. Aliases stay as they are.
+`with_odd_names` gives a case's tables, views and columns other names, all quoted: keywords, names
+of functions, capitals, spaces, signs, letters beyond ASCII. Names of one case differ in more than
+capitals. Aliases stay as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ODD_NAMES: Final = (
     "s0", "h0", "r0", "i0", "i0_k", "o_x", "diff", "time", "error", "weight", "value", "temp", "id",
 )  # fmt: skip
 _OWN: Final = re.compile(r"'[^']*'|\b(?:[kg]|[caxktv]\d+|cte)\b")
-"""A text in quotes, or a name of the fuzzer's own."""
+"""Matches a text in quotes, or a name of the fuzzer's own."""
 
 
 def with_odd_names(case: Case, pick: random.Random) -> Case:

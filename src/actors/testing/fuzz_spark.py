@@ -1,16 +1,15 @@
 """The grammar of made-up views on Spark: constructs that only Spark's own plans make incremental.
 
-What: `SparkWriter` writes all that `fuzz.QueryWriter` does, and window functions of several
-partitions with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT
-and EXCEPT, LATERAL VIEW and generators in the list, first rows by a total order, tumbling and
-hopping windows of time, scalar subqueries, IN and EXISTS inside expressions, joins without an
-equality, table expressions that are read several times, and several DISTINCT aggregates in one
-grouping.
+`SparkWriter` writes all that `fuzz.QueryWriter` does, and window functions of several partitions
+with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT and EXCEPT,
+LATERAL VIEW and generators in the list, first rows by a total order, tumbling and hopping windows
+of time, scalar subqueries, IN and EXISTS inside expressions, joins without an equality, table
+expressions that are read several times, and several DISTINCT aggregates in one grouping.
 
-Rules: no text leaves Spark a choice, so that plain Spark's answer is the only right one. Where a
+Rules: no text leaves Spark a choice, so that plain Spark's answer is the only right one. If a
 function depends on which of two rows comes first, the order is of all columns: rows that it leaves
-equal are equal. Doubles, whose last bits hang on the order of rows, are never ordered by, nor
-handed to such a function. A text that Spark refuses is refused as a view, too, and costs little.
+equal are equal. Doubles, whose last bits depend on the order of rows, are never ordered by, nor
+handed to such a function. A text that Spark rejects is refused as a view, too, and costs little.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, Col, QueryWriter, Table
 
 WHOLE: Final = ("int", "bigint")
 SHAPE: Final = 0.4
-"""How often a query is one of the shapes of this file."""
+"""Probability that a query is one of the shapes of this file."""
 ORDERED_COLUMNS_MAX: Final = 8
-"""A total order of more columns is written over a few of them only."""
+"""Most columns of a total order; of a wider relation a few columns are ordered."""
 Query = tuple[str, tuple[Col, ...]]
 
 
@@ -33,7 +32,7 @@ def _comparable(columns: Sequence[Col]) -> list[Col]:
 
 
 class SparkWriter(QueryWriter):
-    """Writes queries of every construct that is kept by steps on Spark."""
+    """Writes queries of every construct that is maintained incrementally on Spark."""
 
     types: ClassVar[Sequence[str]] = (*TYPES, "timestamp")
     glues: ClassVar[Sequence[str]] = (
@@ -41,14 +40,15 @@ class SparkWriter(QueryWriter):
     )  # fmt: skip
 
     def view(self) -> Query:
-        """A view's text and its columns."""
+        """Return a view's text and its columns."""
         if self._pick.random() < 0.12:
             self._operators = 3
             return self._read_twice()
         return super().view()
 
     def _read_twice(self) -> Query:
-        """A table expression that the query, and all of its subqueries, may read."""
+        """Return a query with a table expression that the query and all of its subqueries may
+        read."""
         kept = self._pick.random() < 0.4
         inner, columns = self._names_kept() if kept else self._select(self._pick.choice((0, 1)))
         outside = self.tables
@@ -64,7 +64,7 @@ class SparkWriter(QueryWriter):
         return f"{head} {outer}", made
 
     def _names_kept(self) -> Query:
-        """Columns of a table under their own names, or its groups by them."""
+        """Return a query of a table's columns under their own names, or of its groups by them."""
         pick = self._pick
         table = pick.choice(self.tables)
         columns = [Col(column.name, column.type) for column in table.columns]
@@ -90,7 +90,8 @@ class SparkWriter(QueryWriter):
     # -- window functions -------------------------------------------------------------------------
 
     def _windows(self, depth: int, first: Table | None) -> Query:
-        """Columns of a relation, and window functions over it; sometimes rows of low rank."""
+        """Return columns of a relation with window functions over it; sometimes only rows of low
+        rank."""
         pick = self._pick
         source, columns = self._from(depth, first)
         plain = _comparable(columns)
@@ -105,6 +106,8 @@ class SparkWriter(QueryWriter):
         shown = pick.sample(plain, pick.randint(1, min(3, len(plain))))
         items = [f"{column.ref} as x{n}" for n, column in enumerate(shown)]
         made = [Col(f"x{n}", column.type) for n, column in enumerate(shown)]
+        # All functions of one query share this order: another order of equal rows could permute the
+        # values of one function alone.
         rows = f"{self._partition(plain)}{self._order(plain, total=True)}"
         for number in range(pick.choice((1, 1, 2, 2, 3))):
             if pick.random() < 0.6:
@@ -139,8 +142,7 @@ class SparkWriter(QueryWriter):
         return f"order by {', '.join(terms)}" if terms else ""
 
     def _by_place(self, plain: Sequence[Col], rows: str) -> tuple[str, str]:
-        """(text, type) of a function of a row's place among the `rows` of a total order. All of one
-        query have the same: of equal rows another order could turn one's values alone."""
+        """Return (text, type) of a function of a row's place among the `rows` of a total order."""
         pick = self._pick
         column = pick.choice(plain)
         dice = pick.random()
@@ -164,7 +166,8 @@ class SparkWriter(QueryWriter):
         return self._cast(f"{text} over ({rows} {self._frame()})", kind), kind
 
     def _by_value(self, plain: Sequence[Col]) -> tuple[str, str]:
-        """(text, type) of a function that has one value for equal rows, in a window of its own."""
+        """Return (text, type) of a function with one value for equal rows, in a window of its
+        own."""
         pick = self._pick
         by, order = self._partition(plain), self._order(plain, total=False)
         dice = pick.random()
@@ -185,7 +188,7 @@ class SparkWriter(QueryWriter):
         return self._cast(f"{text} over ({over})", kind), kind
 
     def _window_sum(self, plain: Sequence[Col]) -> tuple[str, str]:
-        """(text, type) of an aggregate, before its OVER."""
+        """Return (text, type) of an aggregate, before its OVER."""
         pick = self._pick
         column = pick.choice(plain)
         choices = [("count(*)", "bigint"), (f"count({column.ref})", "bigint")]
@@ -202,7 +205,7 @@ class SparkWriter(QueryWriter):
         return f"cast({text} as {kind})" if kind.startswith("decimal") else text
 
     def _frame(self) -> str:
-        """A frame of rows; mostly one with rows in it."""
+        """Return a frame of rows; mostly one with rows in it."""
         bounds = ("unbounded preceding", "2 preceding", "1 preceding", "current row",
                   "1 following", "2 following", "unbounded following")  # fmt: skip
         start = self._pick.randrange(0, 5)
@@ -212,7 +215,7 @@ class SparkWriter(QueryWriter):
     # -- first rows, sets, times ------------------------------------------------------------------
 
     def _first_rows(self, depth: int, first: Table | None) -> Query:
-        """The first rows of a query by all of its columns."""
+        """Return the first rows of a query by all of its columns."""
         pick = self._pick
         sql, columns = super()._select(depth, first)
         if any(column.type == "double" for column in columns):
@@ -228,7 +231,7 @@ class SparkWriter(QueryWriter):
         return self._union(depth)
 
     def _grouping_sets(self, depth: int, first: Table | None) -> Query:
-        """Subtotals: a NULL key of a row beside one that stands for all."""
+        """Return subtotals; a subtotal's NULL key may meet a row whose key is NULL."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -262,7 +265,7 @@ class SparkWriter(QueryWriter):
         return sql, tuple(made)
 
     def _of_times(self, depth: int, first: Table | None) -> Query:
-        """A grouping by tumbling or hopping windows of time."""
+        """Return a grouping by tumbling or hopping windows of time."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -290,7 +293,8 @@ class SparkWriter(QueryWriter):
         )
 
     def _of_distincts(self, depth: int, first: Table | None) -> Query:
-        """A grouping with DISTINCT aggregates of several columns, each with a FILTER or not."""
+        """Return a grouping with DISTINCT aggregates of several columns, each with a FILTER or
+        not."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -334,7 +338,7 @@ class SparkWriter(QueryWriter):
         return text, columns
 
     def _array(self, columns: Sequence[Col], kind: str) -> str:
-        """An array of a type, which may be empty, NULL, or hold NULLs."""
+        """Return an array of a type, which may be empty, NULL, or hold NULLs."""
         pick = self._pick
         parts = [self._expr(columns, kind, 1) for _ in range(pick.choice((1, 2, 2, 3)))]
         made = f"array({', '.join(parts)})"
@@ -348,7 +352,7 @@ class SparkWriter(QueryWriter):
         return made
 
     def _generator(self, columns: Sequence[Col]) -> tuple[str, list[Col]]:
-        """The text of a generator's call, and what it makes."""
+        """Return the text of a generator's call, and its output columns."""
         pick = self._pick
         kind = pick.choice(("int", "string", "date", "bigint"))
         array = self._array(columns, kind)
@@ -376,13 +380,13 @@ class SparkWriter(QueryWriter):
     # -- subqueries in expressions ----------------------------------------------------------------
 
     def _inner(self) -> tuple[str, list[Col]]:
-        """A table for a subquery, and its columns."""
+        """Return a table for a subquery, and its columns."""
         alias, table = self._alias(), self._pick.choice(self.tables)
         columns = [Col(f"{alias}.{column.name}", column.type) for column in table.columns]
         return f"{table.name} {alias}", columns
 
     def _scalar(self, columns: Sequence[Col]) -> tuple[str, str] | None:
-        """(text, type) of a scalar subquery; None where a table has nothing to show."""
+        """Return (text, type) of a scalar subquery; None if a table has no comparable column."""
         pick = self._pick
         table, inner = self._inner()
         plain = _comparable(inner)
@@ -413,7 +417,7 @@ class SparkWriter(QueryWriter):
         return f"(select {text} from {table}{where}{having})", kind
 
     def _mark(self, columns: Sequence[Col]) -> str:
-        """A predicate with a subquery in it that is no term of its own."""
+        """Return a predicate with a subquery inside an expression, not as a conjunct of its own."""
         pick = self._pick
         found = self._subquery(columns)
         pairs = self._pairs(columns, columns)
@@ -453,7 +457,8 @@ class SparkWriter(QueryWriter):
         return f"{where} and {term}" if where else f" where {term}"
 
     def _items(self, columns: Sequence[Col], *, doubles: bool) -> Query:
-        """Columns; at times a scalar subquery, a test by a subquery, or a generator among them."""
+        """Return columns; at times a scalar subquery, a test by a subquery, or a generator among
+        them."""
         pick = self._pick
         text, made = super()._items(columns, doubles=doubles)
         plain = _comparable(columns)

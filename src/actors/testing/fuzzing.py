@@ -1,7 +1,8 @@
-"""Runs made-up view scripts on an engine, and keeps the failing ones, made small.
+"""Runs made-up view scripts on an engine, and keeps the failing ones, shrunk.
 
-A script that fails is reduced while it goes on failing: to the one view and what it reads, then
-to fewer changes, by halves. What is left is written as a script file that says what differed.
+A script that fails is reduced while it goes on failing: to the one view and the views that it
+reads, then to fewer changes, by halves. The remainder is written as a script file that names the
+difference.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from actors.testing.view_scripts import parse_script
 VIEWS_A_SCRIPT: Final = 4
 SCRIPTS_AT_ONCE: Final = 2
 ODD_EVERY: Final = 2
-"""Of so many scripts one has odd names."""
+"""One of so many scripts has odd names."""
 BASE_EVERY: Final = 12
-"""Of so many scripts one is checked over a base of further rows."""
+"""One of so many scripts is checked over a base of further rows."""
 LIVE_EVERY: Final = 3
-"""Of so many scripts one lives as dataflows, too."""
+"""One of so many scripts lives as dataflows, too."""
 ATTEMPTS_MAX: Final = 40
 
 
@@ -41,7 +42,7 @@ async def fuzz(
     show: Show,
     grammar: type[QueryWriter] | None = None,
 ) -> Report:
-    """Makes up and checks so many views; failing scripts are written to `keep`."""
+    """Make up and check `views` views; write failing scripts to `keep`."""
     report = Report()
     numbers = iter(range(-(-views // VIEWS_A_SCRIPT)))
     total = -(-views // VIEWS_A_SCRIPT) * VIEWS_A_SCRIPT
@@ -55,8 +56,8 @@ async def fuzz(
             name = f"fuzz-{options.seed}-{number}"
             try:
                 results = await _results(case, place, chosen, name)
-            except Exception as error:  # noqa: BLE001 - told of the script
-                # What SQLite cannot run is compared with nothing.
+            except Exception as error:  # noqa: BLE001 - noted in the script's results
+                # A text that SQLite, the in-memory engine's oracle, cannot run has no reference.
                 unknown = isinstance(error, QueryRejected) and not options.exact_decimals
                 verdict, text = "refused" if unknown else "WRONG", first_line(error)
                 results = [
@@ -78,7 +79,7 @@ async def fuzz(
 
 
 def chosen_options(options: Options, number: int) -> Options:
-    """How much of script `number` is checked: over many scripts each way comes often enough."""
+    """Return the options of script `number`: over many scripts each way comes often enough."""
     live = number % LIVE_EVERY == 0
     base = 0
     if number % BASE_EVERY == BASE_EVERY - 1:
@@ -113,7 +114,7 @@ async def _keep(case: Case, result: ViewResult, place: Place, options: Options, 
 
 
 async def shrunk(case: Case, view: str, fails: Callable[[Case], Any]) -> Case:
-    """The case with less in it, as long as `fails` says that it does."""
+    """Return the case without parts that are not needed for `fails` to hold."""
     wanted: set[str] = {view}
     for name, sql in reversed(case.views):
         if name.strip("`") in wanted:

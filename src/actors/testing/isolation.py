@@ -1,19 +1,19 @@
-"""A stage for one actor: its code is real, all its neighbours are probes, time is by hand.
+"""A stage for one actor: its code is real, all its neighbours are probes, time advances by hand.
 
-Theory of operation. `Isolation` runs a `System` on a `VirtualTimeLoop` whose time is held: it
-goes on only by `advance`. The actor under test is started with `start`, which gives a `Subject`
-to speak to it; what it speaks to are probes (`probe`, and `casting` for the children that it
-spawns). Every wait of the kit first lets all that is ready run (`VirtualTimeLoop.idle`): then
-either the message is there, or it will never come, and the test fails at once with what every
-actor waits for. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
+Theory of operation. `Isolation` runs a `System` on a `VirtualTimeLoop` whose time is held: it goes
+on only by `advance`. The actor under test is started with `start`, which returns a `Subject` to
+speak to it; its neighbours are probes (`probe`, and `casting` for the children that it spawns).
+Every wait of the kit first runs all ready callbacks (`VirtualTimeLoop.idle`): then either the
+message has arrived, or it will never come, and the test fails at once with a list of each actor's
+wait. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
 
-Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` took it.
+Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` consumed it.
 A test that awaits anything else for ever ends in `Deadlock`, which names the same waits. With
 ``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`), so
-that nothing is shared.
+that actors share no objects.
 
-What it does not do: several actors of real code may be started, but what they do to each other
-is better left to a simulation of the whole.
+Out of scope: several actors of real code may be started, but their interplay is better left to a
+simulation of the whole.
 """
 
 from __future__ import annotations
@@ -41,32 +41,33 @@ class Subject(Generic[M]):
         self.address = address
 
     def send(self, message: M) -> Coroutine[Any, Any, None]:
-        """Sends, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
+        """Send, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
         return self.address.send(message)
 
     def send_nowait(self, message: M) -> None:
-        """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
         self.address.send_nowait(message)
 
     def reply(self, message: M) -> bool:
-        """Answers, in reserved room: as a neighbour that was asked for something."""
+        """Deliver a message in reserved room, as a neighbour that answers the subject's request."""
         return self.address.reply(message)
 
     def ask(
         self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None
     ) -> Coroutine[Any, Any, R]:
-        """Asks and waits for the answer: see `Address.ask`. With a deadline, time passes only
-        while something else advances it."""
+        """Ask and wait for the answer: see `Address.ask`. A deadline expires only if other code
+        advances the time."""
         return self.address.ask(make, deadline_ms)
 
     async def request(self, make: Callable[[Reply[R]], M]) -> Reply[R]:
-        """Asks without waiting: the slot of the answer, for `Isolation.answer` or `answered`."""
+        """Ask without waiting; return the slot of the answer, for `Isolation.answer` or
+        `answered`."""
         reply: Reply[R] = Reply(self.address._mailbox.asks)
         await self.address.send(make(reply))
         return reply
 
     async def stop(self) -> None:
-        """Stops it as its supervisor does, and waits until it has stopped."""
+        """Stop the actor as its supervisor does, and wait until it has stopped."""
         cell = self._stage.system.cells.get(self.address.path)
         if cell is not None:
             cell.request_stop()
@@ -74,12 +75,12 @@ class Subject(Generic[M]):
 
     @property
     def running(self) -> bool:
-        """Whether it lives."""
+        """Return whether the actor is alive."""
         return self.address.path in self._stage.system.cells
 
     def statistics(self) -> ActorStatistics:
-        """What it does, what waits in its mailbox, and counts. Raises `AssertionError` when it
-        has stopped."""
+        """Return the actor's state, mailbox depth and counts. Raises `AssertionError` when it has
+        stopped."""
         cell = self._stage.system.cells.get(self.address.path)
         if cell is None:
             raise AssertionError(f"{self.address.path} has stopped")
@@ -87,9 +88,9 @@ class Subject(Generic[M]):
 
 
 class Isolation:
-    """One actor's surroundings: ``async with Isolation() as stage`` on a `VirtualTimeLoop`.
+    """The surroundings of one actor: ``async with Isolation() as stage`` on a `VirtualTimeLoop`.
 
-    The fixture `stage` of `actors.testing.fixtures` is one. `seed` is of the actors' randomness.
+    The fixture `stage` of `actors.testing.fixtures` is one. `seed` seeds the actors' randomness.
     """
 
     def __init__(self, *, seed: int = 1, encoded: bool = False) -> None:
@@ -145,51 +146,51 @@ class Isolation:
         mailbox: int | None = None,
         policy: Policy | None = None,
     ) -> Subject[M]:
-        """Starts the actor under test; it runs when the test next waits."""
+        """Start the actor under test; it runs when the test next waits."""
         return Subject(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
 
     def probe(self, name: str = "probe", *, mailbox: int | None = None) -> Neighbour:
-        """A neighbour; its `address` goes to the actor under test."""
+        """Start and return a neighbour; its `address` goes to the actor under test."""
         probe = Neighbour(self, name)
         probe.start_in(self.system, mailbox)
         return probe
 
     def casting(self, role: str) -> Casting:
-        """What stands for the actors of a role that the actor under test spawns itself."""
+        """Return a factory of probes in place of the children that the actor under test spawns."""
         return Casting(self, role)
 
     # -- time ------------------------------------------------------------------------------------
 
     async def idle(self) -> None:
-        """Returns when everything that is ready has run; no time passes."""
+        """Return when all ready callbacks have run; no time passes."""
         await self._loop.idle()
 
     async def advance(self, delay_ms: float) -> None:
-        """Lets so much time pass: timers fire in order, each at its time; returns when all that
-        this led to has run."""
+        """Let `delay_ms` pass: timers fire in order, each at its time; return when all callbacks
+        that this made ready have run."""
         await self._loop.advance(delay_ms)
 
     def now_ms(self) -> float:
-        """Virtual milliseconds since the loop's start."""
+        """Return the virtual milliseconds since the loop's start."""
         return self.clock.monotonic_ms()
 
     def next_timer_ms(self) -> float | None:
-        """In how many milliseconds the next timer is due; None without one."""
+        """Return the milliseconds until the next timer is due; None without one."""
         return self._loop.next_timer_ms()
 
     # -- answers and ends ------------------------------------------------------------------------
 
     async def answer(self, reply: Reply[R]) -> R:
-        """The answer that was given. Raises the error it was failed with, and `AssertionError`
-        when there is none once everything has run."""
+        """Return the answer. Raises the error with which the request failed, and `AssertionError`
+        if it is unanswered once everything has run."""
         await self.idle()
         if not reply.answered:
             raise self.failed("expected an answer, none came")
         return await reply.wait()
 
     async def expect_crash(self, kind: type[E]) -> E:
-        """An actor has failed with such an error and its policy escalated it: it is taken off
-        the test's hands. Raises `AssertionError`."""
+        """Consume and return the error of an actor whose policy escalated its crash, so that it
+        does not fail the test. Raises `AssertionError`."""
         await self.idle()
         system = self.system
         found, system.failure = system.failure, None
@@ -202,20 +203,20 @@ class Isolation:
 
     @property
     def crash(self) -> ActorCrashed | None:
-        """The first crash that was escalated and not yet expected."""
+        """Return the first escalated crash that is not yet expected."""
         return self.system.failure
 
-    # -- what a failing test says ----------------------------------------------------------------
+    # -- texts of a failing test -----------------------------------------------------------------
 
     def waits(self) -> str:
-        """Every live actor: what it does or waits for."""
+        """Return a text with the state or wait of every live actor."""
         lines = [_line(actor) for actor in self.system.statistics()]
         due = self.next_timer_ms() if self._host is not None else None
         timer = "no timer is set" if due is None else f"the next timer is due in {due:g} ms"
         return "\n  ".join([f"Actors ({timer}):", *lines])
 
     def failed(self, what: str) -> AssertionError:
-        """The error of an expectation that was not met."""
+        """Return the error of an expectation that was not met."""
         error = AssertionError(f"{what}.\n{self.waits()}")
         error.__cause__ = self.system.failure
         return error

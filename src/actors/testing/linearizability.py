@@ -1,9 +1,9 @@
-"""Whether what callers saw at the same time can have happened one after the other.
+"""Checks whether the answers to concurrent calls fit some sequential order of these calls.
 
-The search of Wing and Gong: the first of a history is a call that began before any other has
-ended; it must answer what the model answers there; the rest is searched in the same way, and what
-was searched once is remembered. A call whose outcome nobody knows may have happened at any instant
-from its beginning on, or never. It is exact, and its effort exponential in the calls that overlap.
+The search of Wing and Gong: the first of a history is a call that began before any other has ended;
+its answer must be the model's; the rest is searched in the same way, and searched states are
+remembered. A call with an unknown outcome may have happened at any instant from its beginning on,
+or never. The search is exact, and its effort exponential in the number of overlapping calls.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Timed(Protocol):
-    """A call: between which instants it was under way."""
+    """A call with the instants of its begin and end."""
 
     @property
     def began(self) -> float:
-        """When it was made."""
+        """Return the instant of the call."""
         ...
 
     @property
     def ended(self) -> float | None:
-        """When it was answered; None: nobody knows what came of it."""
+        """Return the instant of the answer; None if the outcome is indeterminate."""
         ...
 
 
 def is_linearizable(
     calls: Sequence[Timed], initial: S, applied: Callable[[S, Any], S | None]
 ) -> bool:
-    """Whether some order explains all answers. `applied` is the model: the state after a call
-    that has happened in a state with the answer it got (of an open call: with any); None: it
-    cannot have."""
+    """Return whether some order explains all answers. `applied` is the model: it returns the state
+    after a call with its answer (any answer, for an indeterminate call), or None if the call cannot
+    have had that answer in that state."""
     sure = frozenset(number for number, call in enumerate(calls) if call.ended is not None)
     seen: set[tuple[frozenset[int], S]] = set()
     stack: list[tuple[frozenset[int], S]] = [(frozenset(range(len(calls))), initial)]

@@ -1,16 +1,16 @@
-"""Maintains one view step by step through an engine, with nothing else of the service.
+"""Maintains one view step by step through an engine, without the rest of the service.
 
-What: `Maintained` keeps the inputs' updates, the output's and the hidden state as plain Python
-rows, answers the plan's lookups from them, sends Prepare, Step and Difference to an executor
-actor, and cuts their answers as the dataflow does. Checks of views and property tests drive it.
+`Maintained` keeps the inputs' updates, the output's and the hidden state as plain Python rows,
+answers the plan's lookups from them, sends Prepare, Step and Difference to an executor actor, and
+cuts their answers as the dataflow does. Checks of views and property tests drive it.
 
 Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Lookups return
-exactly the rows whose keys match, null-safe, as `plan.delta.Lookup` words it, so that a plan
-that asks for too little is found out. Steps run their strata in turn all in one run, one by one,
-and cut at random; a state that is looked up by what an earlier stratum of the same run makes is
-given whole. So all ways are exercised (`fuse` chooses one). On a `DefiniteError` the interval is
-halved until one time fails; the view is in error from there, and is computed from scratch at
-each later time until that succeeds.
+exactly the rows whose keys match, null-safe, as `plan.delta.Lookup` defines it, so that a plan that
+requests too few rows gives a wrong answer. Steps take turns: all strata in one run, one by one, and
+cut at random (`fuse` chooses one way); a state that is looked up by the output of an earlier
+stratum of the same run is given whole. On a `DefiniteError` the interval is halved until one time
+fails; the view is in error from there, and is computed from scratch at each later time until that
+succeeds.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from actors.views.query_analysis import AnalyzeQuery
 
 
 class Engine:
-    """An executor actor as a caller sees it."""
+    """Client of an executor actor."""
 
     def __init__(self, executor: Address[Any], name: str) -> None:
         self._executor = executor
         self._name = name
         self._jobs = 0
         self.parses = False
-        """Whether any plan was made by a parser, not by Spark."""
+        """True once any plan was made by a parser, not by Spark."""
 
     def job_id(self) -> str:
-        """A fresh job id."""
+        """Return a fresh job id."""
         self._jobs += 1
         return f"{self._name}-{self._jobs}"
 
     async def run(self, job: Job) -> Answer:
-        """The job's answer. Raises what it failed with."""
+        """Return the job's answer. Raises the error with which it failed."""
 
         def ask(reply: Any) -> ExecutorMessage:
             return Run(job, reply)
@@ -77,7 +77,7 @@ class Engine:
         return answer
 
     def analyze(self) -> AnalyzeQuery:
-        """The function that `compile_view` asks."""
+        """Return the analysis function that `compile_view` takes."""
 
         async def analyze(
             tables: tuple[tuple[str, Schema], ...],
@@ -95,7 +95,8 @@ class Engine:
         return analyze
 
     async def rows(self, job: Job) -> pa.Table:
-        """The updates that a Step or Difference makes. Raises what it failed with."""
+        """Return the updates that a Step or Difference makes. Raises the error with which it
+        failed."""
         answer = await self.run(job)
         assert isinstance(answer, RowsDone)
         if answer.arrow is not None:
@@ -110,7 +111,7 @@ class Engine:
         time: int,
         old: Iterable[Row] | None = None,
     ) -> list[Row]:
-        """The view's own text by plain Spark, less `old`."""
+        """Return the answer of plain Spark to the view's own text, less `old`."""
         tables = tuple(
             (name, rows_message(schema, weighted(bag, time)))
             for name, schema, bag in zip(plan.sources, plan.source_schemas, contents, strict=True)
@@ -135,19 +136,19 @@ def _read_once(path: str) -> pa.Table:
 
 
 def weighted(bag: Counter[tuple[Any, ...]], time: int) -> list[Row]:
-    """A bag as updates at one time."""
+    """Return a bag as updates at one time."""
     return [(row, time, weight) for row, weight in bag.items() if weight]
 
 
 def rows_message(schema: Schema, updates: Iterable[Row]) -> Rows:
-    """Updates as a job carries them."""
+    """Return updates as a job carries them."""
     columns = tuple((column.name, column.type) for column in schema.columns)
     rows = list(updates)
     return Rows(schema=schema, arrow=to_ipc(table_of(Relation(columns, rows))) if rows else None)
 
 
 def updates_of(table: pa.Table, names: Sequence[str]) -> list[Row]:
-    """An updates table as plain rows."""
+    """Return an updates table as plain rows."""
     values = [[frozen(value) for value in table[name].to_pylist()] for name in names]
     rows = zip(*values, strict=True) if values else iter([()] * table.num_rows)
     rest = zip(table[TIME].to_pylist(), table[DIFF].to_pylist(), strict=True)
@@ -155,7 +156,7 @@ def updates_of(table: pa.Table, names: Sequence[str]) -> list[Row]:
 
 
 def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:
-    """Sums of the diffs up to a time, zeros left out."""
+    """Return the sums of the diffs up to a time, zeros left out."""
     sums: Counter[tuple[Any, ...]] = Counter()
     for row, at, diff in updates:
         if at <= time:
@@ -164,7 +165,7 @@ def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:
 
 
 class State:
-    """Rows of an import or of hidden state with their weights, found by key."""
+    """Rows of an import or of hidden state with their weights, indexed by key."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -174,7 +175,7 @@ class State:
         ] = {}
 
     def add(self, updates: Iterable[Row]) -> None:
-        """Adds updates, whatever their times."""
+        """Add updates, whatever their times."""
         for row, _, diff in updates:
             bits = tuple(map(frozen, row))
             weight = self._weights.get(bits, 0) + diff
@@ -186,11 +187,11 @@ class State:
                 self._enter(index, key, bits, present=weight != 0)
 
     def all(self) -> set[tuple[Any, ...]]:
-        """Every row that is there."""
+        """Return all rows."""
         return set(self._weights)
 
     def find(self, key: tuple[str, ...], values: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-        """The rows whose key columns equal one of the values, null-safe."""
+        """Return the rows whose key columns equal one of the values, null-safe."""
         index = self._indexes.get(key)
         if index is None:
             index = self._indexes[key] = {}
@@ -199,7 +200,7 @@ class State:
         return {row for value in values for row in index.get(value, ())}
 
     def weighted(self, rows: Iterable[tuple[Any, ...]], time: int) -> list[Row]:
-        """Rows as updates at one time."""
+        """Return rows as updates at one time."""
         return [(row, time, self._weights[row]) for row in rows]
 
     def _enter(
@@ -220,12 +221,13 @@ class State:
 
 
 class Maintained:
-    """One view and everything its maintenance remembers."""
+    """One view with all states of its maintenance."""
 
     def __init__(
         self, engine: Engine, plan: DeltaPlan, dataflow: str, *, fuse: bool | None = None
     ) -> None:
-        """`dataflow` names the plan in the engine; several may share it once it is prepared."""
+        """Start without contents; `dataflow` names the plan in the engine; several views may share
+        it once it is prepared."""
         self.plan = plan
         self.inputs: list[list[Row]] = [[] for _ in plan.sources]
         self.output: list[Row] = []
@@ -234,7 +236,7 @@ class Maintained:
         """Times at which the view was found to be in error."""
         self.in_error = False
         self.rows_read: list[int] = []
-        """Rows of state that lookups returned, a step that ran strata (each row once)."""
+        """Rows of state that lookups returned in each step that ran strata (each row once)."""
         self._engine = engine
         self._dataflow = dataflow
         self._fuse = fuse
@@ -245,19 +247,20 @@ class Maintained:
         self._forget_hidden()
 
     async def prepare(self) -> None:
-        """Makes the plan known. Raises what the engine refuses it with."""
+        """Prepare the plan in the engine. Raises the engine's refusal."""
         if self.plan.strata:
             await self._engine.run(Prepare(self._engine.job_id(), self._dataflow, self.plan))
 
     async def forget(self) -> None:
-        """Drops the plan in the engine."""
+        """Drop the plan in the engine."""
         if self.plan.strata:
             await self._engine.run(Forget(self._engine.job_id(), self._dataflow))
 
     async def advance(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
-        """One step, whatever it takes. Raises the engine's errors but `DefiniteError`."""
+        """Run one step, halving or recomputing as needed. Raises the engine's errors but
+        `DefiniteError`."""
         times: Sequence[int] = sorted({time for delta in deltas for _, time, _ in delta})
-        if self.plan.temporal and lo > 0:  # time itself may change it, at any of them
+        if self.plan.temporal and lo > 0:  # time itself may change the view, at any time
             times = range(lo, hi)
         if self.in_error or not self.plan.strata:
             for time in times or ([hi - 1] if lo == 0 else []):
@@ -294,7 +297,7 @@ class Maintained:
             self._states[f"h{index}"].add(updates)
 
     async def _recompute(self, time: int) -> None:
-        """The view at one time from scratch, less what was."""
+        """Compute the view at one time from scratch, and append the difference to its output."""
         try:
             if not self.plan.strata:
                 contents = [accumulated(updates, time) for updates in self.inputs]
@@ -368,7 +371,7 @@ class Maintained:
         self._take_hidden(hidden)
 
     def _nearby(self, found: dict[str, Relation]) -> dict[str, Relation]:
-        """Return the inputs of rows near changes, where rows were looked up."""
+        """Return the inputs of rows near changes, for sources whose rows were looked up."""
         made = {}
         for index, near in enumerate(self.plan.nearby):
             rows, changes = found.get(f"s{near.source}"), found[f"d{near.source}"]
@@ -379,7 +382,7 @@ class Maintained:
         return made
 
     def _covered(self, found: dict[str, Relation]) -> dict[str, Relation]:
-        """Return the inputs of changes up to edges, as far as these were looked up."""
+        """Return the inputs of changes up to edges, for edges that were looked up."""
         made = {}
         for index, covered in enumerate(self.plan.covered):
             changes = found[f"d{covered.source}"]
@@ -391,7 +394,7 @@ class Maintained:
         return made
 
     def _due(self, hi: int) -> dict[str, Relation]:
-        """Return what the clock changes before `hi`."""
+        """Return the rows of hidden states that the clock changes before `hi`."""
         found = {}
         for index, hidden in enumerate(self.plan.hidden):
             if hidden.due:
@@ -405,7 +408,7 @@ class Maintained:
         return found
 
     def _runs(self) -> list[int]:
-        """The last strata of the next step's runs."""
+        """Return the last stratum of each run of the next step."""
         strata = self.plan.strata
         number = self._steps
         self._steps += 1
@@ -424,7 +427,7 @@ class Maintained:
         return runs
 
     def _have_rows(self, lookup: Lookup, found: dict[str, Relation]) -> bool:
-        """Whether an origin has a row; one that this very run makes may have."""
+        """Return whether an origin has a row; one that this very run makes may have."""
         relations = (found.get(name) for name, _ in lookup.origins)
         return any(relation is None or bool(relation.updates) for relation in relations)
 
@@ -437,7 +440,7 @@ class Maintained:
         lo: int,
         within: ComparedRange | None,
     ) -> None:
-        """Adds what the lookup returns to its target; no row twice."""
+        """Add the lookup's rows to its target; no row twice."""
         state = self._states[lookup.target]
         chosen = taken.setdefault(lookup.target, set())
         keys: set[tuple[Any, ...]] | None = set() if lookup.key else None
@@ -452,7 +455,7 @@ class Maintained:
             if relation is None:
                 if name[0] != "r":
                     raise InvalidUsage(f"{lookup}: nothing has looked up {name} before")
-                keys = None  # it will be made by this very run: all may be touched
+                keys = None  # this very run makes the origin, so any row may be looked up
             elif keys is not None:
                 keys |= _key_values(relation, columns)
         if keys is not None and not lookup.nulls:
@@ -471,7 +474,7 @@ class Maintained:
 
 
 def _key_values(relation: Relation, columns: tuple[str, ...]) -> set[tuple[Any, ...]]:
-    """The values of columns, the one without a name being NULL."""
+    """Return the values of columns; a column without a name is NULL."""
     names = [name for name, _ in relation.columns]
     order = [names.index(column) if column else None for column in columns]
     return {
@@ -480,7 +483,7 @@ def _key_values(relation: Relation, columns: tuple[str, ...]) -> set[tuple[Any, 
 
 
 def cut(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], ...]]:
-    """(output delta, hidden deltas) of the last stratum's output, consolidated."""
+    """Return (output delta, hidden deltas) of the last stratum's output, consolidated."""
     if not plan.hidden:
         return consolidated(updates_of(table, plan.output.names)), ()
     bits = table[TO].to_pylist()
@@ -495,7 +498,7 @@ def cut(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], .
 
 
 def _made(table: pa.Table) -> Relation:
-    """A stratum's output, its types read off Arrow."""
+    """Return a stratum's output, its types read off Arrow."""
     from actors.dataflow.step import spark_type
 
     fields = [field for field in table.schema if field.name not in (TIME, DIFF)]

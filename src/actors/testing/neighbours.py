@@ -1,11 +1,11 @@
-"""The neighbours of an actor under test: probes that keep what they hear and fail when told to.
+"""Doubles of an actor's neighbours: probes that record messages and fail on command.
 
-A `Neighbour` is an actor that keeps its messages in order until the test expects them. What a
-test may do to it is what happens to real neighbours: it answers asks (`answers`), with an error
-or never; it is slow (`stall`: its mailbox is full, who sends waits); it stops, or crashes. A
-`Casting` makes the neighbours that the actor under test spawns as its own children.
+A `Neighbour` is an actor that keeps its messages in order until the test expects them. A test may
+do to it what happens to real neighbours: it answers asks (`answers`), with an error or never; it is
+slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `Casting` makes the
+neighbours that the actor under test spawns as its own children.
 
-Every expectation first lets all that is ready run: what has not come then will not come.
+Every expectation first runs all ready callbacks: a message that has not arrived then never will.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class NeighbourCrashed(Exception):
-    """What a neighbour fails with that is told to crash."""
+    """The error with which a neighbour fails when it is made to crash."""
 
 
 class _Crash(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Crash(msgspec.Struct, frozen=True):
 
 
 class Match:
-    """A message of a kind, with these field values; see `match`."""
+    """Matches messages of a kind with given field values; see `match`."""
 
     def __init__(self, kind: type[Any], fields: dict[str, Any]) -> None:
         self.kind = kind
@@ -45,7 +45,7 @@ class Match:
         return f"{self.kind.__name__}({fields}…)" if fields else self.kind.__name__
 
     def why_not(self, message: Any) -> str | None:
-        """In which way a message does not fit; None when it does."""
+        """Return the reason why a message does not fit; None when it does."""
         if not isinstance(message, self.kind):
             return f"expected {self!r}, got {message!r}"
         for name, wanted in self.fields.items():
@@ -56,12 +56,12 @@ class Match:
 
 
 def match(kind: type[Any], **fields: Any) -> Match:
-    """For `expect_all`: any message of the kind with these field values."""
+    """Return a matcher, for `expect_all`, of any message of the kind with these field values."""
     return Match(kind, fields)
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Equality of values; errors are the same when they are of one type and say the same."""
+    """Return whether values are equal; errors are equal if their types and texts are."""
     if isinstance(wanted, BaseException):
         return type(found) is type(wanted) and str(found) == str(wanted)
     return bool(found == wanted)
@@ -75,7 +75,7 @@ class Neighbour(Actor[Any]):
     def __init__(self, stage: Isolation, name: str, args: tuple[Any, ...] = ()) -> None:
         self.name = name
         self.args = args
-        """What the actor under test made it with (of a `Casting`)."""
+        """Arguments with which the actor under test made it (of a `Casting`)."""
         self.received: deque[Any] = deque()
         """Messages not yet expected, in order."""
         self.stopped = False
@@ -84,17 +84,17 @@ class Neighbour(Actor[Any]):
         self._system: System = stage.system
 
     def start_in(self, system: System, mailbox: int | None) -> None:
-        """Spawns it as a root; it may die without consequence for others."""
+        """Spawn it as a root; its death does not affect other actors."""
         self.address = system.spawn(lambda: self, self.name, mailbox=mailbox, policy=STOP)
 
     # -- as an actor -----------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Notes its address."""
+        """Note its address."""
         self.address = self.ctx.self
 
     def receive(self, message: Any) -> None:
-        """Keeps the message, and answers it if it is to be answered."""
+        """Keep the message, and run the action set for its kind."""
         if isinstance(message, _Crash):
             self.stopped = True
             raise NeighbourCrashed(message.text)
@@ -105,20 +105,20 @@ class Neighbour(Actor[Any]):
                 return
 
     async def on_stop(self) -> None:
-        """Notes its end."""
+        """Note its end."""
         self.stopped = True
 
     def describe(self) -> str:
-        """A probe, and what it holds."""
+        """Return a text with the kinds of the messages not yet expected."""
         kinds = ", ".join(type(message).__name__ for message in self.received)
         return f"a probe; not yet expected: {kinds}" if kinds else "a probe"
 
-    # -- what it hears ---------------------------------------------------------------------------
+    # -- its messages ----------------------------------------------------------------------------
 
     async def expect(self, kind: type[T], **fields: Any) -> T:
-        """The next message, which must be a `kind` with these field values.
+        """Return the next message, which must be a `kind` with these field values.
 
-        Raises `AssertionError` saying what came instead, or what every actor waits for.
+        Raises `AssertionError` with the message that came instead, or with every actor's wait.
         """
         wanted = Match(kind, fields)
         await self._stage.idle()
@@ -131,9 +131,10 @@ class Neighbour(Actor[Any]):
         return found
 
     async def expect_all(self, *wanted: Any) -> list[Any]:
-        """The next messages, as many as are given, in any order: each a message, or a `match`.
+        """Return the next messages, as many as are given, in any order: each a message, or a
+        `match`.
 
-        Returns them in the order given. Raises `AssertionError`.
+        They are returned in the order given. Raises `AssertionError`.
         """
         await self._stage.idle()
         if len(self.received) < len(wanted):
@@ -150,7 +151,7 @@ class Neighbour(Actor[Any]):
         return [head[index] for index in order]
 
     async def pick(self, kind: type[T], **fields: Any) -> T:
-        """The first message that fits, wherever it stands; what came before it stays.
+        """Return the first message that fits, at any position; earlier messages stay.
 
         Raises `AssertionError`.
         """
@@ -166,32 +167,32 @@ class Neighbour(Actor[Any]):
         )
 
     async def expect_nothing(self) -> None:
-        """Nothing has come that was not expected, once everything has run; no time passes.
+        """Assert that no unexpected message has come once everything has run; no time passes.
         Raises `AssertionError`."""
         await self._stage.idle()
         if self.received:
             raise AssertionError(f"{self.name}: expected nothing, got {list(self.received)!r}")
 
-    # -- what is done to it ----------------------------------------------------------------------
+    # -- its behaviour ---------------------------------------------------------------------------
 
     def answers(self, kind: type[Any], answer: Any) -> None:
-        """From now on answers messages of the kind by their field ``reply``: with a value, with
-        an error (a `PenstockError`), or with what a function of the message gives. Messages
-        that nobody answers wait for ever: that is the default. The latest word holds."""
+        """Answer later messages of the kind by their field ``reply``: with a value, with an error
+        (a `PenstockError`), or with the result of a function of the message. Messages without an
+        answer wait for ever: that is the default. The latest call for a kind takes precedence."""
         self.plays(kind, lambda message: _answer(message, answer))
 
     def plays(self, kind: type[Any], action: Callable[[Any], object]) -> None:
-        """From now on does `action` with each message of the kind, besides keeping it: what a
-        neighbour does that takes part. The latest word for a message holds."""
+        """Run `action` with each later message of the kind, besides keeping it. The latest call for
+        a kind takes precedence."""
         self._plays.insert(0, (kind, action))
 
     def stall(self) -> None:
-        """Its mailbox is full from now on: `send` waits, `send_nowait` raises `WouldBlock`;
-        answers still arrive."""
+        """Make its mailbox full: `send` waits, `send_nowait` raises `WouldBlock`; answers still
+        arrive."""
         self._set_limit(0)
 
     def resume(self) -> None:
-        """Takes messages again, those that waited first."""
+        """Accept messages again, those that waited first."""
         self._set_limit(self._limit)
 
     def _set_limit(self, limit: int) -> None:
@@ -203,12 +204,12 @@ class Neighbour(Actor[Any]):
         mailbox._grant()
 
     async def crash(self, text: str = "told to crash") -> None:
-        """Fails: who asked it gets `ActorDead`, who watches it is told, later sends raise."""
+        """Crash: askers get `ActorDead`, watchers are notified, later sends raise."""
         self.address.reply(_Crash(text))
         await self._stage.idle()
 
     async def stop(self) -> None:
-        """Stops in good order, and waits until it has."""
+        """Stop in good order, and wait until it has."""
         cell = self._system.cells.get(self.address.path)
         if cell is not None and cell.address is self.address:
             cell.request_stop()
@@ -217,28 +218,29 @@ class Neighbour(Actor[Any]):
 
 
 class Casting:
-    """Stands for a factory of actors: what is made by it are probes, noted in order."""
+    """Replaces a factory of actors: it makes probes, noted in order."""
 
     def __init__(self, stage: Isolation, role: str) -> None:
         self.role = role
         self.made: list[Neighbour] = []
-        """All, in the order in which they were made."""
+        """All probes, in the order in which they were made."""
         self._stage = stage
         self._expected = 0
 
     def __call__(self, *args: Any) -> Neighbour:
-        """What the actor under test calls to make a child."""
+        """Make a probe, when the actor under test makes a child."""
         made = Neighbour(self._stage, f"{self.role} {len(self.made)}", args)
         self.made.append(made)
         return made
 
     @property
     def running(self) -> list[Neighbour]:
-        """Those that have started and not stopped."""
+        """Return the probes that have started and not stopped."""
         return [probe for probe in self.made if hasattr(probe, "address") and not probe.stopped]
 
     async def expect(self) -> Neighbour:
-        """The next one made. Raises `AssertionError` when none was, once everything has run."""
+        """Return the next one made. Raises `AssertionError` when none was, once everything has
+        run."""
         await self._stage.idle()
         if len(self.made) <= self._expected:
             raise self._stage.failed(f"expected a {self.role} to be made, none was")
@@ -246,7 +248,7 @@ class Casting:
         return self.made[self._expected - 1]
 
     async def expect_none(self) -> None:
-        """No more were made. Raises `AssertionError`."""
+        """Assert that no more were made. Raises `AssertionError`."""
         await self._stage.idle()
         more = self.made[self._expected :]
         if more:
@@ -265,7 +267,8 @@ def _answer(message: Any, answer: Any) -> None:
 
 
 def _assigned(wanted: Sequence[Any], found: Sequence[Any]) -> list[int] | None:
-    """Which of `found` each of `wanted` takes, none twice; None when there is no way."""
+    """Return, for each of `wanted`, the index of a message in `found` that fits, none twice; None
+    if there is no such assignment."""
 
     def fits(index: int, place: int) -> bool:
         each = wanted[index]

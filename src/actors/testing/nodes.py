@@ -58,14 +58,14 @@ COUNT: Final = "n"
 
 
 class FrozenList(list[Any]):
-    """An array value that can be compared and counted; nobody changes it."""
+    """An array value that can be compared and counted; never mutated."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
 
 
 class FrozenDict(dict[str, Any]):
-    """A struct value that can be compared and counted; nobody changes it."""
+    """A struct value that can be compared and counted; never mutated."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
@@ -86,7 +86,7 @@ NAN: Final = math.nan
 
 
 def frozen(value: Any) -> Any:
-    """The value as rows compare: hashable also when it is nested, floats by their bits."""
+    """Return the value as rows compare: hashable also when it is nested, floats by their bits."""
     if isinstance(value, float):
         if math.isnan(value):
             return NAN
@@ -105,12 +105,12 @@ class Relation(msgspec.Struct):
     updates: list[Update]
 
     def scope(self) -> Columns:
-        """The columns as expressions name them."""
+        """Return the columns as expressions name them."""
         return {name.lower(): (i, kind) for i, (name, kind) in enumerate(self.columns)}
 
 
 def group_key(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Values as they compare in groups."""
+    """Return values as they compare in groups."""
     return tuple(_group_value(value) for value in values)
 
 
@@ -132,7 +132,7 @@ class Runner:
         self._lo, self._hi = lo, hi
 
     def run(self, node: Node) -> Relation:
-        """The node's updates. Raises `DefiniteError` and `QueryRejected`."""
+        """Return the node's updates. Raises `DefiniteError` and `QueryRejected`."""
         runs: dict[type[Any], Callable[[Any], Relation]] = {
             Input: self._input,
             Where: self._where,
@@ -227,7 +227,7 @@ class Runner:
         return both
 
     def _match(self, node: Match) -> Relation:
-        """A plain join of states: consolidated first, so that weights are counts."""
+        """Run a plain join of states: consolidated first, so that weights are counts."""
         left, right = self.run(node.left), _state(self.run(node.right))
         if node.kind == "full":
             left = _state(left)
@@ -250,7 +250,7 @@ class Runner:
     def _pairs(
         self, node: Pair | Match, left: Relation, right: Relation
     ) -> Iterator[tuple[Update, Update]]:
-        """Updates that match."""
+        """Yield pairs of updates that match."""
         scope = Relation((*left.columns, *right.columns), []).scope()
         if len(scope) != len(left.columns) + len(right.columns):
             names = [name for name, _ in (*left.columns, *right.columns)]
@@ -482,7 +482,7 @@ class Runner:
 
 
 class _Bag:
-    """The rows of one group; of a global one, whether it has been there yet."""
+    """The rows of one group; for a global one also whether its row exists yet."""
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key = key
@@ -498,7 +498,7 @@ class _Bag:
 
 
 def _declared(columns: Columnar, node: Recompute) -> Columnar:
-    """The columns, checked against what the plan says the calls are."""
+    """Return the columns, checked against the types that the plan declares for the calls."""
     found = dict(columns)
     for call in node.calls:
         if found[call.name] not in (call.type, "void"):
@@ -508,7 +508,8 @@ def _declared(columns: Columnar, node: Recompute) -> Columnar:
 
 
 def consolidated(updates: Iterable[Update]) -> list[Update]:
-    """Diffs of equal (row, time) summed, zeros left out; rows compare by their bits."""
+    """Return updates with the diffs of equal (row, time) summed, zeros left out; rows compare by
+    their bits."""
     sums: dict[tuple[tuple[Any, ...], int], int] = {}
     for row, time, diff in updates:
         place = (tuple(map(frozen, row)), time)
@@ -522,7 +523,7 @@ def _ordered(relation: Relation, names: tuple[str, ...]) -> list[Update]:
 
 
 def _grouped(relation: Relation, keys: tuple[str, ...]) -> list[tuple[tuple[Any, ...], Update]]:
-    """Each update with the group that it is of."""
+    """Return each update with its group."""
     names = [name for name, _ in relation.columns]
     places = [names.index(key) for key in keys]
     return [(group_key(u[0][i] for i in places), u) for u in relation.updates]
@@ -531,7 +532,7 @@ def _grouped(relation: Relation, keys: tuple[str, ...]) -> list[tuple[tuple[Any,
 def _weights(
     relations: Iterable[Relation], keys: tuple[str, ...]
 ) -> dict[tuple[Any, ...], dict[tuple[Any, ...], int]]:
-    """The weight of each row of each group, in all relations together."""
+    """Return the weight of each row of each group, in all relations together."""
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
     for relation in relations:
         for key, (row, _, diff) in _grouped(relation, keys):
@@ -556,7 +557,7 @@ def _positive_zero(value: Any) -> Any:
 
 
 def _state(relation: Relation) -> Relation:
-    """The rows of a state, each once with its weight."""
+    """Return the rows of a state, each once with its weight."""
     sums: dict[tuple[Any, ...], int] = {}
     for row, _, diff in relation.updates:
         sums[row] = sums.get(row, 0) + diff

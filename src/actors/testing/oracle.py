@@ -1,14 +1,14 @@
 """The oracle: a query's contents by SQLite, sharing no code with compiler or delta rules.
 
-What: `Oracle` accumulates inputs as weighted rows; `contents` runs the view's own text on an
-in-memory SQLite database in which each row is repeated by its weight; `differences` compares
-bags, floats and decimals to a tolerance.
+`Oracle` accumulates inputs as weighted rows; `contents` runs the view's own text on an in-memory
+SQLite database in which each row is repeated by its weight; `differences` compares bags, floats and
+decimals to a tolerance.
 
-Rules: the text is generated for SQLite by sqlglot, with what SQLite lacks as functions of ours
-(`oracle_functions`): ``/``, ``div``, ``%`` and CAST as ANSI Spark's, spreads, truths, counts of
-several columns. Booleans are 0 and 1, decimals are floats, dates and timestamps ISO text; the
-answer is brought back to the output's types. What it does not do: nested types, NaN, other Spark
-functions that SQLite lacks, exact decimals beyond 15 digits, overflow of 32-bit integers.
+Rules: the text is generated for SQLite by sqlglot, with functions of ours for those that SQLite
+lacks (`oracle_functions`): ``/``, ``div``, ``%`` and CAST as ANSI Spark's, spreads, truths, counts
+of several columns. Booleans are 0 and 1, decimals are floats, dates and timestamps ISO text; the
+answer is cast back to the output's types. Out of scope: nested types, NaN, other Spark functions
+that SQLite lacks, exact decimals beyond 15 digits, overflow of 32-bit integers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from actors.testing.expressions import cast_value, type_text
 from actors.testing.oracle_functions import into, register
 
 Weighted: TypeAlias = Mapping[tuple[Any, ...], int]
-"""Row → how often it is there."""
+"""Row → its multiplicity."""
 
 RELATIVE_TOLERANCE: Final = 1e-9
 
@@ -53,11 +53,11 @@ class Oracle:
         self._updates: list[tuple[int, str, tuple[Any, ...], int]] = []
 
     def add(self, time: int, table: str, row: tuple[Any, ...], diff: int) -> None:
-        """Notes one update."""
+        """Note one update."""
         self._updates.append((time, table, row, diff))
 
     def contents(self, sql: str, output: Schema, time: int) -> Counter[tuple[Any, ...]]:
-        """The query's rows at a time. Raises `DefiniteError` and `QueryRejected`."""
+        """Return the query's rows at a time. Raises `DefiniteError` and `QueryRejected`."""
         tables: dict[str, tuple[Schema, Counter[tuple[Any, ...]]]] = {
             name: (schema, Counter()) for name, schema in self._tables.items()
         }
@@ -70,14 +70,14 @@ class Oracle:
 def run_query(
     sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
 ) -> Counter[tuple[Any, ...]]:
-    """The query's rows over given contents. Raises `DefiniteError` and `QueryRejected`."""
+    """Return the query's rows over given contents. Raises `DefiniteError` and `QueryRejected`."""
     return Counter(ordered_rows(sql, tables, output))
 
 
 def ordered_rows(
     sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
 ) -> list[tuple[Any, ...]]:
-    """The same, each as often as it is there, in the query's order."""
+    """Return the query's rows over given contents, duplicates included, in the query's order."""
     text = sqlite_text(sql)
     connection = apsw.Connection(":memory:")
     try:
@@ -98,7 +98,7 @@ def ordered_rows(
 
 
 def sqlite_text(sql: str) -> str:
-    """The query for SQLite. Raises `QueryRejected`."""
+    """Return the query for SQLite. Raises `QueryRejected`."""
     try:
         tree = sqlglot.parse_one(sql, dialect="spark")
     except SqlglotError as error:
@@ -114,9 +114,11 @@ def sqlite_text(sql: str) -> str:
 
 
 def _check_joins(select: Any) -> None:
-    """A semi join becomes a WHERE, which must not come after a join that makes rows of its own."""
+    """Check that no outer join follows a semi join, which becomes a WHERE. Raises
+    `QueryRejected`."""
     seen = False
     for join in select.args.get("joins") or []:
+        # A RIGHT or FULL JOIN makes rows of its own, which the WHERE would drop.
         if seen and join.args.get("side") in ("RIGHT", "FULL"):
             raise QueryRejected("the oracle cannot run a RIGHT or FULL JOIN after a semi join")
         seen = seen or join.args.get("kind") in ("SEMI", "ANTI")
@@ -159,7 +161,7 @@ def _both_literal(node: Any) -> bool:
 
 
 def _count(node: Any) -> Any:
-    """SQLite counts one column only."""
+    """Return a count of several columns as a function of ours: SQLite counts one column only."""
     distinct = isinstance(node.this, exp.Distinct)
     trees = node.this.expressions if distinct else [node.this, *node.expressions]
     if len(trees) < 2:
@@ -196,7 +198,7 @@ def _back(value: Any, kind: str) -> Any:
     if value is None:
         return None
     if kind.startswith("decimal") and isinstance(value, float):
-        # 15 digits are what a double keeps.
+        # A double keeps 15 digits.
         return cast_value(Decimal(f"{value:.15g}"), kind)
     return cast_value(value, kind)
 
@@ -204,9 +206,9 @@ def _back(value: Any, kind: str) -> Any:
 def differences(
     expected: Weighted, found: Weighted, *, exact_decimals: bool = False
 ) -> list[Difference]:
-    """Rows whose weights differ, floats compared to a tolerance.
+    """Return rows whose weights differ, floats compared to a tolerance.
 
-    Decimals too (SQLite computes them as floats), unless `exact_decimals`.
+    Decimals are, too (SQLite computes them as floats), unless `exact_decimals`.
     """
     wrong: list[Difference] = []
     inexact = float if exact_decimals else (float, Decimal)
@@ -220,7 +222,7 @@ def differences(
 def _exact_groups(
     rows: Weighted, inexact: Any
 ) -> dict[tuple[Any, ...], list[tuple[tuple[Any, ...], int]]]:
-    """Rows by their values that compare exactly."""
+    """Return rows grouped by their values that compare exactly."""
     groups: dict[tuple[Any, ...], list[tuple[tuple[Any, ...], int]]] = {}
     for row, weight in rows.items():
         if weight:
@@ -232,7 +234,7 @@ def _exact_groups(
 def _compare(
     expected: list[tuple[tuple[Any, ...], int]], found: list[tuple[tuple[Any, ...], int]]
 ) -> list[Difference]:
-    """Rows that agree in their exact values, matched within the tolerance."""
+    """Match rows that agree in their exact values within the tolerance; return the others."""
     rest = [row for row, _ in found]
     weights = [weight for _, weight in found]
     wrong = []
@@ -255,7 +257,7 @@ def _close(left: Iterable[Any], right: Iterable[Any]) -> bool:
 
 
 def close_values(a: Any, b: Any) -> bool:
-    """Whether two values are equal, floats (and decimals) within the tolerance."""
+    """Return whether two values are equal, floats (and decimals) within the tolerance."""
     if isinstance(a, float) and isinstance(b, float):
         if math.isnan(a) or math.isnan(b):
             return math.isnan(a) and math.isnan(b)

@@ -1,10 +1,9 @@
-"""What SQLite lacks of Spark's functions, for the oracle: registered on its connection.
+"""Spark's functions that SQLite lacks, for the oracle: registered on its connection.
 
-Scalars: ``/``, ``div``, ``%`` and CAST as ANSI Spark has them (division by zero and malformed
-input raise `DefiniteError`), parts of dates, least and greatest that pass over NULL.
-Aggregates: standard deviations and variances, bool_and and bool_or, count over the distinct
-values of several columns, max_by and min_by; all of them pass over NULL and are NULL when
-nothing is left, but counts are 0.
+Scalars: ``/``, ``div``, ``%`` and CAST as ANSI Spark has them (division by zero and malformed input
+raise `DefiniteError`), parts of dates, least and greatest that skip NULL. Aggregates: standard
+deviations and variances, bool_and and bool_or, count over the distinct values of several columns,
+max_by and min_by; all of them skip NULL and are NULL over no values, but counts are 0.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from actors.testing.expressions import cast_value
 
 
 def register(connection: apsw.Connection) -> None:
-    """Makes the functions known to a connection."""
+    """Register the functions on a connection."""
     for name, (count, function) in _SCALARS.items():
         connection.create_scalar_function(name, function, count, deterministic=True)
     for name, (count, finish) in _AGGREGATES.items():
@@ -30,7 +29,7 @@ def register(connection: apsw.Connection) -> None:
 
 
 def into(value: Any) -> Any:
-    """A Spark value as SQLite holds it."""
+    """Return a Spark value as SQLite holds it."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, Decimal):
@@ -41,7 +40,7 @@ def into(value: Any) -> Any:
 
 
 def _factory(finish: Callable[[list[Any]], Any]) -> Callable[[], Any]:
-    """What apsw wants of an aggregate: (state, step, end), the state a list of values."""
+    """Return apsw's form of an aggregate: (state, step, end), the state a list of values."""
 
     def step(values: list[Any], *row: Any) -> None:
         values.append(row[0] if len(row) == 1 else row)

@@ -1,9 +1,9 @@
-"""The relational trees and modes of the public queries, kept in a file a release of Spark.
+"""The relational trees and modes of the public queries, kept in one file per release of Spark.
 
-A release of Spark may analyse a text to another plan, or rewrite it by other rules. What becomes
-of it is proven when a view is made, so that a view is never wrong for it; but it may be recomputed
-where it was incremental, as a change of our own rules may bring about, too. The file shows what
-changes.
+A release of Spark may analyse a text to another plan, or rewrite it by other rules. The translated
+plan is proven when a view is made, so that a view is never wrong for it; but a view may be
+recomputed that was incremental, as a change of our own rules may bring about, too. The file shows
+such changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIFFERENCE_LINES_MAX: Final = 40
 
 
 def trees_file(folder: Path) -> Path:
-    """Return where the trees of the installed Spark are kept."""
+    """Return the path of the trees of the installed Spark."""
     return folder / f"trees-{importlib.metadata.version('pyspark')}.txt"
 
 
@@ -43,8 +43,8 @@ def read_trees(text: str) -> dict[str, str]:
 
 
 def difference(kept: Mapping[str, str], made: Mapping[str, str]) -> str:
-    """Return what is otherwise in the trees that were made; empty where nothing is. Trees that
-    were not made are not looked at, nor is the order of conjuncts.
+    """Return the differences of the new trees from the kept ones; "" if there are none. Kept trees
+    without a new one are ignored, and so is the order of conjuncts.
 
     >>> difference({"a": "Project x", "b": "Scan t"}, {"a": "Project x"})
     ''
@@ -64,6 +64,6 @@ def difference(kept: Mapping[str, str], made: Mapping[str, str]) -> str:
 
 
 def _conjuncts(line: str) -> list[str]:
-    # Spark keeps some conjuncts in sets whose order depends on what was analysed before.
+    # Spark keeps some conjuncts in sets whose order depends on the queries analysed before.
     pieces = line.strip().removeprefix("Filter ").removeprefix("Join ")
     return sorted(pieces.replace(" and ", " AND ").split(" AND "))

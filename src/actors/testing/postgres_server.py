@@ -1,7 +1,7 @@
-"""A real PostgreSQL of one's own, for tests and benchmarks: made, started, killed, started again.
+"""A private PostgreSQL server for tests and benchmarks: initialised, started, killed, restarted.
 
 PostgreSQL refuses to run as root: then it runs as ``postgres`` or ``nobody``. It listens on a Unix
-socket in a folder of its own, and on a port of the loopback interface that is kept for it, also
+socket in a folder of its own, and on a port of the loopback interface that is reserved for it, also
 while it is down.
 """
 
@@ -28,15 +28,16 @@ _PLACES: Final = "/usr/lib/postgresql/*/bin"
 
 
 class NoPostgres(Exception):
-    """There is none on this machine, or it does not start; says why, and what to do."""
+    """Raised when this machine has no PostgreSQL, or it does not start; the text gives the reason
+    and the remedy."""
 
 
 class NotInstalled(NoPostgres):
-    """This machine has no PostgreSQL."""
+    """Raised when this machine has no PostgreSQL."""
 
 
 def binary(name: str) -> str:
-    """Where one of PostgreSQL's programs is. Raises `NotInstalled`."""
+    """Return the path of one of PostgreSQL's programs. Raises `NotInstalled`."""
     # Debian keeps them out of the path, one folder a version: the newest is taken.
     places = sorted(
         glob.glob(f"{_PLACES}/{name}"), key=lambda place: _version(Path(place).parts[-3])
@@ -55,7 +56,7 @@ def _version(text: str) -> int:
 
 
 def _account() -> str | None:
-    """Whom it runs as; None: as ourselves."""
+    """Return the account that the server runs as; None: our own."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -66,23 +67,23 @@ def _account() -> str | None:
 
 
 def reserve_port() -> socket.socket:
-    """A free port of the loopback interface, nobody else's while the socket is open: it is bound
-    and does not listen, which lets those bind who reuse addresses, as servers do, and keeps the
-    system from giving the port to others."""
+    """Return a socket that reserves a free port of the loopback interface while it is open."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Bound but not listening: servers, which set SO_REUSEADDR, can bind the port too, and the
+    # system gives it to no other socket.
     held.bind(("127.0.0.1", 0))
     return held
 
 
 class PostgresServer:
-    """One server: superuser ``bench``, database ``postgres``, everybody is trusted."""
+    """One server: superuser ``bench``, database ``postgres``, all connections are trusted."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
-        """Of the socket."""
+        """Folder of the Unix socket and the data."""
         self._held = reserve_port()
-        weakref.finalize(self, self._held.close)  # whoever forgets it makes nobody warn
+        weakref.finalize(self, self._held.close)  # no ResourceWarning without `guarded`
         self.port: int = self._held.getsockname()[1]
         self.user = "bench"
         self._data = folder / "data"
@@ -93,41 +94,42 @@ class PostgresServer:
         self._run([binary("initdb"), "-D", str(self._data), "-U", "bench", "-A", "trust", "-N"])
 
     def conninfo(self, **more: str) -> str:
-        """For libpq, over the Unix socket."""
+        """Return the connection string for libpq, over the Unix socket."""
         parts = {"host": str(self.folder), "port": self.port, "user": "bench", "dbname": "postgres"}
         return " ".join(f"{key}={value}" for key, value in {**parts, **more}.items())
 
     def start(self, **settings: str) -> None:
-        """Starts it, with these settings besides those it was made with."""
+        """Start the server, with these settings besides those it was made with."""
         options = [f"-h 127.0.0.1 -p {self.port} -k {self.folder}"]
         options += [f"-c {name}={value}" for name, value in (self._settings | settings).items()]
         self._control("-l", str(self.folder / "log"), "-o", " ".join(options), "start")
 
     def stop(self, mode: str = "fast") -> None:
-        """Ends it: ``smart``, ``fast`` or ``immediate``."""
+        """Stop the server: ``smart``, ``fast`` or ``immediate``."""
         self._control("-m", mode, "stop")
 
     def kill(self) -> None:
-        """``kill -9`` of all its processes, as when the machine dies."""
+        """Send ``kill -9`` to all its processes, as when the machine dies."""
         main = int((self._data / "postmaster.pid").read_text().split()[0])
-        # The children are found while their parent lives: then nobody else's can be among them.
+        # Listed while the parent lives: later their numbers may belong to other processes.
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
         for process in (main, *map(int, children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         for process in (main, *map(int, children)):
             _wait_gone(process)
-        # One that nobody waited for looks alive to the next server: the files that name it go.
+        # A zombie looks alive to the next server: remove the files that name it.
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         (self.folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
 
     def run(self, name: str, arguments: Sequence[str], *, timeout_s: float = _TIMEOUT_S) -> str:
-        """Runs one of the client programs against it; its output. Raises `NoPostgres`."""
+        """Run one of the client programs against the server; return its output. Raises
+        `NoPostgres`."""
         command = [binary(name), "-h", str(self.folder), "-p", str(self.port), "-U", "bench"]
         return self._run([*command, *arguments], timeout_s=timeout_s)
 
     def put(self, name: str, data: bytes) -> Path:
-        """A file in its folder that it alone may read."""
+        """Write a file in the server's folder that only the server may read."""
         place = self.folder / name
         place.write_bytes(data)
         place.chmod(0o600)
@@ -137,20 +139,20 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Ends it and removes its folder when the block does, or this process, be it by
-        ``kill -9``: a process apart waits for that."""
+        """Stop the server and remove its folder at the block's end, or when this process dies."""
+        # A separate process reads our pipe to its end, which comes even by ``kill -9``.
         guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, binary("pg_ctl"), str(self.folder)],
             stdin=subprocess.PIPE,
             user=self._account,
             cwd="/",
-            start_new_session=True,  # what interrupts us does not interrupt it
+            start_new_session=True,  # a Ctrl-C in our terminal does not interrupt it
         )
         with self._held, guard:
             yield
 
     def log(self) -> str:
-        """What it said."""
+        """Return the text of the server's log."""
         return (self.folder / "log").read_text()
 
     def _control(self, *arguments: str) -> None:
@@ -172,7 +174,7 @@ class PostgresServer:
 
 
 def _wait_gone(process: int) -> None:
-    """Waits until a process is dead; shared memory is in use until then."""
+    """Wait until a process is dead; shared memory is in use until then."""
     with contextlib.suppress(ProcessLookupError):
         watch = os.pidfd_open(process)
         try:
@@ -183,7 +185,7 @@ def _wait_gone(process: int) -> None:
 
 @contextlib.contextmanager
 def postgres_server(**settings: str) -> Iterator[PostgresServer]:
-    """Runs one while the block lasts, with settings of postgresql.conf. Raises `NoPostgres`."""
+    """Run a server while the block lasts, with settings of postgresql.conf. Raises `NoPostgres`."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         server = PostgresServer(Path(folder), settings)
         with server._held:

@@ -1,11 +1,11 @@
-"""A probe: an actor that keeps what it is sent, so that another actor can be tested alone.
+"""A probe: an actor that records its messages, so that another actor can be tested alone.
 
-`Probe.start` puts it into a `System`; its `address` is given to the actor under test as a
-consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing`
-lets everything that is ready run (`settle`) and checks that no message came. Neither sleeps:
-under a test's clock whose `run_blocking` runs inline, an actor that has settled has done all
-that it will do by itself, timers aside. To test one actor with all its neighbours made up, take
-`actors.testing.isolation`: this is for tests of several actors on an ordinary loop.
+`Probe.start` puts it into a `System`; its `address` is given to the actor under test as a consumer,
+worker or parent. `expect` waits for the next message and checks it; `expect_nothing` runs all ready
+callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's clock whose
+`run_blocking` runs inline, an actor that has settled acts again only on a timer. To test one actor
+with doubles of all its neighbours, take `actors.testing.isolation`: this is for tests of several
+actors on an ordinary loop.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from actors.testing.virtual_time import TURNS_MAX, Livelock, VirtualTimeLoop
 T = TypeVar("T")
 
 EXPECT_SECONDS: Final = 100.0
-"""How long `expect` waits before the test fails: never a delay of a test that passes."""
+"""Longest wait of `expect` before the test fails: never a delay of a test that passes."""
 
 
 async def settle() -> None:
-    """Lets all that is ready run, and what that makes ready, until nothing is.
+    """Run all ready callbacks, and those that they make ready, until none is ready.
 
-    Asyncio's loop runs what is ready in order: when this task runs and nothing stands behind it,
-    all others wait. Of threads and sockets nothing is known. Raises `Livelock`.
+    Callbacks of threads and sockets are not waited for. Raises `Livelock`.
     """
     loop: Any = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         await loop.idle()
         return
     for _ in range(TURNS_MAX):
+        # Asyncio runs callbacks in order: if none is queued when this task resumes, all others
+        # wait.
         await anyio.lowlevel.checkpoint()
         if not loop._ready:
             return
@@ -55,20 +56,20 @@ class Probe(Actor[Any]):
 
     @classmethod
     def start(cls, system: System, name: str = "probe") -> Self:
-        """A probe running in `system`."""
+        """Return a probe running in `system`."""
         probe = cls()
         probe.address = system.spawn(lambda: probe, name)
         return probe
 
     async def receive(self, message: Any) -> None:
-        """Keeps the message."""
+        """Keep the message."""
         self.received.append(message)
         self._came.set()
 
     async def expect(self, kind: type[T], **fields: Any) -> T:
-        """The next message, which must be a `kind` with these field values.
+        """Return the next message, which must be a `kind` with these field values.
 
-        Raises `AssertionError` naming what came instead, and when nothing comes.
+        Raises `AssertionError` for another message, and when none comes.
         """
         message = await self._next(kind.__name__)
         if not isinstance(message, kind):
@@ -80,7 +81,8 @@ class Probe(Actor[Any]):
         return message
 
     async def expect_nothing(self) -> None:
-        """Nothing comes, once all that is ready has run. Raises `AssertionError`."""
+        """Assert that no message comes once all ready callbacks have run. Raises
+        `AssertionError`."""
         await settle()
         if self.received:
             raise AssertionError(f"expected no message, got {list(self.received)!r}")

@@ -5,20 +5,19 @@
         proxy.throttle(10_000)
 
 Theory of operation. Each connection to the proxy becomes one to the target, and two pumps carry
-the bytes, one a direction. The faults hold for connections that are there and for later ones,
-until `heal`:
+the bytes, one per direction. The faults hold for present and later connections, until `heal`:
 
 - `cut()` resets all connections, on both sides; `refuse()` does so with every later one, too;
-- `vanish()`: nothing passes any more, in either direction, and nothing is closed: what a pulled
-  cable looks like;
+- `vanish()`: no bytes pass any more, in either direction, and no connection is closed, as with a
+  pulled cable;
 - `delay(ms)`: bytes arrive that much later, in order;
-- `throttle(bytes_s)`: so many bytes a second pass in each direction;
+- `throttle(bytes_s)`: at most so many bytes per second pass in each direction;
 - `half_close(side)`: the peer of that side sees the end of the stream; the other direction goes on;
-- `stop_reading(side)`: what that side sends is not read any more, the other direction goes on.
+- `stop_reading(side)`: bytes from that side are not read any more, the other direction goes on.
 
-A side is ``"client"`` or ``"target"``. Bounded: a pump reads nothing while what it has read waits.
-Addresses are those of `actors.cluster.address`, so Unix sockets work too. It never looks into the
-bytes: what they mean, TLS included, is not its business.
+A side is ``"client"`` or ``"target"``. A pump stops reading while `CHUNKS_MAX` chunks are unsent.
+Addresses are those of `actors.cluster.address`, so Unix sockets work too. The proxy does not
+interpret the bytes, so TLS passes through it.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ Side: TypeAlias = Literal["client", "target"]
 SIDES: Final[tuple[Side, Side]] = ("client", "target")
 CHUNK_BYTES: Final = 64 * 1024
 CHUNKS_MAX: Final = 64
-"""On their way in one direction."""
+"""Most chunks in flight in one direction."""
 
 
 class _Faults:
-    """What holds now; `changed` is replaced at every change."""
+    """The present faults; `changed` is replaced at every change."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -77,7 +76,7 @@ class _Direction:
         moved.set()
 
     async def read(self) -> None:
-        """Reads into the queue; an empty chunk is the end."""
+        """Read into the queue; an empty chunk is the end."""
         while True:
             while self._side in self._faults.stopped:
                 await self._faults.changed.wait()
@@ -90,7 +89,7 @@ class _Direction:
                 return
 
     async def write(self) -> None:
-        """Writes what is in the queue when its time has come."""
+        """Write chunks of the queue when they are due."""
         while True:
             while not self._chunks:
                 await self._moved.wait()
@@ -112,7 +111,7 @@ class _Direction:
                 self._move()
 
     async def _due(self, came: float) -> None:
-        """Waits until a chunk may go on, whatever changes meanwhile."""
+        """Wait until a chunk may go on, under faults that change meanwhile."""
         while True:
             faults = self._faults
             if self._side in faults.stopped:
@@ -125,7 +124,7 @@ class _Direction:
                 await faults.changed.wait()
 
     def half_close(self) -> None:
-        """The sink sees the end; what comes later is dropped."""
+        """Show the sink the end of the stream; later bytes are dropped."""
         if not self.half_closed:
             self.half_closed = True
             with contextlib.suppress(OSError):
@@ -144,7 +143,7 @@ class _Pair:
         self._scope = anyio.CancelScope()
 
     async def run(self) -> None:
-        """Carries bytes both ways until both are at their end, or one side is lost."""
+        """Carry bytes both ways until both are at their end, or one side is lost."""
         lost = False
         with self._scope:
             try:
@@ -161,11 +160,11 @@ class _Pair:
         self._directions[side].half_close()
 
     def cut(self) -> None:
-        """Resets both."""
+        """Reset both."""
         self._scope.cancel()
 
     def close(self, *, reset: bool) -> None:
-        """Closes both sockets; `reset`: so that the peers see a reset."""
+        """Close both sockets; `reset`: so that the peers see a reset."""
         for sock in self._sockets.values():
             if reset:
                 with contextlib.suppress(OSError):
@@ -185,16 +184,16 @@ class Proxy:
         self._bound: sockets.Bound | None = None
         self._group: Any = None
         self.connections = 0
-        """Made so far."""
+        """Number of connections made so far."""
 
     @property
     def address(self) -> str:
-        """Where clients connect to it."""
+        """Return the address that clients connect to."""
         assert self._bound is not None, "the proxy has not been entered"
         return str(self._bound.address)
 
     async def __aenter__(self) -> Self:
-        """Listens. Raises `AddressInUse`."""
+        """Listen. Raises `AddressInUse`."""
         self._bound = await sockets.bind(self._listen)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -208,7 +207,7 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        """Resets what is left."""
+        """Reset the remaining connections."""
         assert self._bound is not None
         self._group.cancel_scope.cancel()
         try:
@@ -248,43 +247,43 @@ class Proxy:
     # -- faults --
 
     def cut(self) -> None:
-        """Resets all connections; later ones are made as ever."""
+        """Reset all connections; later ones are not affected."""
         for pair in list(self._pairs):
             pair.cut()
 
     def refuse(self) -> None:
-        """Resets all connections, and later ones at once."""
+        """Reset all connections, and later ones at once."""
         self._faults.refusing = True
         self._faults.change()
         self.cut()
 
     def vanish(self) -> None:
-        """Lets nothing through, both ways, and closes nothing."""
+        """Let no bytes through, both ways, and close no connection."""
         self._faults.stopped = set(SIDES)
         self._faults.change()
 
     def delay(self, ms: float) -> None:
-        """Bytes arrive so much later."""
+        """Delay all bytes by `ms`."""
         self._faults.delay_s = ms / 1000
         self._faults.change()
 
     def throttle(self, bytes_s: int) -> None:
-        """So many bytes a second pass, each way of each connection; 0: any number."""
+        """Let at most `bytes_s` pass, each way of each connection; 0: no limit."""
         self._faults.bytes_s = bytes_s
         self._faults.change()
 
     def half_close(self, side: Side) -> None:
-        """The peer of `side` sees the end of what that side sends."""
+        """Show the peer of `side` the end of that side's stream."""
         for pair in self._pairs:
             pair.half_close(side)
 
     def stop_reading(self, side: Side) -> None:
-        """What `side` sends is read no more."""
+        """Stop reading bytes from `side`."""
         self._faults.stopped = self._faults.stopped | {side}
         self._faults.change()
 
     def heal(self) -> None:
-        """Ends all faults that last."""
+        """End all lasting faults."""
         self._faults.delay_s = 0.0
         self._faults.bytes_s = 0
         self._faults.refusing = False

@@ -1,14 +1,14 @@
 """The reference: a view's contents at many times, as plain Spark evaluates the view's own text.
 
-What: `Reference` answers for one view, given the contents of its sources at each time. All times
-go to the engine together: one query whose branches are the text at one time each, the tables'
-names bound to that time's contents by a WITH around it. A branch that fails fails them all, so a
-batch in error is halved until the times that raise are known. Nothing of the compiler is used.
+`Reference` answers for one view, given the contents of its sources at each time. All times go to
+the engine together: one query whose branches are the text at one time each, the tables' names bound
+to that time's contents by a WITH around it. A branch that fails fails the whole query, so a batch
+in error is halved until the times that raise are known. No code of the compiler is used.
 
 Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
-plain Spark is free to choose, the answer is all candidates (see `freedom`). The text that asks
-for candidates is written by a library: when they do not admit what plain Spark answers to the
-view's own text, it is not used, and only an answer equal to that one is called exact.
+plain Spark is free to choose, the answer is all candidates (see `freedom`). The query for
+candidates is written by a library: if they do not admit plain Spark's answer to the view's own
+text, they are not used, and only an answer equal to that one is called exact.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from actors.testing.oracle import Difference as RowDifference
 Bag: TypeAlias = Counter[tuple[Any, ...]]
 AT: Final = "__at"
 BATCH_MAX: Final = 8
-"""Branches of one query: Spark's planning of them grows faster than their number."""
+"""Most branches of one query: Spark's planning time grows faster than their number."""
 
 
 class _Text(msgspec.Struct):
-    """A query's text, and what plain Spark has answered to it."""
+    """A query's text, and plain Spark's answers to it by contents."""
 
     sql: str
     output: Schema
@@ -43,7 +43,7 @@ class _Text(msgspec.Struct):
 
 
 class Reference:
-    """One view's reference."""
+    """The reference of one view."""
 
     def __init__(self, engine: Engine, plan: DeltaPlan, *, batched: bool = True) -> None:
         self._engine = engine
@@ -53,7 +53,7 @@ class Reference:
         self.freedom: Freedom = NONE
 
     async def prepare(self) -> None:
-        """Finds out what the text leaves open."""
+        """Find the choices that the text leaves to Spark, and prepare the query for candidates."""
         found = freedom_of(self._plan.sql)
         if found.sql:
             tables = tuple(zip(self._plan.sources, self._plan.source_schemas, strict=True))
@@ -100,7 +100,7 @@ class Reference:
     def differences(
         self, expected: Bag, found: Bag, *, exact_decimals: bool
     ) -> list[RowDifference]:
-        """How `found` differs from what plain Spark could answer."""
+        """Return the differences of `found` from every answer that plain Spark could give."""
         return self.freedom.differences(expected, found, exact_decimals=exact_decimals)
 
     def _at(self, sql: str, time: int) -> str:
@@ -155,7 +155,7 @@ class Reference:
 
 
 def text_at(sql: str, time: int) -> str:
-    """Return a text with the clock standing at a time: its calls, replaced as words.
+    """Return a text with its calls of the clock, matched as words, replaced by a time.
 
     >>> text_at("select * from t where at > now() and d = current_date", 5)
     'select * from t where at > timestamp_millis(5L) and d = CAST(timestamp_millis(5L) AS date)'

@@ -1,19 +1,18 @@
-"""No mislabelling: what a step's lookups read must not grow with the state.
+"""Checks modes by measurement: rows read by a step's lookups must not grow with the state.
 
-What: `measured` runs a checked script's views twice over the same last changes, once on the
-script's own state and once on ten times as much: nine copies of every row are added whose
-values are all others, so that they join among themselves and lie in groups that the changes do
-not touch. Rows that lookups return are counted. A view that is labelled incremental or keyed
-and reads more than `GROWTH_MAX` times as many on the larger state is WRONG: its cost follows
-the state, not the change.
+`measured` runs a checked script's views twice over the same last changes, once on the script's own
+state and once on ten times as much: nine copies of every row are added whose values all differ, so
+that they join among themselves and lie in groups that the changes do not touch. Rows that lookups
+return are counted. A view that is labelled incremental or keyed and reads more than `GROWTH_MAX`
+times as many on the larger state is WRONG: its cost follows the state, not the change.
 
-The plan is looked at, too: where it reads a column of a table that the view's text does not name,
+The plan is checked, too: if it reads a column of a table that the view's text does not name,
 updates of that column would start lookups and jobs for nothing, which is WRONG as well.
 
-Rules: the first half of the script's changes is the state, each later time is one step, strata
-one by one. A NULL becomes a value in the copies, or they would share the group of NULL keys;
-booleans stay as they are. A view in error is not measured. A key that maps many values to few
-(``k % 2``) puts copies into touched groups, and is no case for this measure.
+Rules: the first half of the script's changes is the state, each later time is one step, strata one
+by one. A NULL becomes a value in the copies, or they would share the group of NULL keys; booleans
+stay as they are. A view in error is not measured. A key that maps many values to few (``k % 2``)
+puts copies into touched groups, and is no case for this measure.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ class Reads(dict[str, int]):
 
 
 async def measured(check: Checked) -> list[ViewResult]:
-    """The script's views, WRONG where they read more on more state, or where one that is said to
-    be growing does not. Raises `ScriptError`."""
+    """Return the script's views, WRONG if they read more on more state, or if one that is declared
+    growing does not. Raises `ScriptError`."""
     await check.compile()
     results = check.results()
     wanted = [
         r
         for r in results
-        # One that reads a state whole where one row changes says so.
+        # A view that reads a state whole for one changed row has this in its reason.
         if r.mode in ("incremental", "keyed") and r.verdict == "exact" and BESIDE not in r.reason
     ]
     times = check.times[:-1]
@@ -82,8 +81,8 @@ async def measured(check: Checked) -> list[ViewResult]:
 
 
 def _unnamed_read(check: Checked, name: str) -> str:
-    """Return a column of a table that a view's plan reads and its text does not name; empty: none,
-    or the text names columns in another way. Keys are read to tell rows apart."""
+    """Return a column of a table that a view's plan reads and its text does not name; "": none, or
+    the text names columns in another way. Key columns are exempt: they tell rows apart."""
     (view,) = (each for each in check.script.views if each.name == name)
     text = _COUNTED.sub("", inlined(check.script, view).lower())
     if _ALL_COLUMNS.search(text):
@@ -91,7 +90,7 @@ def _unnamed_read(check: Checked, name: str) -> str:
     plan = check.plans[name]
     for source, use in zip(plan.sources, source_uses(plan), strict=True):
         schema = check.script.tables.get(source, Schema(()))
-        counted = columns_kept(schema, set())  # stands for rows of which nothing is read
+        counted = columns_kept(schema, set())  # the column kept when no column is read
         for column in use.schema.columns:
             word = rf"(?<!\w){re.escape(column.name.lower())}(?!\w)"
             named = column.name in schema.key or re.search(word, text)
@@ -148,7 +147,7 @@ def _delta(
 
 
 def moved(value: Any, kind: str, copy: int) -> Any:
-    """Another value of the type for each copy, wherever the type has so many."""
+    """Return another value of the type for each copy, if the type has so many."""
     if value is None:
         return moved(random_value(kind, random.Random(7)), kind, copy) if _simple(kind) else None
     if isinstance(value, bool):

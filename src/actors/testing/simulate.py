@@ -30,22 +30,22 @@ T = TypeVar("T")
 
 SHRINK_RUNS_MAX: Final = 250
 FAILURES_MAX: Final = 10
-"""A campaign that has found so many stops."""
+"""Number of failures after which a campaign stops."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What is simulated. Its schedules are records with `operations` and `faults`."""
+    """A kind of simulation. Its schedules are records with `operations` and `faults`."""
 
     draw: Callable[[int], Any]
-    """The schedule of a seed."""
+    """Draws the schedule of a seed."""
     run: Callable[..., Report]
-    """Of a schedule; with `keep_trace` its steps are kept."""
+    """Runs a schedule; with `keep_trace` its steps are kept."""
     describe: Callable[[Any], str]
-    """An operation or a fault, as one line."""
+    """Describes an operation or a fault in one line."""
     option: str = ""
-    """Of the command that replays it."""
+    """Option of the command that replays a seed."""
     settings: Callable[[Any], str] = lambda _: ""
-    """The settings that a schedule draws, as text."""
+    """Describes the settings that a schedule draws."""
 
 
 SERVICE: Final = Kind(
@@ -70,7 +70,7 @@ WAL: Final = Kind(wal_schedule.draw, wal.simulate, wal_schedule.describe, "--wal
 WAL_FILES: Final = Kind(
     wal_schedule.draw_files, wal.simulate, wal_schedule.describe, "--wal-files "
 )
-"""The same, the logs in files."""
+"""Acceptors and proposers of the WAL alone, the logs in files."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -80,18 +80,18 @@ class Failure(msgspec.Struct, frozen=True):
     violation: str
     operations: tuple[str, ...]
     faults: tuple[str, ...]
-    """What is left of its schedule."""
+    """Faults of the shrunk schedule."""
     shrunk_violation: str
     runs: int
-    """That shrinking took."""
+    """Number of runs that shrinking took."""
     option: str = ""
-    """Of the command that replays it."""
+    """Option of the command that replays it."""
     settings: str = ""
-    """What was drawn of them, which the seed alone draws again."""
+    """Settings that were drawn, which the seed alone draws again."""
 
 
 class Campaign(msgspec.Struct, frozen=True):
-    """What a campaign came to."""
+    """The result of a campaign."""
 
     first: int
     last: int
@@ -103,7 +103,7 @@ class Campaign(msgspec.Struct, frozen=True):
 
     @property
     def runs_per_second(self) -> float:
-        """Of one core, shrinking left out."""
+        """Return the runs per second of one core, without shrinking."""
         return self.runs / self.seconds if self.seconds else 0.0
 
 
@@ -112,7 +112,7 @@ def campaign(
     told: Callable[[Failure], None] | None = None,
     kind: Kind = SERVICE,
 ) -> Campaign:
-    """Runs every seed; stops after `FAILURES_MAX` failures."""
+    """Run every seed; stop after `FAILURES_MAX` failures."""
     gc.collect()
     gc.freeze()
     runs = steps = 0
@@ -141,7 +141,7 @@ def campaign(
 
 
 def shrunk(report: Report, kind: Kind = SERVICE) -> Failure:
-    """The failure with as little of its schedule as still fails by the same checker."""
+    """Return the failure with a schedule as small as still fails by the same checker."""
     checker = report.violation.partition(":")[0]
     best, last, runs = kind.draw(report.seed), report, 0
 
@@ -178,7 +178,7 @@ def shrunk(report: Report, kind: Kind = SERVICE) -> Failure:
 
 
 def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
-    """Leaves out ever smaller pieces; `fails` remembers what it was given and still failed."""
+    """Leave out ever smaller pieces; `fails` remembers the last schedule that failed."""
     kept = list(items)
     size = max(1, len(kept))
     while kept:
@@ -197,7 +197,7 @@ def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 def replayed(
     seed: int, *, as_json: bool = False, trace: bool = False, kind: Kind = SERVICE
 ) -> bool:
-    """Prints one run, made twice; True when it failed or the two differ (then the simulation
+    """Print one run, made twice; return True if it failed or the two differ (then the simulation
     itself is at fault)."""
     first = kind.run(kind.draw(seed), keep_trace=trace)
     second = kind.run(kind.draw(seed))
@@ -225,8 +225,8 @@ def campaigned(
     sources: bool = False,
     kind: Kind = SERVICE,
 ) -> bool:
-    """Prints a campaign of `runs` seeds from `seed` on, of those with a source only when
-    `sources`; True when one failed."""
+    """Print a campaign of `runs` seeds from `seed` on, of those with a source only if `sources`;
+    return True if one failed."""
 
     def tell(failure: Failure) -> None:
         if not as_json:
@@ -239,13 +239,13 @@ def campaigned(
 
 
 def _as_json(found: Campaign) -> str:
-    """For machines."""
+    """Return the result as JSON."""
     shown: dict[str, Any] = msgspec.to_builtins(found)
     return json.dumps(shown | {"runs_per_second": round(found.runs_per_second, 2)})
 
 
 def as_text(found: Campaign) -> str:
-    """For people."""
+    """Return the result as text."""
     faults = ", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"
     return (
         f"{found.runs} runs (seeds {found.first} to {found.last}), "
@@ -256,7 +256,7 @@ def as_text(found: Campaign) -> str:
 
 
 def failure_as_text(failure: Failure) -> str:
-    """The seed, what was wrong, and what is left of the schedule."""
+    """Return the seed, the violation, and the shrunk schedule."""
     lines = [f"seed {failure.seed} fails: {failure.violation}"]
     lines.append(f"shrunk in {failure.runs} runs to: {failure.shrunk_violation}")
     lines += [f"  {line}" for line in (*failure.operations, *failure.faults)]

@@ -14,7 +14,7 @@ _SORT: Final = re.compile(r"(.*) (ASC|DESC) NULLS (FIRST|LAST)", re.DOTALL)
 
 
 def sort_key(order: tuple[str, ...], scope: Columns) -> Callable[[tuple[Any, ...]], Any]:
-    """Return the function that tells a row's place in an order."""
+    """Return the function that maps a row to its place in an order."""
     made = []
     for each in order:
         found = _SORT.fullmatch(each)

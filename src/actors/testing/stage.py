@@ -1,13 +1,13 @@
-"""A script's views as the service runs them: real dataflows over real shards.
+"""Runs a script's views as the service does: real dataflows over real shards.
 
-What: `Stage` makes a shard for every table and view in a store in memory, writes the tables'
-changes, and keeps one `Dataflow` actor a view, with listen and fetch tasks and a stand-in for
-its worker, on the engine it is given. Views that read views import their output shards. It can
-stop all of them and start them again from what is durable, let the shards compact, and read a
-view's contents at a time as a client would.
+`Stage` makes a shard for every table and view in the store of its `PersistClient`, writes the
+tables' changes, and keeps one `Dataflow` actor per view, with listen and fetch tasks and a stand-in
+for its worker, on the engine it is given. Views that read views import their output shards. It can
+stop all of them and start them again from durable state, let the shards compact, and read a view's
+contents at a time as a client would.
 
 Rules: tables and views share one clock; `write` moves all tables' uppers together. `wait` fails
-with what the dataflows last said of themselves when a view does not come along in time.
+with the dataflows' last statuses when a view does not reach the upper in time.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ from actors.views.source_uses import source_filter
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0
 LARGE_PARTS: Final = 3
-"""Into so many parts a large table is cut that is written at once."""
+"""Number of parts into which a large table is cut that is written at once."""
 LOOK_SECONDS: Final = 0.25
-"""How often a dataflow that says nothing is looked at."""
+"""Interval at which dataflows without news are checked for crashes, in s."""
 
 
 def shard_name(name: str) -> str:
-    """Return the shard of a table or view, whatever its name is."""
+    """Return the shard of a table or view; names that are no shard's are encoded."""
     plain = re.fullmatch(r"\w[\w.=-]*", name, re.ASCII)
     return name if plain else f"named.{name.encode().hex()}"
 
 
 class Stuck(PenstockError):
-    """A view did not come along."""
+    """Raised when a view does not reach an upper in time, or its dataflow crashed."""
 
 
 class _Worker(Actor[Any]):
-    """Stands in for a view's worker: starts its tasks, hears what it reports."""
+    """Stands in for a view's worker: starts its tasks, records its reports."""
 
     def __init__(self, stage: Stage, description: DataflowDescription) -> None:
         self._stage = stage
@@ -83,7 +83,7 @@ class _Worker(Actor[Any]):
         self.upper = 0
 
     async def receive(self, message: Any) -> None:
-        """One report of the dataflow."""
+        """Handle one report of the dataflow."""
         flow = self.flow
         assert flow is not None
         match message:
@@ -136,7 +136,7 @@ class _Worker(Actor[Any]):
 
 
 class Stage:
-    """The tables and views of one script, alive."""
+    """The running tables and views of one script."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Stage:
         self._upper = 0
 
     async def open(self, tables: Mapping[str, Schema], plans: Mapping[str, DeltaPlan]) -> None:
-        """Makes the shards of tables and views."""
+        """Make the shards of tables and views."""
         self._tables, self._plans = dict(tables), dict(plans)
         new = [
             NewShard(shard_name(name), schema, holds={RETAIN: 0}) for name, schema in tables.items()
@@ -182,8 +182,8 @@ class Stage:
         upper: int,
         large: Mapping[str, Sequence[pa.Table]] | None = None,
     ) -> None:
-        """Append the tables' updates of the times from the last upper to this one, and the
-        `large` ones among them, in several parts each."""
+        """Append the tables' updates of the times from the last upper to this one, and `large`
+        tables of updates at these times, in several parts each."""
         for name, schema in self._tables.items():
             shard = shard_name(name)
             columns = tuple((column.name, column.type) for column in schema.columns)
@@ -202,8 +202,8 @@ class Stage:
     async def start(
         self, as_of: int, settings: Settings | None = None, rivals: Rivals | None = None
     ) -> None:
-        """Starts a dataflow a view; a fresh one is computed whole at `as_of`. Done again with
-        other `rivals`, it starts another replica."""
+        """Start a dataflow per view; a fresh one is hydrated at `as_of`. A second call with other
+        `rivals` starts another replica."""
         life = next(self._lives)
         limits = settings or self.settings
         for name, plan in self._plans.items():
@@ -241,7 +241,7 @@ class Stage:
         return f"{self._name}-{shard_name(view)}"
 
     async def stop(self, first: int | None = None) -> None:
-        """Drops all dataflows, or the `first` that were started; what is durable stays."""
+        """Stop all dataflows, or the `first` that were started; durable state stays."""
         stopped, self._running = self._running[:first], self._running[first or len(self._running) :]
         for flow, worker, _ in stopped:
             for address in (flow, worker):
@@ -253,7 +253,7 @@ class Stage:
             self.progress.clear()
 
     async def wait_each(self, upper: int) -> None:
-        """Until every view has come to `upper` on every replica. Raises `Stuck`."""
+        """Wait until every view has reached `upper` on every replica. Raises `Stuck`."""
         with anyio.move_on_after(self.wait_seconds) as scope:
             while any(worker.upper < upper for _, _, worker in self._running):
                 with anyio.move_on_after(LOOK_SECONDS):
@@ -264,7 +264,7 @@ class Stage:
             raise Stuck(f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
 
     async def wait(self, upper: int) -> None:
-        """Until every view has been computed up to `upper`. Raises `Stuck`."""
+        """Wait until every view has been computed up to `upper`. Raises `Stuck`."""
         with anyio.move_on_after(self.wait_seconds) as scope:
             while any(
                 self.progress.get(f"{self._name}-{shard_name(name)}", 0) < upper
@@ -284,14 +284,14 @@ class Stage:
         return -1 if status is None or status.recomputed else status.rows_read
 
     def _look(self) -> None:
-        """Raises `Stuck` when a dataflow is gone that nobody stopped."""
+        """Raise `Stuck` if a dataflow has crashed."""
         for flow, _, _ in self._running:
             cell = self._system.cells.get(flow.path)
             if cell is None or cell.stopped.is_set():
                 raise Stuck(f"the dataflow {flow.path} has crashed")
 
     async def compact(self, since: int) -> None:
-        """Lets nobody read below `since` any more, and merges what the shards hold."""
+        """Advance all sinces to `since`, and merge the shards' batches."""
         shards = [shard_name(name) for name in (*self._tables, *self._plans)]
         for name, plan in self._plans.items():
             shards += _hidden_names(name, plan)
@@ -300,7 +300,7 @@ class Stage:
             await self.persist.maintain(shard)
 
     async def contents(self, view: str, times: Sequence[int]) -> dict[int, Counter[Any] | None]:
-        """A view at each time; None where it holds an error."""
+        """Return a view at each time; None if it holds an error."""
         schema = self._plans[view].output
         found: dict[int, Counter[Any] | None] = {}
         reader = await self.persist.open_reader(shard_name(view), f"check-{times[-1]}")

@@ -1,12 +1,12 @@
-"""How often each side of each threshold was taken in a test run, and the page that lists it.
+"""Counts how often a test run took each side of each threshold, and writes the page of counts.
 
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
 environment, in which every process of the run keeps its counts (`actors.threshold_probes`): the
-processes of pytest-xdist, services in processes of their own, and engines. At the end it sums
-them. A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) says
-which side was never taken (and fails where `REQUIRED_VARIABLE` has it so), and its counts are kept
-in pytest's cache. ``--thresholds`` prints the counts of any run. When the environment variable is
-set already, its folder is used and stays, so that the counts of several runs add up.
+processes of pytest-xdist, services in processes of their own, and engines. At the end it sums them.
+A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) reports
+each side never taken (and fails if `REQUIRED_VARIABLE` is 1), and its counts are kept in pytest's
+cache. ``--thresholds`` prints the counts of any run. When the environment variable is set already,
+its folder is used and stays, so that the counts of several runs add up.
 
     python -m actors.testing.threshold_counts docs/testing.md
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pytest
 
 Counts: TypeAlias = Mapping[str, Sequence[int]]
-"""By a threshold's name: how often the side within was taken, and the side beyond."""
+"""Threshold's name → number of times that the side within and the side beyond were taken."""
 
 CACHE_KEY: Final = "penstock/thresholds"
 CACHE_FILE: Final = Path(".pytest_cache", "v", *CACHE_KEY.split("/"))
@@ -73,7 +73,7 @@ def sides_never_taken(counts: Counts) -> list[str]:
 
 
 def kind_of(threshold: Threshold) -> str:
-    """Return what decides, as Markdown: a setting, a kernel limit, or a fixed limit."""
+    """Return the kind of a threshold, as Markdown: a setting, a kernel limit, or a fixed limit."""
     if isinstance(threshold, SettingThreshold):
         decision = threshold.name.removeprefix(threshold.setting).removeprefix(": ")
         return f"`{threshold.setting}`" + (f" ({decision})" if decision else "")
@@ -103,19 +103,19 @@ def with_table(page: str, counts: Counts) -> str:
 
 
 REQUIRED_VARIABLE: Final = "THRESHOLDS_REQUIRED"
-"""A full run that leaves a side out says so; with 1 in the environment for this it fails. On a
-machine without PostgreSQL or Azurite tests are skipped, and what only they take is not taken."""
+"""Environment variable; with "1" a full run fails that leaves a side out. On a machine without
+PostgreSQL or Azurite some sides are never taken, as their tests are skipped."""
 
 
 class ThresholdCounting:
-    """The plugin of one pytest process; see the module's text."""
+    """The plugin of one pytest process; see the module's docstring."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._missing: list[str] = []
         self._counts: dict[str, list[int]] = {}
         self._own: str | None = None
-        """The folder, where it was made for this run and goes with it."""
+        """The folder, if it was made for this run and is removed at its end."""
         folder = os.environ.get(COUNTS_VARIABLE)
         if folder is None:
             folder = self._own = tempfile.mkdtemp(prefix="penstock-thresholds-")
@@ -124,8 +124,8 @@ class ThresholdCounting:
         self._folder = Path(folder)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Sums the counts; of a full run that passed, a side that was never taken fails it where
-        `REQUIRED_VARIABLE` says so."""
+        """Sum the counts; a full run that passed fails for a side never taken if
+        `REQUIRED_VARIABLE` is 1."""
         self._counts = read_counts(self._folder)
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
@@ -139,7 +139,7 @@ class ThresholdCounting:
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Prints what was never taken, and with the option all counts."""
+        """Print the sides never taken, and with the option all counts."""
         if self._missing:
             terminalreporter.section("thresholds of which a side was never taken", red=True)
             terminalreporter.write_line("\n".join(self._missing))
@@ -170,7 +170,7 @@ def is_full(config: pytest.Config) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the table into a page; see the module's text. Returns the exit status."""
+    """Write the table into a page; see the module's docstring. Return the exit status."""
     parser = argparse.ArgumentParser(description="Writes counts of thresholds into a page.")
     parser.add_argument("page", type=Path)
     parser.add_argument("--from", dest="folder", type=Path, help="a folder of counts")

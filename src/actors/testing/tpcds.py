@@ -1,4 +1,4 @@
-"""The schemas of TPC-DS: its 24 tables in the specification's names, their primary keys.
+"""The schemas of TPC-DS: its 24 tables in the specification's names, and their primary keys.
 
 Columns of a key are never NULL; all others may be, as the benchmark's data have it.
 """

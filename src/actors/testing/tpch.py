@@ -1,7 +1,7 @@
 """The TPC-H queries that are maintained by delta rules, and the tables they read.
 
-Texts are the benchmark's with its validation parameters, without ORDER BY and LIMIT (q3, q10:
-the first rows are for the reader to take) and with dates already added up.
+Texts are the benchmark's with its validation parameters, without ORDER BY and LIMIT (q3, q10: a
+reader takes the first rows) and with dates already added up.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from actors.plan.schema import Schema
 from actors.sources.tpch_orders import SCHEMAS as TABLES
 
 _UNREAD: Final = "partsupp"
-"""None of the queries reads it."""
+"""The table that none of the queries reads."""
 SCHEMAS: Final[dict[str, Schema]] = {
     name: Schema(schema.columns) for name, schema in TABLES.items() if name != _UNREAD
 }
-"""Without their keys."""
+"""Schemas without their keys."""
 
 QUERIES: Final[dict[str, str]] = {
     "q1": """

@@ -1,9 +1,9 @@
-"""View scripts: the text format in which a view's correctness is written down.
+"""View scripts: the text format of tests of a view's correctness.
 
 One file holds tables, views, directives and changes (see docs of `penstock check-views`).
-`parse_script` reads it whole and raises `ScriptError` with the line of what is wrong. Rows are
-kept as texts of expressions; `rows_of` evaluates them and checks that nothing is removed that is
-not there. `--! random` generates the changes instead, from a seed.
+`parse_script` reads the whole file and raises `ScriptError` with the line of the mistake. Rows are
+kept as texts of expressions; `rows_of` evaluates them and checks that no row is removed that is not
+present. `--! random` generates the changes instead, from a seed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ POLICIES: Final = ("auto", "incremental", "incremental strict", "full")
 
 
 class ScriptError(InvalidUsage):
-    """The script is wrong; the message begins with file and line."""
+    """Raised for a wrong script; the message begins with file and line."""
 
 
 class ViewText(msgspec.Struct, frozen=True):
-    """A view as written; plain ones are inlined into those that read them."""
+    """A view as written; plain views are inlined into the views that read them."""
 
     name: str
     sql: str
@@ -48,7 +48,7 @@ class ViewText(msgspec.Struct, frozen=True):
 class Expectation(msgspec.Struct, frozen=True):
     """``--! expect``: a mode (or refusal), or an error in ``start <= t < end``.
 
-    ``--! expect-parsed``: the mode in place of that one, on an engine that shows no plans.
+    ``--! expect-parsed``: overrides that mode on an engine that shows no plans (a parser).
     """
 
     view: str
@@ -60,7 +60,7 @@ class Expectation(msgspec.Struct, frozen=True):
     parsed: bool = False
 
     def is_mode(self) -> bool:
-        """Whether it says what the mode is on an engine that shows its plans."""
+        """Return whether it is the expected mode on an engine that shows its plans."""
         return self.kind != "error" and not self.parsed
 
 
@@ -83,7 +83,7 @@ class RandomChanges(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct):
-    """A script, read."""
+    """A parsed script."""
 
     path: str
     tables: dict[str, Schema] = {}
@@ -95,9 +95,9 @@ class Script(msgspec.Struct):
     changes: list[Change] = []
     random: RandomChanges | None = None
     determined: bool = False
-    """``--! determined``: no text leaves anything to Spark's choice, whatever it looks like."""
+    """``--! determined``: no text leaves a choice to Spark, even if it seems to."""
     growing: set[str] = set()
-    """``--! growing``: views of which changes touch the more rows the more there are."""
+    """``--! growing``: views whose rows touched by a change grow with the state."""
     eager: set[str] = set()
     """``--! eager``: views that sum a table below a join, whatever the sizes are."""
 
@@ -112,7 +112,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 def parse_script(text: str, path: str = "script") -> Script:
-    """The script. Raises `ScriptError` with the line."""
+    """Return the script. Raises `ScriptError` with the line."""
     script = Script(path)
     pending: list[str] = []
     first_line = 0
@@ -149,7 +149,7 @@ def _code(line: str) -> str:
 
 
 def _code_of(line: str) -> str:
-    """The line without a trailing comment (quotes respected)."""
+    """Return the line without a trailing comment (quotes respected)."""
     return re.sub(r"^((?:[^'-]|'(?:[^'\\]|\\.)*'|-(?!-))*)--.*$", r"\1", line)
 
 
@@ -215,7 +215,7 @@ def _change(script: Script, text: str, line: int) -> Change:
 
 
 def split_top(text: str) -> list[str]:
-    """Splits at commas outside quotes and brackets."""
+    """Split at commas outside quotes and brackets."""
     parts, depth, start, quote = [], 0, 0, ""
     index = 0
     while index < len(text):
@@ -295,7 +295,7 @@ def _check_names(script: Script) -> None:
 
 
 def inlined(script: Script, view: ViewText) -> str:
-    """The view's text with the plain views before it as table expressions."""
+    """Return the view's text with the plain views before it as table expressions."""
     plain = [v for v in script.views if not v.materialized and v.line < view.line]
     used: list[ViewText] = []
     wanted = view.sql.lower()
@@ -311,7 +311,7 @@ def inlined(script: Script, view: ViewText) -> str:
 
 
 def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list[Update]:
-    """The changes, evaluated; `known` values come from the engine. Raises `ScriptError`."""
+    """Return the changes, evaluated; `known` values come from the engine. Raises `ScriptError`."""
     if script.random is not None:
         return list(_random_updates(script, script.random))
     present: Counter[tuple[str, tuple[Any, ...]]] = Counter()
@@ -335,7 +335,7 @@ _PLAIN: Final = (
     (r"'[^'\\]*'", r"string"),
     (r"date '\d{4}-\d\d-\d\d'", r"date"),
 )
-"""Texts and types of values that need no engine: there is one way to read them."""
+"""Texts and types of values that need no engine: they can be read in one way only."""
 
 
 def _is_plain(text: str, kind: str) -> bool:
@@ -346,8 +346,8 @@ def _is_plain(text: str, kind: str) -> bool:
 
 
 def foreign_constants(script: Script, *, plain: bool = False) -> list[Constant]:
-    """Return the values in changes that only Spark can evaluate; with `plain` all that are not
-    the plainest: then Spark says what a value is, not the evaluation here."""
+    """Return the values in changes that only Spark can evaluate; with `plain` all but the plainest,
+    so that Spark evaluates them, not the code here."""
     found: dict[Constant, None] = {}
     for change in script.changes:
         for text, kind in _constants(script, change):
@@ -388,14 +388,14 @@ def _value(
 
 
 def times_of(script: Script) -> list[int]:
-    """All times of the script, ascending."""
+    """Return all times of the script, ascending."""
     if script.random is None:
         return script.times
     return [10 * (batch + 1) for batch in range(script.random.batches)]
 
 
 def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
-    """NULLs, duplicates, deletes, updates, skewed keys, empty batches."""
+    """Yield updates with NULLs, duplicates, deletes, updates, skewed keys and empty batches."""
     generator = random.Random(spec.seed)
     present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in script.tables}
     for time in times_of(script):
@@ -422,7 +422,7 @@ def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
 def _of_its_key(
     schema: Schema, rows: Sequence[tuple[Any, ...]], row: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
-    """Return the rows that a row replaces: those of its PRIMARY KEY."""
+    """Return the rows that a row replaces: those with its PRIMARY KEY."""
     places = [place for place, each in enumerate(schema.columns) if each.name in schema.key]
     return [each for each in rows if places and all(each[p] == row[p] for p in places)]
 
@@ -437,7 +437,7 @@ def _random_row(script: Script, table: str, generator: random.Random) -> tuple[A
 
 
 def random_value(kind: str, generator: random.Random) -> Any:
-    """A value of a type from a small, skewed range, so that keys meet."""
+    """Return a value of a type from a small, skewed range, so that keys meet."""
     small = min(generator.randrange(8), generator.randrange(8))
     if kind in ("tinyint", "smallint", "int", "bigint"):
         return small - 2

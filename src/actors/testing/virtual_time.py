@@ -1,19 +1,19 @@
-"""An event loop whose time is a counter: it goes forward only when nothing else is left to do.
+"""An event loop whose time is a counter: it advances only when no callback is ready.
 
-Theory of operation. The loop is asyncio's own, on a selector that never waits: where the real
-one would sleep until the next timer, this one moves the clock there. With a seed, what is ready
-is shuffled before each turn, so that one seed is one order of events, always the same, and
-another seed is another. Nothing outside the loop can be seen by it: threads and sockets have no
-place here (blocking calls run inline, `VirtualClock`; links are in memory).
+Theory of operation. The loop is asyncio's own, on a selector that never waits: where the real one
+would sleep until the next timer, this one moves the clock there. With a seed, ready callbacks are
+shuffled before each turn, so that one seed gives one order of events, always the same, and another
+seed another. The loop sees no events from outside: threads and sockets have no place here (blocking
+calls run inline, `VirtualClock`; links are in memory).
 
-Invariants: ``time()`` never goes back; the same program with the same seed runs the same
-callbacks in the same order at the same times. A loop with nothing ready and no timer can never
-go on: that is `Deadlock`, at once, instead of a test that hangs.
+Invariants: ``time()`` never goes back; the same program with the same seed runs the same callbacks
+in the same order at the same times. A loop with no ready callback and no timer can never go on:
+that is `Deadlock`, at once, instead of a test that hangs.
 
-Time by hand. After `hold_time` the clock stands still: it goes on only as far as `advance` lets
-it. *Idle* is known, not guessed: the loop looks for timers only when nothing is ready, and then
-wakes who waits in `idle`. A task that never waits keeps a loop from ever being idle: after
-`TURNS_MAX` turns in one moment that is `Livelock`.
+Time by hand. After `hold_time` the clock stands still: it goes on only as far as `advance` lets it.
+*Idle* is exact: the loop asks for timers only when no callback is ready, and then wakes the waiters
+of `idle`. A task that never waits keeps a loop from ever being idle: after `TURNS_MAX` turns at one
+time that is `Livelock`.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ from typing import Any, Final, TypeVar
 R = TypeVar("R")
 
 EPOCH_MS: Final = 1_700_000_000_000
-"""The wall clock when a loop starts."""
+"""Wall clock at a loop's start."""
 
 
 TURNS_MAX: Final = 1_000_000
-"""Turns of the loop without time going on: no test needs so many."""
+"""Most turns of the loop without an advance of time: no test needs so many."""
 _RESOLUTION: Final = 1e-9
-"""Seconds: asyncio takes timers this close for due, and sums of floats are no better."""
+"""Seconds by which a timer may be early: floating-point sums are no more exact."""
 
 
 class Deadlock(Exception):
-    """Everything waits, and nothing will ever happen."""
+    """Raised when every task waits and no event is left to wake one."""
 
 
 class Livelock(Exception):
-    """Something is always ready, and time never goes on."""
+    """Raised when callbacks are ready turn after turn, so that time never advances."""
 
 
 class _Selector(selectors.SelectSelector):
-    """Polls; what the loop would have slept is added to its clock."""
+    """Polls; the time that the loop would have slept is added to its clock."""
 
     def __init__(self, due: Callable[[], float]) -> None:
         super().__init__()
         self.now = 0.0
         self.limit = math.inf
-        """Time goes no further than this."""
+        """Time beyond which the clock does not advance."""
         self.idle: list[asyncio.Future[None]] = []
-        """Who waits until nothing is ready."""
+        """Waiters until no callback is ready."""
         self.arrived: list[asyncio.Future[None]] = []
-        """Who waits until time has come to its limit and nothing is ready there."""
+        """Waiters until time has reached its limit and no callback is ready there."""
         self.witnesses: list[Callable[[], str]] = []
         self.polls = True
-        """Whether threads may wake the loop: else it asks for that only before a `Deadlock`."""
+        """True if threads may wake the loop; else it polls for that only before a `Deadlock`."""
         self._due = due
         self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready (the loop's own wake-ups only); else who waits for that is woken, else
-        time passes."""
+        """Return ready events (the loop's own wake-ups only); without one wake the waiters for
+        idleness; without these advance the time."""
         self._turns += 1
         if self._turns > TURNS_MAX:
             self._turns = 0
             raise Livelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
         if timeout == 0:
-            return []  # there is enough to do: nobody needs to be asked
+            return []  # callbacks are ready: no need to poll
         ready = super().select(0) if self.polls else []
         if ready:
             return ready
@@ -105,7 +105,7 @@ class _Selector(selectors.SelectSelector):
 
 
 def _woken(waiters: list[asyncio.Future[None]]) -> bool:
-    """Wakes them all; whether there was any."""
+    """Wake all waiters; return whether there was any."""
     found = [waiter for waiter in waiters if not waiter.done()]
     waiters.clear()
     for waiter in found:
@@ -114,7 +114,7 @@ def _woken(waiters: list[asyncio.Future[None]]) -> bool:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop of virtual time. `seed` shuffles what is ready; None keeps asyncio's order."""
+    """A loop of virtual time. `seed` shuffles the ready callbacks; None keeps asyncio's order."""
 
     def __init__(self, seed: int | str | None = None) -> None:
         self._virtual = _Selector(self._due)
@@ -122,26 +122,27 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Virtual seconds since the start."""
+        """Return the virtual seconds since the start."""
         return self._virtual.now
 
     def hold_time(self) -> None:
-        """From now on the clock stands still, `advance` aside."""
+        """Stop the clock, which then moves only by `advance`."""
         self._virtual.limit = self._virtual.now
 
     def release_time(self) -> None:
-        """Time goes on by itself again."""
+        """Let time go on by itself again."""
         self._virtual.limit = math.inf
 
     async def idle(self) -> None:
-        """Returns when all that is ready has run, and all that this made ready; no time passes."""
+        """Return when all ready callbacks have run, and all that these made ready; no time
+        passes."""
         waiter: asyncio.Future[None] = self.create_future()
         self._virtual.idle.append(waiter)
         await waiter
 
     async def advance(self, delay_ms: float) -> None:
-        """Lets time go on: timers due by then fire in order, each at its time, with all that
-        follows; returns at the end of it, when nothing is ready. Needs `hold_time`."""
+        """Let time go on: timers due by then fire in order, each at its time, with all that
+        follows; return at the end of it, when no callback is ready. Needs `hold_time`."""
         virtual = self._virtual
         assert virtual.limit < math.inf, "time goes on by itself: hold it first"
         virtual.limit = virtual.limit + delay_ms / 1000
@@ -150,16 +151,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await waiter
 
     def next_timer_ms(self) -> float | None:
-        """In how many milliseconds the next timer is due; None without one."""
+        """Return the milliseconds until the next timer is due; None without one."""
         due = self._due()
         return None if due == math.inf else (due - self._virtual.now) * 1000
 
     def on_deadlock(self, witness: Callable[[], str]) -> None:
-        """What `witness` says then stands in the text of a `Deadlock` or `Livelock`."""
+        """Add the text that `witness` returns to that of a `Deadlock` or `Livelock`."""
         self._virtual.witnesses.append(witness)
 
     def _due(self) -> float:
-        """When the first timer is due; infinite without one (a sleep for ever is none)."""
+        """Return the time of the first timer; infinite without one (a sleep for ever sets none)."""
         timers: Any = self._scheduled  # type: ignore[attr-defined] # asyncio's own heap
         return timers[0].when() if timers else math.inf
 
@@ -169,13 +170,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        """As asyncio's, without its checks."""
+        """Queue a callback as asyncio does, without its checks."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def _run_once(self) -> None:
-        """One turn: as asyncio's, which asks the selector each time and has its checks."""
+        """Run one turn, as asyncio does, without its checks and with fewer polls of the
+        selector."""
         loop: Any = self
         ready, timers = loop._ready, loop._scheduled  # asyncio's own queue and heap
         while timers and timers[0]._cancelled:
@@ -209,24 +211,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class VirtualClock:
     """The clock of actors on a `VirtualTimeLoop`; blocking calls run inline.
 
-    `skew_ms` is added to the wall clock, which a test may move as it likes.
+    `skew_ms` is added to the wall clock; a test may change it.
     """
 
     def __init__(self, skew_ms: int = 0) -> None:
         self.skew_ms = skew_ms
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the epoch."""
+        """Return the wall clock, in milliseconds since the epoch."""
         return EPOCH_MS + self.skew_ms + int(self.monotonic_ms())
 
     def monotonic_ms(self) -> float:
-        """Virtual milliseconds since the loop's start."""
+        """Return the virtual milliseconds since the loop's start."""
         return asyncio.get_running_loop().time() * 1000
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
-        """Runs `function` here and now."""
+        """Run `function` inline."""
         return function()
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """The same: no time passes meanwhile."""
+        """Run `function` inline; no time passes meanwhile."""
         return function()

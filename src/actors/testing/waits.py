@@ -1,15 +1,15 @@
-"""Who waits for whom: the sends and asks of handlers that wait, as a graph.
+"""Records which actors' handlers wait for which actors, as a graph, and finds its cycles.
 
-Theory of operation. An actor that waits to send handles nothing else. If what it waits for waits,
-directly or through others, for it, all of them stand still for ever as soon as their mailboxes
-are full. So sends that wait must form a graph without a cycle, whatever the load; answers go in
-reserved room (`Address.reply`) and wait for nobody.
+Theory of operation. An actor that waits to send handles no message. If the receiver waits, directly
+or through others, for the sender, all of them are deadlocked as soon as their mailboxes are full.
+So sends that wait must form a graph without a cycle, whatever the load; answers go in reserved room
+(`Address.reply`) and never wait.
 
-`WaitingMailbox` takes the place of `Mailbox` (`System.mailbox_type`) in a test that runs the
-whole cast, and notes an edge for every `send` made while a handler is at work, whether or not it
-had to wait that time, and for every ask (which waits for its answer). An actor's effects wait
-beside it: they keep nobody, and draw no edge. `cycle` finds a cycle, `drawing` is the graph as
-Mermaid text. What it does not see: edges of paths that the run did not take.
+`WaitingMailbox` takes the place of `Mailbox` (`System.mailbox_type`) in a test that runs all actors
+of the service, and notes an edge for every `send` made by a handler, whether or not it had to wait
+that time, and for every ask (which waits for its answer). An actor's effects wait beside its
+handler: they block no mailbox, and draw no edge. `cycle` finds a cycle, `drawing` is the graph as
+Mermaid text. Edges of paths that the run did not take are not seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.kernel.actor import HANDLING
 M = TypeVar("M")
 
 Edge = tuple[str, str]
-"""(who waits, for whom): paths."""
+"""(waiting actor's path, path of the actor that it waits for)."""
 
 
 class WaitingMailbox(Mailbox[M]):
@@ -35,7 +35,8 @@ class WaitingMailbox(Mailbox[M]):
     """Kinds of the messages on each edge."""
 
     async def send(self, message: M) -> None:
-        """As `Mailbox.send`. (An ask sends its message so too.)"""
+        """Note the edge and send as `Mailbox.send` does; an ask sends its message in this way,
+        too."""
         sender = HANDLING.get()
         if sender is not None:
             self.edges.setdefault((sender.path, self.path), set()).add(type(message).__name__)
@@ -43,12 +44,12 @@ class WaitingMailbox(Mailbox[M]):
 
 
 def by_role(edges: Iterable[Edge], role: Callable[[str], str]) -> list[Edge]:
-    """The edges between roles instead of paths, sorted, each once."""
+    """Return the edges between roles instead of paths, sorted, each once."""
     return sorted({(role(sender), role(receiver)) for sender, receiver in edges})
 
 
 def cycle(edges: Iterable[Edge]) -> list[str] | None:
-    """A cycle, as the nodes along it (first and last are one); None when there is none."""
+    """Return a cycle, as the nodes along it (first and last are one); None when there is none."""
     ways: dict[str, list[str]] = {}
     for sender, receiver in edges:
         ways.setdefault(sender, []).append(receiver)
@@ -74,7 +75,8 @@ def cycle(edges: Iterable[Edge]) -> list[str] | None:
 
 
 def drawing(edges: Iterable[Edge]) -> str:
-    """The graph as a Mermaid flowchart: an arrow from who waits to whom it waits for."""
+    """Return the graph as a Mermaid flowchart: an arrow from each waiter to the actor it waits
+    for."""
     edges = list(edges)
     names = sorted({name for edge in edges for name in edge})
     numbers = {name: f"n{index}" for index, name in enumerate(names)}

@@ -1,10 +1,10 @@
-"""Bytes of strangers, for the parsers of the WAL: accepted, or exactly one named error.
+"""Fuzzed bytes for the parsers of the WAL: accepted, or rejected with exactly one named error.
 
-Pure. A `target` hands bytes to one parser and answers with the error or None; it raises for
-anything else, which is a bug, as is a message that was understood and cannot be said again, or is
-understood in another way then. The suite and the campaign of ``tests/proof/fuzz_wal.py`` share it.
+Pure. A `Target` hands bytes to one parser and returns the error or None; it raises any other error,
+which is a bug, as is a message that cannot be encoded again, or decodes to another one then. The
+suite and the campaign of ``tests/proof/fuzz_wal.py`` share it.
 
-A parser of another part joins by a line in `TARGETS`.
+A further parser needs a line in `TARGETS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Target: TypeAlias = Callable[[bytes], PenstockError | None]
 
 
 def message_of(decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -> Target:
-    """Reads one message."""
+    """Return a target that reads one message."""
 
     def read(data: bytes) -> PenstockError | None:
         try:
@@ -43,8 +43,8 @@ def message_of(decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -
 
 
 def read_startup(data: bytes) -> PenstockError | None:
-    """A first packet, and what is behind its first 0xFF as a password; nobody has a token, and
-    all passwords of even length are signed ones of one tenant."""
+    """Read a first packet, and the bytes behind its first 0xFF as a password. No token is known;
+    every password of even length is a signed one of one tenant."""
     packet, _, password = data.partition(b"\xff")
 
     def check(password: bytes) -> Grant:
@@ -69,7 +69,7 @@ def read_startup(data: bytes) -> PenstockError | None:
 
 
 def read_command(data: bytes) -> PenstockError | None:
-    """A simple query."""
+    """Read a simple query."""
     try:
         parse_command(data.decode("utf-8", "replace"))
     except WalRefused as error:
@@ -78,7 +78,7 @@ def read_command(data: bytes) -> PenstockError | None:
 
 
 def read_reader(data: bytes) -> PenstockError | None:
-    """What a reader of the log says."""
+    """Read a message of a reader of the log."""
     try:
         parse_reader(data)
     except MalformedFrame as error:
@@ -87,7 +87,7 @@ def read_reader(data: bytes) -> PenstockError | None:
 
 
 def read_peer_status(data: bytes) -> PenstockError | None:
-    """A row, and what it says of a peer: of what is accepted our own row says the same."""
+    """Read a row with a peer's status; a status that is accepted must survive our own row."""
     try:
         status = parse_status(read_row(data))
     except MalformedFrame as error:
@@ -140,7 +140,7 @@ OPENINGS: Final[dict[str, list[bytes]]] = {
     ],
     "peer status": [_status(), _status(Entry(1, 0x1000)), _status(Entry(1, 8), Entry(5, 0x2000))],
 }
-"""Inputs to begin with of what has no golden bytes: what is said before and around messages."""
+"""Seeds for parsers without golden bytes: texts before and around messages."""
 
 TARGETS: Final[dict[str, Target]] = {
     "v3 proposer": message_of(codec_v3.decode_proposer, codec_v3.encode_proposer),
@@ -156,9 +156,9 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def mutated_wal(data: bytes, others: list[bytes], rng: Random) -> bytes:
-    """The bytes, changed a few times as one would who knows the formats.
+    """Return the bytes, changed a few times with knowledge of the formats.
 
-    Numbers of either byte order: reversed bytes have theirs the other way round."""
+    Half of the changes work on reversed bytes: so numbers of either byte order are changed."""
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.5:
             data = mutated(data, others, rng)

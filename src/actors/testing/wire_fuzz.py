@@ -1,9 +1,10 @@
-"""Bytes of strangers, for the decoders and the handshakes: accepted, or exactly one named error.
+"""Fuzzed bytes for the decoders and the handshakes: accepted, or rejected with exactly one named
+error.
 
-Pure: no socket, no clock. `Target` is one thing that reads bytes of a peer; `Target.read` hands
-it some, in pieces of any size, and answers with what it made of them. Whatever is not a
-`RemoteProtocolError` (or a refusal of the same kind) is raised: a bug. `mutated` changes bytes as
-one who knows the format would: lengths, kinds and names of msgpack, parts of other messages.
+Pure: no socket, no clock. A `Target` is one reader of a peer's bytes; `Target.read` hands it some,
+in pieces of any size, and returns the outcome. Any error but a `RemoteProtocolError` (or a refusal
+of the same kind) is raised: a bug. `mutated` changes bytes with knowledge of the format: lengths,
+kinds and names of msgpack, parts of other messages.
 
 The suite and the campaign of `tests/proof/fuzz_protocol.py` share this.
 """
@@ -29,23 +30,23 @@ FRAME_BYTES_MAX: Final = 1 << 20
 MAGIC: Final = b"PENSFUZZ"
 KNOWN_TOKEN: Final = b"t" * 32
 EDGES: Final = (0x00, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD3, 0xD7)
-"""Bytes with which values of msgpack begin; with those below all kinds."""
+"""Bytes with which values of msgpack begin; together with `MORE_EDGES` all kinds."""
 MORE_EDGES: Final = (0xD9, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xE0, 0xFF)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of some bytes: so many messages, then (or not) an error."""
+    """The outcome of some bytes: a number of messages, then an error if there was one."""
 
     accepted: int
     error: PenstockError | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Something that reads a peer's bytes. `read` raises for anything but a named error."""
+    """A reader of a peer's bytes. `read` raises any error that is not a named one."""
 
     name: str
     read: Callable[[bytes, int], Outcome]
-    """The bytes, and the size of the pieces in which they come."""
+    """Reads the bytes, in pieces of the given size."""
 
 
 def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None]) -> None:
@@ -62,7 +63,8 @@ def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None
 
 
 def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = None) -> Any:
-    """Reads a stream of frames of that type; `follow` makes what looks at the messages."""
+    """Return a reader of a stream of frames of that type; `follow` makes a check of the
+    messages."""
 
     def read(data: bytes, size: int) -> Outcome:
         codec: FrameCodec[Any] = FrameCodec(kind, FRAME_BYTES_MAX)
@@ -76,7 +78,7 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
                 message = codec.decode(body)
                 if look is not None:
                     look(message)
-                # what was understood can be said again, and is understood in the same way
+                # a decoded message can be encoded again, and decodes to the same
                 again = codec.encode(message)
                 assert codec.encode(codec.decode(memoryview(again)[HEADER.size :])) == again
                 accepted += 1
@@ -91,31 +93,31 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
 
 
 class _Memory:
-    """What a handshake needs of a connection, over given bytes."""
+    """The part of a connection that a handshake needs, over given bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.written = bytearray()
 
     async def exactly(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         if len(self._data) < count:
             raise Broken("the stream ends here")
         taken, self._data = self._data[:count], self._data[count:]
         return taken
 
     def write(self, data: bytes) -> None:
-        """Keeps them."""
+        """Keep the bytes."""
         self.written += data
 
 
 def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
-    """Reads one side's handshake."""
+    """Return a reader of one side's handshake."""
 
     def read(data: bytes, size: int) -> Outcome:
         steps = make(_Memory(data))
         try:
-            steps.send(None)  # it waits for nothing: all the bytes are there
+            steps.send(None)  # never suspends: all bytes are in memory
         except StopIteration:
             return Outcome(1)
         except (RemoteProtocolError, Broken, Busy) as error:
@@ -137,7 +139,7 @@ async def _dialler(stream: _Memory) -> None:
 
 
 def _rules() -> Callable[[Any], None]:
-    """Looks at the commands of a client that has introduced itself."""
+    """Return a check of the commands of a client that has introduced itself."""
     rules = CommandRules(CreateInstance(2), Settings())
     for command in (Hello("fuzz"), CreateInstance(2)):
         rules.check(command)
@@ -165,16 +167,16 @@ HANDSHAKES: Final = (
     Opening(MAGIC, 2, "blue").encode() + bytes([5]) + b"never",
     Opening(b"PENSBUSY", 2).encode(),
 )
-"""Whole ones: a dialler's, a listener's that accepts, one that refuses, one that is busy."""
+"""Whole handshakes: a dialler's, a listener's that accepts, one that refuses, one that is busy."""
 
 
 def framed(bodies: list[bytes]) -> bytes:
-    """Those bodies as frames."""
+    """Return the bodies as frames."""
     return b"".join(HEADER.pack(len(body)) + body for body in bodies)
 
 
 def mutated(data: bytes, others: list[bytes], rng: Random) -> bytes:
-    """The bytes, changed once in a way that a decoder may stumble over."""
+    """Return the bytes, changed once in a way that a decoder may stumble over."""
     if not data:
         return rng.choice(others)[: rng.randint(0, 40)] if others else b"\x00"
     at = rng.randrange(len(data))

@@ -1,4 +1,4 @@
-"""Setting up traces, measures and log lines: what only a process that wants them imports.
+"""Setup of traces, measures and log lines, imported only by a process that wants them.
 
 `start` and `Tracing` are in `actors.tracing.setup`; names and contexts in `actors.telemetry`.
 """

@@ -21,7 +21,7 @@ _SHOWN_FIRST: Final = ("timestamp", "level", "logger", "event", "exception", "st
 
 
 def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Adds ``trace_id`` and ``span_id`` of the message being handled."""
+    """Add ``trace_id`` and ``span_id`` of the message being handled."""
     traceparent = TRACEPARENT.get()
     if traceparent is not None:
         event["trace_id"], event["span_id"] = ids(traceparent)
@@ -45,7 +45,8 @@ def _one_line(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
 
 
 def formatter() -> logging.Formatter:
-    """For a handler of the standard library; structlog's own loggers go there from now on."""
+    """Return a formatter for handlers of the standard library; structlog's own loggers go there
+    from now on."""
     common: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -1,12 +1,9 @@
 """Measures of a service, on a page that Prometheus reads.
 
-Steps, appends and lags are given by who knows them (`actors.spans.measure`); mailboxes and
-sessions are looked at when the page is read. The page is made in the event loop, by the loop's
-own thread: nothing is looked at while it changes.
-
-Bounds: a measure has a series for each key that is given and not taken back
-(`actors.spans.forget_measures`): who gives measures of what comes and goes takes them back when it
-goes. Of actors only the live ones have series.
+Steps, appends and lags are given by the code that does them (`actors.spans.measure`); mailboxes and
+sessions are looked at when the page is read. A measure has a series for each key that is given and
+not taken back: code that measures an object takes its series back when the object goes
+(`actors.spans.forget_measures`). Of actors only the live ones have series.
 """
 
 from __future__ import annotations
@@ -74,8 +71,8 @@ FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 
 
 class MetricDefinition(msgspec.Struct, frozen=True):
-    """Tells a metric on the page: whether values are added up (a counter never falls, a level
-    may), set, or counted by size; its text and unit; the label of its key."""
+    """A metric on the page: whether values are added up (a counter never falls, a level may), set,
+    or counted by size; its text and unit; the label of its key."""
 
     kind: Literal["counter", "level", "gauge", "histogram"]
     text: str
@@ -117,31 +114,31 @@ MEASURES: Final = {
 
 
 class Seen(Protocol):
-    """What is looked at of an actor."""
+    """The measured properties of an actor."""
 
     @property
     def path(self) -> str:
-        """Its place in the tree."""
+        """Return its place in the tree of actors."""
         ...
 
     @property
     def depth(self) -> int:
-        """Messages that wait."""
+        """Return the number of messages that wait."""
         ...
 
     @property
     def depth_max(self) -> int:
-        """As many have waited."""
+        """Return the most messages that have waited at a time."""
         ...
 
     @property
     def received(self) -> int:
-        """Messages so far."""
+        """Return the number of messages so far."""
         ...
 
     @property
     def busy_ms(self) -> float:
-        """In handlers."""
+        """Return the time spent in handlers."""
         ...
 
 
@@ -154,12 +151,12 @@ class _Sizes:
         self._sum = 0.0
 
     def note(self, value: float) -> None:
-        """One value more."""
+        """Count one value more."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """How many values there are up to each bound, and the sum of all."""
+        """Return how many values there are up to each bound, and the sum of all."""
         named = [*(str(bound) for bound in self._bounds), "+Inf"]
         return list(zip(named, accumulate(self._counts), strict=True)), self._sum
 
@@ -175,7 +172,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def watch(self, look: Callable[[], Sequence[Seen]]) -> None:
-        """Where to look for live actors when the page is read."""
+        """Set the function that returns the live actors when the page is read."""
         self._look = look
 
     def measure(self, name: str, value: float, key: str) -> None:
@@ -196,7 +193,7 @@ class Metrics(Collector):
             self._values[name].pop(key, None)
 
     def collect(self) -> Iterator[Metric]:
-        """All series, as Prometheus' client asks for them."""
+        """Yield all series, as Prometheus' client asks for them."""
         for name, measure in MEASURES.items():
             if self._values[name]:
                 yield self._family(name, measure)
@@ -205,6 +202,7 @@ class Metrics(Collector):
     def _family(self, name: str, measure: MetricDefinition) -> Metric:
         values, unit = self._values[name], measure.unit
         title = name.replace(".", "_") + (f"_{unit}" if unit else "")
+        # Without any key the measure is of the whole service, and has no label.
         labels = [measure.label.replace(".", "_")] if any(values) else []
         family: Any = FAMILIES[measure.kind](title, measure.text, labels=labels)
         for key, value in values.items():
@@ -231,13 +229,13 @@ class Metrics(Collector):
         yield GaugeMetricFamily("penstock_sessions", "Client connections", value=sessions)
 
     def page(self) -> bytes:
-        """All measures at this moment, in Prometheus' text format."""
+        """Return all measures at this moment, in Prometheus' text format."""
         return generate_latest(self._registry)
 
     @asynccontextmanager
     async def serve(self, address: str) -> AsyncIterator[str]:
-        """Serves ``GET /metrics`` on host:port (an empty host is loopback, port 0 a free one); the
-        page's URL. Raises `BadSettings`, `AddressInUse`."""
+        """Serve ``GET /metrics`` on host:port (an empty host is loopback, port 0 a free one); yield
+        the page's URL. Raises `BadSettings`, `AddressInUse`."""
         host, _, port = address.rpartition(":")
         if not port.isdigit() or int(port) > 65535:
             raise BadSettings(f"metrics_listen = {address!r}: give host:port")
@@ -254,17 +252,19 @@ class Metrics(Collector):
             server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request a connection; what is no request for the page is told so."""
+        """Answer one request for the page, or with an error, and close the connection."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 head = await reader.readuntil(b"\r\n\r\n")
                 line = head.partition(b"\r\n")[0].split(b" ")
                 known = len(line) == 3 and line[1].partition(b"?")[0] == b"/metrics"
                 if known and line[0] == b"GET":
+                    # Made by the event loop's own thread: nothing is looked at while it changes.
                     writer.write(_response("200 OK", self.page()))
                 else:
                     writer.write(_response("404 Not Found", b"the page is GET /metrics\n"))
                 await writer.drain()
+        # A client that hangs up or sends no HTTP is no error of the service.
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
@@ -281,7 +281,7 @@ def _response(status: str, body: bytes) -> bytes:
 
 @contextmanager
 def start() -> Iterator[Metrics]:
-    """Measures while the block runs."""
+    """Measure while the block runs."""
     metrics = Metrics()
     spans.measure_by(metrics)
     try:

@@ -1,8 +1,4 @@
-"""Traces in a file: one OTLP request as JSON a line, as the OpenTelemetry collector writes them.
-
-Ids are hexadecimal and enumerations numbers, as OTLP's JSON wants it. A line is written whole,
-so that a process that is killed leaves at most its last one cut.
-"""
+"""Traces in a file: one OTLP request as JSON a line, as the OpenTelemetry collector writes them."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
 class FileExporter(SpanExporter):
-    """Appends to a file. Raises `BadSettings` when it cannot be opened."""
+    """Appends traces to a file. Raises `BadSettings` when it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -32,25 +28,27 @@ class FileExporter(SpanExporter):
             raise BadSettings(f"traces cannot be written to {path}: {error.strerror}") from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """One line."""
+        """Append one line."""
         line = json.dumps(as_json(encode_spans(spans)), separators=(",", ":")) + "\n"
         try:
+            # Written whole: a process that is killed leaves at most its last line cut.
             self._file.write(line.encode())
         except (OSError, ValueError):
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing waits here."""
+        """Return True: spans are not buffered here."""
         return True
 
 
 def as_json(request: Any) -> Any:
-    """An OTLP message as OTLP's JSON."""
+    """Return an OTLP message as OTLP's JSON."""
+    # OTLP's JSON wants hexadecimal ids and enumerations as numbers, unlike protobuf's own.
     return _with_hex(MessageToDict(request, use_integers_for_enums=True))
 
 

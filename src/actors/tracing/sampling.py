@@ -16,14 +16,15 @@ from opentelemetry.util.types import Attributes
 
 
 class Ratio(Sampler):
-    """A share of traces, by their ids: every process with the same ratio takes the same ones."""
+    """Samples a share of traces, by their ids: every process with the same ratio takes the same
+    ones."""
 
     def __init__(self, rate: float) -> None:
         self._now = TraceIdRatioBased(rate)
 
     @property
     def rate(self) -> float:
-        """From 0 to 1."""
+        """Return the share, from 0 to 1."""
         return self._now.rate
 
     @rate.setter
@@ -40,16 +41,17 @@ class Ratio(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """By the ratio of this moment."""
+        """Sample by the ratio of this moment."""
         return self._now.should_sample(
             parent_context, trace_id, name, kind, attributes, links, trace_state
         )
 
     def get_description(self) -> str:
-        """For people."""
+        """Return a description for people."""
         return self._now.get_description()
 
 
 def sampler_of(ratio: Ratio, *, parent_based: bool) -> Sampler:
-    """The ratio for what begins here; otherwise, if wanted, what the parent decided."""
+    """Return a sampler: the ratio for traces that begin here; otherwise, if wanted, the decision of
+    the parent."""
     return ParentBased(root=ratio) if parent_based else ratio

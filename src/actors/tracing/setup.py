@@ -1,15 +1,14 @@
 """Starts the tracing of a process: sampler, exporters, resource.
 
-Theory of operation. `chosen` reads the options and OpenTelemetry's standard environment
-variables and says what is wanted, without importing an SDK; `start` imports it and puts it in
-place. Spans go to a bounded queue and from there, on a thread of their own, to an OTLP receiver
-(HTTP with protobuf), to a file of OTLP JSON lines, or to both; what does not fit the queue is
-dropped, never waited for. The ratio of new traces can be changed at any time.
+`chosen` reads the options and OpenTelemetry's standard environment variables without importing an
+SDK; `start` imports it and puts it in place. Spans go to a bounded queue and from there, on a
+thread of their own, to an OTLP receiver (HTTP with protobuf), to a file of OTLP JSON lines, or to
+both; spans that do not fit the queue are dropped, never waited for.
 
-Variables: OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (either turns
-tracing on), the exporter's other ones (headers, certificate, compression, timeout),
-OTEL_TRACES_EXPORTER (``otlp`` or ``none``), OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG,
-OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_*, OTEL_SDK_DISABLED.
+Variables: OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (either turns tracing
+on), the exporter's other ones (headers, certificate, compression, timeout), OTEL_TRACES_EXPORTER
+(``otlp`` or ``none``), OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG, OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_*, OTEL_SDK_DISABLED.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ ENGINE_NAME: Final = "penstock-engine"
 TRACES_PATH: Final = "/v1/traces"
 FLUSH_MS_MAX: Final = 5_000
 ENGINES_MAX: Final = 8
-"""Engine processes of which a tracer is kept."""
+"""Bound of the engine processes whose tracers are kept."""
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
-    """What is wanted of tracing."""
+    """The options of a process's tracing."""
 
     endpoint: str | None = None
-    """The receiver's base URL; None: the exporter's own variables say it."""
+    """Base URL of the receiver; None: the exporter's own variables say it."""
     send: bool = False
     file: Path | None = None
     ratio: float = 1.0
     """Share of new traces that are sampled."""
     parent_based: bool = True
-    """Whether a trace that began elsewhere is as its beginner decided."""
+    """True if a trace that began elsewhere keeps its beginner's decision."""
     service: str = SERVICE_NAME
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is to be exported."""
+        """Return whether anything is to be exported."""
         return self.send or self.file is not None
 
 
@@ -63,7 +62,7 @@ def chosen(
     service: str = SERVICE_NAME,
     environment: Mapping[str, str] | None = None,
 ) -> TraceOptions:
-    """Options from flags and the environment; flags win. Raises `BadSettings`."""
+    """Return the options from flags and the environment; flags win. Raises `BadSettings`."""
     given = os.environ if environment is None else environment
 
     def variable(name: str) -> str:
@@ -100,8 +99,9 @@ def chosen(
 
 
 def _sampler(name: str, argument: str) -> tuple[bool, float]:
-    """(parent based, ratio), by OpenTelemetry's names of samplers. Raises `BadSettings`."""
+    """Return (parent based, ratio) for OpenTelemetry's name of a sampler. Raises `BadSettings`."""
     plain = name.removeprefix("parentbased_")
+    # OpenTelemetry's default is parentbased_always_on.
     parent_based = name.startswith("parentbased_") or not name
     match plain:
         case "" | "always_on":
@@ -121,7 +121,7 @@ def _sampler(name: str, argument: str) -> tuple[bool, float]:
 
 
 def checked_ratio(ratio: float) -> float:
-    """The ratio. Raises `InvalidUsage` when it is none."""
+    """Return the ratio. Raises `InvalidUsage` unless it is from 0 to 1."""
     if not 0 <= ratio <= 1:
         raise InvalidUsage(f"a sampling ratio of {ratio}: must be from 0 to 1")
     return ratio
@@ -143,21 +143,21 @@ class Tracing:
 
     @property
     def ratio(self) -> float:
-        """Share of new traces that are sampled."""
+        """Return the share of new traces that are sampled."""
         return self._ratio.rate
 
     @ratio.setter
     def ratio(self, ratio: float) -> None:
-        """Changes it for traces to come. Raises `InvalidUsage`."""
+        """Set the share for traces to come. Raises `InvalidUsage`."""
         self._ratio.rate = checked_ratio(ratio)
 
     @property
     def begins(self) -> bool:
-        """Whether a trace may begin here at all."""
+        """Return whether a trace may begin here at all."""
         return self._ratio.rate > 0
 
     def engine(self, pid: int) -> Tracer:
-        """For spans that an engine's process has handed over."""
+        """Return the tracer for spans that an engine's process has handed over."""
         found = self._engines.get(pid)
         if found is None:
             while len(self._engines) >= ENGINES_MAX:
@@ -167,6 +167,7 @@ class Tracing:
             name = ENGINE_NAME
             if self.options.service != SERVICE_NAME:
                 name = f"{self.options.service}-engine"
+            # Only sampled jobs are traced in the engine: the decision is taken.
             provider = self._provide(name, pid, ALWAYS_ON)
             found = self._engines[pid] = provider, provider.get_tracer(SERVICE_NAME)
         return found[1]
@@ -185,11 +186,11 @@ class Tracing:
         return made
 
     def flush(self) -> bool:
-        """Waits until what has ended is exported; False when that takes too long. Blocking."""
+        """Wait until ended spans are exported; return False when that takes too long. Blocking."""
         return self._provider.force_flush(FLUSH_MS_MAX)
 
     def close(self) -> None:
-        """Exports what is left and ends. Blocking, for some seconds at most."""
+        """Export what is left and end. Blocking, for some seconds at most."""
         self.flush()
         self._provider.shutdown()
 
@@ -214,8 +215,8 @@ def _processors(options: TraceOptions) -> list[Any]:
 
 @contextmanager
 def start(options: TraceOptions | None = None) -> Iterator[Tracing | None]:
-    """Traces while the block runs, as `options` (default: the environment) want it; then exports
-    what is left, which may block for some seconds. None when nothing is wanted.
+    """Trace while the block runs, as `options` (default: the environment) want it; then export what
+    is left, which may block for some seconds. Yields None when nothing is to be exported.
 
     Raises `BadSettings`, and `InvalidUsage` when this process traces already.
     """
@@ -230,11 +231,12 @@ def start(options: TraceOptions | None = None) -> Iterator[Tracing | None]:
     try:
         yield tracing
     finally:
+        # First, so that no span begins while the rest is exported.
         spans.export_by(None)
         tracing.close()
 
 
 def running() -> Tracing | None:
-    """The tracing of this process, if it was started here."""
+    """Return the tracing of this process, if it was started here."""
     found = spans.exporting()
     return found if isinstance(found, Tracing) else None

@@ -1,12 +1,11 @@
-"""Which traces led to which appends: how a context gets across a durable shard.
+"""Carries trace contexts across durable shards, from appends to listeners.
 
-A part holds rows and nothing of a trace, and whoever listens to a shard reads parts. So the
-process that appends notes (shard, upper) → context here, and who listens in the same process
-looks it up by the interval that it was told of. Bounded: the last `NOTES_MAX` of a shard, and of
-the last `SHARDS_MAX` shards. Only sampled appends are noted.
+A part holds rows and nothing of a trace, and a listener reads parts. So the process that appends
+notes (shard, upper) → context here, and a listener in the same process looks it up by the interval
+that it received. Kept are the last `NOTES_MAX` of a shard, of the last `SHARDS_MAX` shards.
 
-What it does not cover: a listener in another process, and one that comes to the append after a
-restart or later than the bounds allow. Its step then begins no trace and belongs to none.
+A listener in another process, or one that comes to the append after a restart or later than the
+bounds allow, finds no context: its step begins no trace and belongs to none.
 """
 
 from __future__ import annotations
@@ -28,22 +27,23 @@ class Trail:
         self._by_shard: OrderedDict[ShardId, deque[tuple[Frontier, str]]] = OrderedDict()
 
     def note(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
-        """An append up to `upper` is about to be made. Noted first, so that nobody who hears of
-        it comes too early; `forget` it when it fails."""
+        """Note a sampled append up to `upper`, before it is made; `forget` it when it fails."""
         notes = self._by_shard.setdefault(shard, deque(maxlen=NOTES_MAX))
+        # Before the append: a listener that hears of it must find the note.
         notes.append((upper, traceparent))
         self._by_shard.move_to_end(shard)
         while len(self._by_shard) > SHARDS_MAX:
             self._by_shard.popitem(last=False)
 
     def forget(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
-        """It was not made."""
+        """Remove the note of an append that was not made."""
         notes = self._by_shard.get(shard)
         if notes is not None and (upper, traceparent) in notes:
             notes.remove((upper, traceparent))
 
     def between(self, shard: ShardId, lower: Time, upper: Frontier) -> tuple[str, ...]:
-        """Contexts of appends whose upper lies in ``lower < upper' <= upper``, oldest first."""
+        """Return the contexts of appends whose upper lies in ``lower < upper' <= upper``, oldest
+        first."""
         if not self._by_shard:
             return ()
         notes = self._by_shard.get(shard, ())

@@ -1,7 +1,7 @@
 """Recorded traces as trees, for a terminal.
 
 `load_traces` reads OTLP's JSON lines; `trees` builds the trees, pure; `draw` makes the lines. A
-span whose parent is not in the file stands at the top of its trace and says so.
+span whose parent is not in the file is drawn at the top of its trace, with a remark.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Node(msgspec.Struct):
     span: RecordedSpan
     children: list[Node] = []
     orphan: bool = False
-    """It has a parent, which was not recorded."""
+    """True if it has a parent that was not recorded."""
 
 
 def load_traces(path: Path) -> list[RecordedSpan]:
-    """All spans of a file. Raises `InvalidUsage` for a line that is no OTLP, except a last one
-    that was cut short."""
+    """Return all spans of a file. Raises `InvalidUsage` for a line that is no OTLP, except a last
+    one that was cut short."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -62,6 +62,7 @@ def load_traces(path: Path) -> list[RecordedSpan]:
         try:
             found += spans_of(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # A process that was killed may leave its last line cut.
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             raise InvalidUsage(f"{path}, line {number}: no OTLP traces: {error}") from None
@@ -69,7 +70,7 @@ def load_traces(path: Path) -> list[RecordedSpan]:
 
 
 def spans_of(request: Any) -> list[RecordedSpan]:
-    """The spans of one OTLP request in its JSON form."""
+    """Return the spans of one OTLP request in its JSON form."""
     found = []
     for group in request["resourceSpans"]:
         resource = _attributes(group.get("resource", {}).get("attributes", ()))
@@ -107,9 +108,10 @@ def _attributes(given: Any) -> dict[str, Any]:
 
 
 def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[Node]]:
-    """Per trace, in the order of their starts, what stands at the top."""
+    """Return the top nodes of each trace, in the order of their starts."""
     nodes = {(span.trace_id, span.span_id): Node(span) for span in spans}
     tops: dict[str, list[Node]] = {}
+    # Sorted, so that children are appended in the order of their starts.
     for node in sorted(nodes.values(), key=lambda node: node.span.start_ns):
         span = node.span
         above = nodes.get((span.trace_id, span.parent_id)) if span.parent_id else None
@@ -125,8 +127,8 @@ def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[Node]]:
 def draw(
     spans: Sequence[RecordedSpan], *, trace_id: str = "", search: str = "", last: int = 5
 ) -> Iterator[str]:
-    """The lines: the `last` traces whose id begins with `trace_id` and that have a span with the
-    attribute `search` (NAME=VALUE). Raises `InvalidUsage` when there is none."""
+    """Yield the lines of the `last` traces whose id begins with `trace_id` and that have a span
+    with the attribute `search` (NAME=VALUE). Raises `InvalidUsage` when there is none."""
     wanted = [
         (found, tops)
         for found, tops in trees(spans).items()

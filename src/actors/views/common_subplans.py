@@ -1,15 +1,11 @@
-"""Common subplans: what a query says twice is kept once.
+"""Common subplans: equal parts of a query share one operator.
 
-Theory of operation. A table expression that is used three times stands three times in Spark's plan,
-each time with other column ids, and each copy would have its own states, lookups and runs. Two
-parts are the same when they are the same text once ids are counted in the order in which they
-appear; the later one then becomes a projection of the first, which gives the columns its own ids.
-The operator of the first serves both (`SharedOperator`): its delta is made once, its state is
-looked up for all who seek in it, and each of them takes the rows of the keys that he sought.
+A table expression that is used three times occurs three times in Spark's plan, each time with other
+column ids, and each copy would have its own states, lookups and runs. Two parts are equal if their
+texts are, once ids are numbered in order of appearance. The later part becomes a projection of the
+first, which renames the columns (`SharedOperator`): one delta, and one state for all lookups.
 
     Join(Aggregate(t) as a, Aggregate(t) as b)   =   Join(a, Project(a)), a one operator
-
-Only parts that keep or join something are worth it. The largest common part counts.
 """
 
 from __future__ import annotations
@@ -45,21 +41,22 @@ _KEEPING: Final = (
     Aggregate | Distinct | Join | Limit | OuterJoin | SemiJoin | TemporalFilter | WindowFunctions
 )
 _REFERENCE: Final = re.compile(r"(?<![.\w])[A-Za-z_]\w*+(?!\s*:)")
-"""A word that may be a column id; behind a point, or before a colon, it is a field's name."""
+"""Word that may be a column id; after a point, or before a colon, it is a field's name."""
 
 
 class CommonSubplans:
-    """A plan whose equal parts are one."""
+    """A plan whose equal parts are one object."""
 
     def __init__(self, plan: Plan) -> None:
         self._first: dict[str, Plan] = {}
         self._shapes: dict[int, str] = {}
         self.shared: set[int] = set()
-        """Holds the identities of the parts of `root` that stand in it more than once."""
+        """Identities of the parts of `root` that occur in it more than once."""
         self.root = self._merged(plan)
 
     def _merged(self, plan: Plan) -> Plan:
         """Return a part, or a projection of the equal one that came before it."""
+        # Only parts that keep a state or join are worth it.
         if not _keeps(plan):
             return plan
         text = shape_of(plan, self._shapes)
@@ -88,7 +85,7 @@ class CommonSubplans:
 
 
 def _is_one(plan: Plan, value: Plan, *, below_window: bool) -> bool:
-    """Return whether a rule looks at a part and its input as one: a filter over a window, and a
+    """Return whether a rule handles a part and its input together: a filter over a window, and a
     window over another one, or over a projection of that."""
     if isinstance(value, WindowFunctions):
         return below_window or isinstance(plan, Filter | WindowFunctions)
@@ -112,9 +109,9 @@ def _keeps(plan: Plan) -> bool:
 
 
 def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
-    """Return a part as a text in which only its own column ids are not told.
+    """Return a part as a text in which its own column ids are replaced by numbers.
 
-    `known`: the texts of parts that live as long, by identity.
+    `known`: cache of texts by the parts' identities, so all these parts must outlive it.
 
     >>> from actors.plan.relational import Scan
     >>> one = Filter(Scan(0, (("i0_k", "k"),)), "i0_k > 'i0_k'")
@@ -131,10 +128,10 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
             numbers.setdefault(id_, f"#{len(numbers)}")
     made = {id_: f"#{len(numbers) + n}" for n, id_ in enumerate(columns_of(plan))}
     if isinstance(plan, Scan):
-        # A table's own names are no ids, whatever they look like.
+        # A table's own names stay, even if one looks like an id.
         text = f"Scan({plan.source}, {[own for _, own in plan.columns]})"
     else:
-        # A union takes its inputs' columns by their ids, wherever they stand.
+        # Inputs of a union may have their columns in different orders: the order is in the text.
         order = [[numbers[id_] for id_ in columns_of(each)] for each in _inputs_of(plan)]
         text = f"{order} {_fields_told(plan, {**made, **numbers}, known)}"
     known[id(plan)] = text
@@ -142,7 +139,7 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
 
 
 def _fields_told(value: msgspec.Struct, ids: Mapping[str, str], known: dict[int, str]) -> str:
-    # Types of columns are told by what makes them, and those of columns that are gone by nothing.
+    # `types` are left out: they follow from the inputs, and may name columns that are dropped.
     names = [name for name in value.__struct_fields__ if name != "types"]
     fields = (_told(getattr(value, name), ids, known) for name in names)
     return f"{type(value).__name__}({', '.join(fields)})"
@@ -177,19 +174,20 @@ def _renumbered(text: str, ids: Mapping[str, str]) -> str:
 
 
 class SharedOperator(PassingOperator):
-    """An operator that several parts of a view use: its delta, if it is large, is made once."""
+    """Operator that several parts of a view use; a large delta is made once."""
 
     def __init__(self, context: Context, below: Operator) -> None:
         super().__init__(context, below)
 
     def make_delta(self) -> Node:
-        """Return the operator's, in a run of its own where it is large."""
+        """Return the operator's delta, in a run of its own if it is large."""
+        # Several parts read it: a large delta is worth a run of its own.
         return self._below.delta(shared=True)
 
     def old(self) -> Node:
-        """Return the operator's."""
+        """Return the operator's state."""
         return self._below.old()
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return the operator's."""
+        """Return the operator's answer."""
         return self._below.table_columns(ids, some=some)

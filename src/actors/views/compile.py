@@ -1,11 +1,9 @@
-"""SQL text → delta plan: ask Spark, derive.
+"""SQL text → delta plan: Spark analyses the text, and the rules derive the plan.
 
-Spark is the authority: its analysis of the view's own text gives the output schema, refuses what
-is not Spark SQL, says which tables it reads, and tells what is volatile (a value that belongs to
-no time of the inputs, or the clock, whose next change no view can register); its plan, proven to
-be the text's (`actors.spark.catalyst_front`), is what the rules work on. What they do not know
-makes the view opaque, with a reason that names it; nothing is guessed. `compile_view` is pure but
-for what `analyze` does.
+Spark's analysis gives the output schema, refuses what is not Spark SQL, names the tables that are
+read, and finds volatile calls (random values, or the clock). Its plan, proven to be the text's
+(`actors.spark.catalyst_front`), is the input of the rules. A construct that no rule knows makes the
+view opaque, with a reason that names it. `compile_view` is pure except for `analyze`.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ CHANGES_MEANING: Final = (
     "spark.sql.parser.",
     "spark.sql.session.collation",
 )
-"""Settings under which a text means something else than it does to the rules and to a plain read:
-they take names, literals, keys and aggregates as Spark does by default."""
+"""Settings under which a text has another meaning than to the rules and to a plain read, which take
+names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(
@@ -57,11 +55,11 @@ async def compile_view(
 
     Args:
         sql: The view's query.
-        tables: What it may name.
-        analyze: Asks the engine.
+        tables: Schemas of the tables that it may name.
+        analyze: Asks the engine to analyse it.
         conf: The view's Spark settings.
-        limits: A view whose changes would take more is recomputed.
-        choose: Chooses, for the names of the sources, what is summed below joins (None: nothing).
+        limits: Limits of the plan's size; a view beyond them is recomputed.
+        choose: Chooses the sums below joins, for the names of the sources (None: no sums).
 
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
@@ -98,7 +96,8 @@ async def compile_view(
             tree=explain_tree(view),
         )
     except Unsupported as why:
-        if analyzed.volatility is not None:  # recomputed it would stand at the time of its job
+        # A recomputed view would show the clock at the time of its job.
+        if analyzed.volatility is not None:
             _refuse_clock(analyzed.volatility, str(why))
         plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
@@ -113,11 +112,11 @@ def _translated(found: Translation | None, sources: tuple[str, ...], output: Sch
 def _derived(
     view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits, choice: EagerChoice
 ) -> Derived:
-    """The plan of the view's changes. Raises `Unsupported`, also when it is too large."""
+    """Return the plan of the view's changes. Raises `Unsupported`, also when it is too large."""
     try:
         derived = derive(view, schemas, choice)
         nodes = [stratum.node for stratum in derived.strata]
-        # Whatever they may read has rows; but for outputs of one another.
+        # The worst case: each input has rows; strata's own outputs are no inputs.
         inputs = {name for stratum in derived.strata for name in stratum.inputs if name[0] != "r"}
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
@@ -132,6 +131,7 @@ def _derived(
 
 def _refuse_volatile(analyzed: Analyzed) -> None:
     found = analyzed.volatility
+    # Temporal filters follow the clock (`catalyst.temporal`).
     if found is None or found.temporal:
         return
     if found.clock:
@@ -154,6 +154,7 @@ def _check_output(output: Schema) -> None:
     seen: set[str] = set()
     for column in output.columns:
         low = column.name.lower()
+        # Spark resolves names in any case.
         if low in seen:
             raise QueryRejected(
                 f"the view has two columns named {column.name!r}: give one an alias"

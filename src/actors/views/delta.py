@@ -1,14 +1,11 @@
-"""Relational plan → strata, by operators that know their own delta; one rule a file.
+"""Relational plan → strata, by operators that derive their own delta; one rule a file.
 
 `derive` builds the operators of a plan bottom up, asks the root for its delta, and packs the
 result: the view's delta and that of each hidden state leave Spark as one table (see
-`plan.delta.DeltaPlan`). Where the view is a projection of one grouping, its rows and the hidden
-ones are computed together.
+`plan.delta.DeltaPlan`).
 
-The mode is that of the weakest node: *keyed* where groups are computed afresh, *opaque* where
-some state is read whole because no equality leads to it; the latter still runs as steps. A join
-with one row stays *incremental*, though all of the other side is read where that row changes: all
-of it is what the row is joined with.
+The mode is the weakest node's: *keyed* where groups are computed afresh, *opaque* where some state
+is read whole because no equality leads to it; the latter still runs as steps.
 """
 
 from __future__ import annotations
@@ -87,14 +84,14 @@ from actors.views.window_reach import near_changes, near_sessions, ranks_wanted
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 HIDDEN_STATES_MAX: Final = 29
-"""A row says by the bits of an int which of them it belongs to; the first bit is the view's, that
-above theirs tells of strata that seldom make a row."""
+"""Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is
+the view's, the one above theirs marks rows of strata that seldom have any."""
 BESIDE: Final = "is read when the one row beside it changes"
-"""In the reason of a view that is incremental but for that."""
+"""Text in the reason of a view that is incremental except for this read."""
 
 
 class Derived(msgspec.Struct, frozen=True):
-    """What `derive` makes of a view."""
+    """Result of `derive` for a view."""
 
     strata: tuple[Stratum, ...]
     hidden: tuple[Hidden, ...]
@@ -109,8 +106,8 @@ class Derived(msgspec.Struct, frozen=True):
 def derive(
     view: ViewPlan, schemas: tuple[Schema, ...], choice: EagerChoice = NEVER_EAGER
 ) -> Derived:
-    """Return the plan that maintains a view, with what `choice` says summed below joins. Raises
-    `Unsupported`."""
+    """Return the plan that maintains a view, with the sums below joins that `choice` selects.
+    Raises `Unsupported`."""
     common = CommonSubplans(with_unread_dropped(view.root))
     context = Context(schemas, common.shared, choice)
     node = _operator(context, common.root).delta()
@@ -132,19 +129,24 @@ def _mode(
     hidden: tuple[Hidden, ...],
     sources: tuple[str, ...],
 ) -> tuple[str, str]:
-    """The mode and why it is not incremental; of an incremental one what it reads whole."""
+    """Return the mode and its reason; for an incremental view the reason names what is read
+    whole."""
     beside: list[str] = []
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
         origins = [name for name, _ in lookup.origins if name not in context.seldom]
+        # A whole read of few rows, or one that only a run which seldom has rows asks for, does not
+        # count.
         if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
             continue
         number = int(lookup.target[1:])
+        # A state without keys has one row.
         if lookup.target[0] == "h" and not hidden[number].keys:
             continue
         of_groups = lookup.target[0] == "h"
         what = "all of the groups below" if of_groups else f"all of {sources[number]}"
         if lookup.number in context.lookups.ranges:
             what = f"a range of {sources[number]}"
+        # Still incremental: all of the other side is what the changed row is joined with.
         if origins and context.one_row.issuperset(origins):
             beside.append(f"{what} {BESIDE}")
             continue
@@ -158,7 +160,7 @@ def _mode(
 
 
 def _operator(context: Context, plan: Plan) -> Operator:
-    """Return the operator of a plan, one for a part that stands in it more than once."""
+    """Return the operator of a plan; a part that occurs in it more than once has one operator."""
     if id(plan) not in context.shared:
         return _made(context, plan)
     known = context.operators.get(id(plan))
@@ -182,6 +184,7 @@ def _made(context: Context, plan: Plan) -> Operator:
             return TemporalOperator(context, plan, _operator(context, plan.input))
         case Project():
             below = plan.input
+            # Together with its join: columns that are not read above allow range lookups.
             if isinstance(below, Join) and id(below) not in context.shared:
                 return _projected(context, plan.columns, below, _sides(context, below))
             return ProjectOperator(context, plan.columns, _operator(context, below))
@@ -210,8 +213,8 @@ def _made(context: Context, plan: Plan) -> Operator:
 
 
 def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operator:
-    """Rows of window functions that a filter leaves: kept with a reserve where they are the first
-    of their partition."""
+    """Return the rows of window functions that a filter leaves, kept with a reserve if they are the
+    first of their partition."""
     ranks = ranks_wanted(plan.predicate, windows.calls)
     if not ranks:
         return FilterOperator(context, plan, _window(context, windows))
@@ -221,7 +224,7 @@ def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operato
 
 
 def _window(context: Context, plan: WindowFunctions, ranks: int = 0) -> Operator:
-    """Window functions, of whose ranks only the first `ranks` are wanted (0: all)."""
+    """Return the window functions; only the first `ranks` are read above (0: all)."""
     lowest, *above = window_chain(plan)
     lowest = _keys_once(lowest)
     below = _operator(context, lowest.input)
@@ -232,12 +235,14 @@ def _window(context: Context, plan: WindowFunctions, ranks: int = 0) -> Operator
 
 
 def _keys_once(plan: WindowFunctions) -> WindowFunctions:
-    """The window with each of its keys once: two names of a query may be one column."""
+    """Return the window with each of its keys once."""
+    # Two names of a query may be one column.
     return msgspec.structs.replace(plan, keys=tuple(dict.fromkeys(plan.keys)))
 
 
 def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:
-    """The inputs of a join; one that could not be sought by what it is joined by is kept."""
+    """Return the inputs of a join. An input that cannot be looked up by the join's keys is kept as
+    a state."""
     inputs = tuple(_operator(context, each) for each in inputs_of(plan))
     types = dict(plan.types)
     owner = {id_: place for place, each in enumerate(inputs) for id_ in each.columns}
@@ -258,7 +263,7 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
 def _projected(
     context: Context, columns: tuple[Named, ...], plan: Join, sides: Sequence[Operator]
 ) -> Operator:
-    """A projection of an inner join, whose inputs are `sides`."""
+    """Return a projection of an inner join, whose inputs are `sides`."""
     read = {word for each in columns for word in words_of(each.expression)}
     return ProjectOperator(context, columns, inner_join(context, plan, sides, read))
 
@@ -267,7 +272,7 @@ def _projected(
 
 
 def _grouped(context: Context, plan: Aggregate) -> Operator:
-    """A grouping; over a join of which one side is summed first where that is a gain."""
+    """Return a grouping; over a join, one side is summed first if that is a gain."""
     rows = joined_rows(plan, context.shared)
     if rows is None:
         return _aggregate(context, plan, _operator(context, plan.input))
@@ -282,8 +287,8 @@ def _grouped(context: Context, plan: Aggregate) -> Operator:
 
 
 def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
-    """A grouping; in parts joined by their keys where some aggregates are sums, also over distinct
-    values, others the first of all values, and others are computed afresh."""
+    """Return a grouping. Its parts are joined by their keys if some aggregates are sums, also over
+    distinct values, others are first values, and others are computed afresh."""
     sums: list[AggregateCall] = []
     distinct_calls: dict[str, list[AggregateCall]] = {}
     afresh: list[AggregateCall] = []
@@ -303,6 +308,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
     parts: list[Operator] = []
     if distinct_calls:
         parts.append(over_distinct(context, plan, below, distinct_calls, sums))
+    # Without any call there is still one part, for the keys.
     elif sums or not (afresh or firsts):
         part = msgspec.structs.replace(plan, calls=tuple(sums))
         parts.append(aggregate(context, part, below))
@@ -318,7 +324,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
 
 
 def _packed(context: Context, node: Node, output: Schema) -> Node:
-    """The view's delta and those of all hidden states as one table."""
+    """Return the view's delta and those of all hidden states as one table."""
     merged = _merged(context, node)
     branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
     branches += _hidden_branches(context, output, None if merged is None else merged[0])
@@ -327,7 +333,7 @@ def _packed(context: Context, node: Node, output: Schema) -> Node:
 
 
 def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
-    """(hidden state, branch) where the view is a projection of one grouping's totals."""
+    """Return (hidden state, branch) if the view is a projection of one grouping's totals."""
     inner: Node = node
     selects: list[Select] = []
     predicates: list[str] = []
@@ -343,6 +349,7 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
         inner = inner.input
     if inner.flips or len(selects) != 2:
         return None
+    # The view's rows and the hidden ones come from one node, which is computed once.
     number = next(k for k, (_, made) in enumerate(context.hidden) if made == inner)
     hidden, _ = context.hidden[number]
     view, finished = selects
@@ -354,7 +361,7 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
     columns = [
         Named(
             OUTPUT_PREFIX + column.name,
-            # What HAVING leaves out is not computed: Spark would not compute it either.
+            # Rows that HAVING drops are not computed: Spark does not either, and it might raise.
             column.expression if kept is None else f"CASE WHEN {kept} THEN {column.expression} END",
         )
         for column in view.columns
@@ -366,7 +373,7 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
 
 
 def _hidden_columns(context: Context, *filled: int) -> list[Named]:
-    """The columns of all hidden states: those of some by name, of the others NULL."""
+    """Return the columns of all hidden states: the `filled` ones by name, the others NULL."""
     return [
         Named(
             f"h{k}_{column.name}",
@@ -383,7 +390,7 @@ def _view_branch(context: Context, node: Node, output: Schema) -> Node:
 
 
 def _hidden_branches(context: Context, output: Schema, done: int | None) -> list[Node]:
-    """The rows of all hidden states but for one that is `done`."""
+    """Return the rows of all hidden states except the one that is `done`."""
     branches = []
     for number, (_, made) in enumerate(context.hidden):
         if number == done or made is None:
@@ -391,14 +398,14 @@ def _hidden_branches(context: Context, output: Schema, done: int | None) -> list
         filled: tuple[int, ...] = (number,)
         to = str(2 << number)
         if isinstance(made, TopCandidates):
-            # The next state is that of the edges.
+            # The candidates' node also makes the edges, which are the next hidden state.
             filled, to = (number, number + 1), f"IF({made.mark}, {4 << number}, {2 << number})"
         branches.append(_no_view_branch(context, made, filled, to, output))
     return branches
 
 
 def _seldom_branches(context: Context, output: Schema) -> list[Node]:
-    """The rows of strata that seldom make one."""
+    """Return the rows of strata that seldom have any."""
     to = str(2 << len(context.hidden))
     return [_no_view_branch(context, node, (), to, output) for node in context.seldom.values()]
 

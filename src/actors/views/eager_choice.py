@@ -1,11 +1,8 @@
-"""The choice of what is summed below a join (`views.rule_eager`), by the sizes of the tables.
+"""Choice of the sums that are taken below a join (`views.rule_eager`), by the sizes of the tables.
 
-Summing first costs one hidden state more at each change of the table, and saves as many rows as
-there are for each row of the other side at each change of that one. So it is chosen from so many
-rows for each on. Where a table is empty yet nothing is known of it: the choice stays open, and is
-made when the service starts for the next time and finds rows.
-
-A view that is compiled again keeps what was chosen for it: its states are made for that.
+Summing first costs one hidden state more at each change of the table. At each change of the other
+side it saves as many rows as there are for each of its rows. So it is chosen from a minimum of rows
+for each row of the other side on.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from actors.threshold_probes import EAGER_ROWS
 
 
 class EagerChoice(msgspec.Struct, frozen=True):
-    """Chooses by what is known when a view is made.
+    """Chooses by the sizes that are known when a view is made.
 
     >>> choice = EagerChoice(rows=(100_000, 10), rows_min=1_000)
     >>> choice.choose(0, ("bid",), 1)
@@ -30,19 +27,22 @@ class EagerChoice(msgspec.Struct, frozen=True):
     """
 
     rows: tuple[int, ...] = ()
-    """About how many rows each source has; none: not known."""
+    """Approximate number of rows of each source; empty: not known."""
     rows_min: int | None = None
-    """From how many rows for each row of the other side on; None: never."""
+    """Minimum of rows for each row of the other side; None: never sum below joins."""
     made: tuple[EagerSums, ...] | None = None
-    """Holds the choice made when the view was compiled before."""
+    """The choice made when the view was compiled before, or None."""
 
     def is_open(self, *sources: int) -> bool:
-        """Return whether these sources have no rows that tell anything."""
+        """Return whether the choice must wait because one of these sources is empty."""
+        # An empty table says nothing of its later size: the next start of the service chooses
+        # again.
         return self.made is None and not all(self.rows[n] for n in sources if self.rows)
 
     def choose(self, source: int, columns: tuple[str, ...], other: int) -> EagerSums | None:
         """Return the sums of a source by `columns`, by which it is joined to the source `other`, if
         they are to be taken below that join; else None."""
+        # A view that is compiled again keeps its choice: its durable states are made for that.
         if self.made is not None:
             same = (each for each in self.made if (each.source, each.columns) == (source, columns))
             return next(same, None)
@@ -58,4 +58,4 @@ class EagerChoice(msgspec.Struct, frozen=True):
 
 NEVER_EAGER: Final = EagerChoice()
 ChooseEager: TypeAlias = Callable[[Sequence[str]], Awaitable[EagerChoice]]
-"""Makes the choice for a view's sources, by name."""
+"""Makes the choice for a view's sources, given by name."""

@@ -62,7 +62,7 @@ from actors.views.rule_extreme import is_extreme
 
 
 def explain(plan: DeltaPlan) -> str:
-    """The plan as indented lines."""
+    """Return the plan as indented lines."""
     reason = f" ({plan.reason})" if plan.reason else ""
     lines = [f"mode: {plan.mode}{reason}", f"refresh policy: {plan.policy}"]
     lines += [f"  {line}" for line in plan.tree.splitlines()]
@@ -94,7 +94,7 @@ def explain(plan: DeltaPlan) -> str:
 
 
 def explain_tree(plan: ViewPlan) -> str:
-    """The relational tree, a node a line with its mode, inputs indented below it."""
+    """Return the relational tree, one node a line with its mode, inputs indented below it."""
     return "\n".join(_lines(plan.root, plan))
 
 
@@ -233,11 +233,13 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
 
 
 def _mode(plan: Aggregate) -> str:
-    """How a grouping is maintained, where that is not by sums alone."""
+    """Return the mode of a grouping in brackets."""
     why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
     afresh = [
         reason
         for call, reason in zip(plan.calls, why, strict=True)
+        # Only a call that is neither a sum over distinct values nor kept with a reserve is computed
+        # afresh.
         if reason
         and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
         and not is_extreme(plan, call)

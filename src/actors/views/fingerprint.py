@@ -1,4 +1,4 @@
-"""The fingerprint of a plan: what must be equal for durable state to be continued."""
+"""Fingerprint of a plan: durable state is continued only under an equal one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from actors.plan.delta import DeltaPlan
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RULES = ("catalyst/*.py", "plan/*.py", "views/*.py", "spark/*.java")
-"""Lists the files that make a plan of a text."""
+"""Patterns of the files that turn a text into a plan."""
 _LATER = ("covered", "eager", "eager_open")
-"""Fields that plans had not always: where they say nothing a plan has the fingerprint that it had,
-and its view goes on."""
+"""Fields that were added later. An empty one is left out of the digest, so that the fingerprints of
+older views stay valid."""
 
 
 @lru_cache(maxsize=1)
 def spark_version() -> str:
-    """Version of the Spark package that this environment runs; empty without one."""
+    """Return the version of the Spark package in this environment; empty without one."""
     try:
         return version("pyspark")
     except PackageNotFoundError:
@@ -30,7 +30,7 @@ def spark_version() -> str:
 
 @lru_cache(maxsize=1)
 def rules_digest() -> str:
-    """Return a sha256 over all that makes plans: the rules, and the version of Spark."""
+    """Return a sha256 over the rules' files and the version of Spark."""
     digest = hashlib.sha256(spark_version().encode())
     for pattern in _RULES:
         for path in sorted(_ROOT.glob(pattern)):
@@ -39,8 +39,8 @@ def rules_digest() -> str:
 
 
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
-    """sha256 over the plan with its schemas and settings, and the engine's version."""
-    # What was chosen shows in the strata.
+    """Return a sha256 over the plan with its schemas and settings, and the engine's version."""
+    # Choices (policy, eager sums) are left out: they show in the strata, which are digested.
     told = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
     plain = msgspec.structs.replace(plan, **told)
     fields = msgspec.to_builtins(plain)
@@ -48,5 +48,6 @@ def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
         if not fields[name]:
             del fields[name]
     digest = hashlib.sha256(msgspec.msgpack.encode(fields))
+    # Another version of Spark may compute other bits from the same plan.
     digest.update((spark_version() if engine is None else engine).encode())
     return digest.hexdigest()

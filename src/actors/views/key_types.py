@@ -1,9 +1,9 @@
-"""Which types' equality is equality of exact values, so that rows can be found by key.
+"""Types whose equality is equality of exact values, so that rows can be looked up by key.
 
 Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads text
 (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38 digits
-together), many held values equal one given value, and no lookup finds them all. The arrangements
-draw the same line; they then read everything.
+together), many held values equal one given value, and no lookup finds them all. Arrangements draw
+the same line: for other types they read everything.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _OTHER_NAMES: Final = {
 
 
 def found_by_key(given: str, held: str) -> bool:
-    """Whether values of one Spark type find all equal ones of another."""
+    """Return whether a lookup by values of one Spark type finds all equal values of another."""
     one, other = _plain(given), _plain(held)
+    # NULL equals nothing, so a lookup by it misses nothing.
     if one == other or "void" in (one, other):
         return True
     if {one, other} == {"float", "double"}:
@@ -35,6 +36,7 @@ def found_by_key(given: str, held: str) -> bool:
     digits = [_digits(one), _digits(other)]
     if one in _INTEGER_DIGITS and other in _INTEGER_DIGITS:
         return True
+    # Exact numbers stay exact while their common decimal has at most 38 digits.
     (before, after), (before2, after2) = digits
     return min(before, before2) >= 0 and (
         max(before, before2) + max(after, after2) <= _DECIMAL_DIGITS_MAX
@@ -50,7 +52,7 @@ def _plain(kind: str) -> str:
 
 
 def _digits(kind: str) -> tuple[int, int]:
-    """(digits before, digits after the point); negative for what is no exact number."""
+    """Return (digits before, digits after the point); negative if the type is no exact number."""
     if kind in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[kind], 0
     if not re.fullmatch(r"decimal(\(.*\))?", kind):

@@ -1,25 +1,12 @@
-"""Which touched state a step needs: the lookups of a plan, merged and put in order.
+"""Lookups of touched state: the requests of a plan's terms, merged and put in order.
 
-Theory of operation. Every term of a join asks for the rows of some input that match, by key,
-rows that are already there: the delta's, or those of earlier lookups. Requests for one (target,
-key) that begin at the same changes merge into one lookup with several origins. That gives a term
-more rows than it asked for, which is sound: all of them are true rows of the state, each counted
-once however many lookups return it, and the join decides which match. So an input may always hold
-a superset. But what other terms found must not lead a term further: from a changed order to its
-customer, from there (by the term of a changed nation) to all suppliers of the nation, and on to
-all that they ever sold. So requests that begin at other changes are other lookups, and an
-origin is the rows of the very lookups that were asked before.
+Every term of a join asks for the rows of some input that match, by key, rows that it already has:
+the delta's, or those of earlier lookups. Requests for one (target, key) that begin at the same
+changes merge into one lookup with several origins.
 
-Order: a lookup comes after those that fill its origins. One that would come after itself (a table
-joined to itself as a hierarchy) is another lookup, one hop further: there are no circles. A
-target that is asked for whole needs no other lookup.
-
-Strata: an origin ``r{k}``, and what is looked up from rows that it brought, waits for that run:
-the lookup occurs once for each stratum before which its origins have new rows.
-
-Invariants: in the answer of `by_stratum` each origin ``s{n}`` or ``h{k}`` is the target of an
-earlier lookup; each target has either one lookup with an empty key or only lookups with keys. It
-does not know costs.
+Invariants: in the result of `by_stratum` each origin ``s{n}`` or ``h{k}`` is the target of an
+earlier lookup; each target has either one lookup with an empty key or only lookups with keys. Costs
+are unknown here.
 """
 
 from __future__ import annotations
@@ -35,8 +22,8 @@ from actors.plan.delta import Lookup
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
 """(input name, its columns); an empty column name stands for NULL."""
 Wanted: TypeAlias = tuple[str, tuple[str, ...], int, frozenset[str]]
-"""(target, key, hop, roots): a table joined to itself is looked up again from rows that it gave;
-the roots are the changes at which it all begins."""
+"""(target, key, hop, roots). The hop counts how often the target was looked up before from its own
+rows (a table joined to itself); the roots are the changes at which the search begins."""
 
 
 Within: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
@@ -45,10 +32,10 @@ Within: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 class _Need(msgspec.Struct):
     origins: dict[Origin, set[Wanted]]
-    """Each with the lookups that fill it."""
+    """Each origin, with the lookups that fill it."""
     nulls: bool
     within: set[Within | None] = msgspec.field(default_factory=set)
-    """Holds what each who asks compares; None: he wants all rows."""
+    """Comparisons of each request; None: the request wants all rows."""
 
     @property
     def after(self) -> set[Wanted]:
@@ -56,12 +43,12 @@ class _Need(msgspec.Struct):
 
 
 class Lookups:
-    """Collects what the terms of a plan ask for."""
+    """Collects the requests of a plan's terms."""
 
     def __init__(self) -> None:
         self._needs: dict[Wanted, _Need] = {}
         self.ranges: dict[int, ComparedRange] = {}
-        """Says which rows lookups read, by number, if not all; known after `by_stratum`."""
+        """Rows that a lookup reads, by its number, if not all; complete after `by_stratum`."""
 
     def ask(
         self,
@@ -73,12 +60,16 @@ class Lookups:
         nulls: bool,
         within: Within | None = None,
     ) -> Wanted:
-        """Asks for rows of `target` by `key`; `after`: the lookups that fill the origins; `within`:
-        of a lookup without a key only the rows that the origin's changes decide anew."""
+        """Ask for rows of `target` by `key`. `after`: the lookups that fill the origins. `within`:
+        a lookup without a key reads only the rows that the origin's changes can affect."""
         origins, fills = tuple(origins), set(after)
         before = self._all_before(fills)
+        # Roots keep requests apart that begin at other changes. Merged, one term would follow rows
+        # that another found: from a changed order to its customer, from there (by a changed
+        # nation's term) to all suppliers of the nation, and on to all their orders.
         roots = frozenset(name for name, _ in origins if name[0] not in "sh")
         roots = roots.union(*(known for *_, known in fills))
+        # A lookup cannot come after itself: it is another one, one hop further.
         hop = 0
         while (target, key, hop, roots) in before:
             hop += 1
@@ -86,6 +77,8 @@ class Lookups:
         need = self._needs.setdefault(wanted, _Need({}, nulls))
         need.nulls |= nulls
         need.within.add(within)
+        # Merging is sound: an input may hold a superset. All its rows are true rows of the state,
+        # each counted once, and the join decides which match.
         for origin in origins:
             known = need.origins.setdefault(origin, set())
             if origin[0][0] in "shk":
@@ -93,7 +86,7 @@ class Lookups:
         return wanted
 
     def _all_before(self, wanted: set[Wanted]) -> set[Wanted]:
-        """These lookups and all that come before them."""
+        """Return these lookups and all that come before them."""
         found: set[Wanted] = set()
         queue = list(wanted)
         while queue:
@@ -104,13 +97,14 @@ class Lookups:
         return found
 
     def by_stratum(self, count: int) -> list[tuple[Lookup, ...]]:
-        """The lookups of each of `count` strata, each after those that it needs."""
+        """Return the lookups of each of `count` strata, each after those that it needs."""
         whole = {
             target
             for (target, key, *_), need in self._needs.items()
             if not key and not need.origins
         }
         strata: list[list[Lookup]] = [[] for _ in range(count)]
+        # Whole reads without origins wait for nothing.
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
         numbers: dict[Wanted, int] = {}
@@ -121,7 +115,7 @@ class Lookups:
             by_level: dict[int, list[Origin]] = {}
             for origin, fills in need.origins.items():
                 if not self._has_rows(origin, fills, filled, whole):
-                    # What is beside it never changes; where others look leads this one nowhere.
+                    # No lookup ever fills this origin: its side is joined to constant rows.
                     continue
                 for level in _levels(origin, [levels[f] for f in fills if f in levels]):
                     by_level.setdefault(level, []).append(origin)
@@ -136,14 +130,14 @@ class Lookups:
         return [tuple(lookups) for lookups in strata]
 
     def _note_range(self, made: Lookup, within: set[Within | None]) -> None:
-        """Note what a lookup need not read, where all who ask for it say so alike."""
+        """Note the range of a lookup if all its requests have the same comparisons."""
         (first, *others) = within
         if first is not None and not others and len(made.origins) == 1:
             self.ranges[made.number] = ComparedRange(made.number, *first)
 
     def _filled(self, whole: set[str]) -> set[Wanted]:
-        """The lookups that may find rows: from changes, from whole states, and from what these
-        lead to."""
+        """Return the lookups that may find rows: from changes, from whole states, and from their
+        rows."""
         filled: set[Wanted] = set()
         while True:
             more = {
@@ -167,7 +161,7 @@ class Lookups:
         return any(fill[0] == name and fill in filled for fill in fills)
 
     def _in_order(self, whole: set[str]) -> list[Wanted]:
-        """The lookups by key, each after those that fill its origins."""
+        """Return the lookups by key, each after those that fill its origins."""
         rest = {wanted: need for wanted, need in self._needs.items() if wanted[0] not in whole}
         placed: dict[Wanted, None] = {}
         while len(placed) < len(rest):
@@ -183,9 +177,10 @@ class Lookups:
 
 
 def _numbered(name: str, fills: set[Wanted], numbers: dict[Wanted, int]) -> tuple[int, ...]:
-    """The lookups that fill this input; none where it is asked for whole: all its rows are meant.
+    """Return the lookups that fill this input; none if it is read whole, so that all its rows
+    count.
 
-    An origin comes after all that its term has asked for, of other inputs too.
+    An origin comes after all lookups of its term, also those of other inputs.
     """
     own = [fill for fill in fills if fill[0] == name]
     known = tuple(sorted(numbers[fill] for fill in own if fill in numbers))
@@ -193,10 +188,12 @@ def _numbered(name: str, fills: set[Wanted], numbers: dict[Wanted, int]) -> tupl
 
 
 def _levels(origin: Origin, fills: list[set[int]]) -> set[int]:
-    """The strata before which an origin has (new) rows."""
+    """Return the strata before which an origin has (new) rows."""
+    # The output of run k exists from stratum k + 1 on; so lookups from its rows wait, too.
     if origin[0][0] == "r":
         return {int(origin[0][1:]) + 1}
     if not fills:
         return {0}
+    # First when all fills have rows, then again whenever one of them has new rows.
     first = max(min(levels) for levels in fills)
     return {first} | {level for levels in fills for level in levels if level > first}

@@ -1,23 +1,8 @@
-"""Aggregates that are functions of sums: which hidden sums they need, and the result over them.
+"""Additive aggregates: the hidden sums that each call needs, and its result over them.
 
-Theory of operation. Hidden are ``n`` (rows) and per argument a count of its non-NULL values and
-sums. A call's result is an expression over these totals.
-
-Widths. A hidden sum never overflows before the query's own: integers up to int in bigint (2^32
-rows are out of reach), bigint in decimal(38,0), decimal(p,s) in decimal(min(38,p+12),s), two
-digits more than Spark's own buffer. The cast to the query's type then overflows as Spark would:
-an error under ANSI. Without ANSI, where overflow is NULL and would be lost from a running total,
-sums that may fill 38 digits are not additive. Spark's own sum may also fail on a partial sum in
-some order of rows; ours depends on the total alone.
-
-``avg`` of integers is sum / count in double, of decimal(p,s) Spark's decimal(p+4,s+4) rounded
-half up: the whole part and the remainder are divided apart, which keeps it exact for groups below
-10^9 rows. Wider decimals (s > 10, p - s > 18) are not additive here.
-
-Variances come from exact sums of x and x² over integers (decimals by their unscaled value of at
-most `SQUARED_DIGITS_MAX` digits): with m the rounded mean, sum (x - m)² is exact in decimals and
-what is left of the mean is below one half, so that no digits cancel. Sums of float and double
-depend on the order of rows, and are not additive.
+A grouping keeps the column ``n``, its number of rows, and for each argument sums and a count of the
+non-NULL values. A call's result is an expression over these totals. `not_additive` names the calls
+for which there is no such expression.
 """
 
 from __future__ import annotations
@@ -52,7 +37,7 @@ class _Measures:
         """The column that counts rows."""
 
     def take(self, kind: str, argument: str, type_: str) -> str:
-        """The name of the measure, made when it is new."""
+        """Return the name of the measure, which is created if it is new."""
         key = (kind, argument)
         if key not in self.found:
             self.found[key] = Measure(f"m{len(self.found)}", kind, argument, type_)
@@ -68,7 +53,7 @@ def finish(plan: Aggregate, rows: str = ROWS) -> Finished:
 
 
 def not_additive(call: AggregateCall, *, ansi: bool) -> str:
-    """Why a call's result is no function of sums; empty when it is."""
+    """Return why a call's result is no function of sums; empty when it is one."""
     kind = call.argument_type.lower()
     what = f"{call.function}({kind})"
     if call.formula is not None:
@@ -77,6 +62,7 @@ def not_additive(call: AggregateCall, *, ansi: bool) -> str:
         return f"{call.function}(DISTINCT …) is no sum"
     if call.function in ("count", "bool_and", "bool_or"):
         return ""
+    # A total cannot give the next value when the extreme one is deleted.
     if call.function in ("min", "max"):
         return f"{call.function} is no sum"
     if kind in _INTEGERS:
@@ -89,27 +75,32 @@ def not_additive(call: AggregateCall, *, ansi: bool) -> str:
         return ""
     if kind.startswith("decimal"):
         precision, scale = digits(kind)
+        # Beyond these the division in `_decimal_average` has too few digits.
         if call.function == "avg" and (scale > 10 or precision - scale > 18):
             return f"{what} has more digits than can be divided exactly"
+        # Without ANSI an overflow is NULL, which a running total would lose.
         if precision > 26 and not ansi:
             return f"{what} without ANSI mode may overflow to NULL"
         return ""
+    # Float and double: each addition rounds, so that the order of rows decides the last bits.
     return f"{what} depends on the order of rows"
 
 
 def _result(call: AggregateCall, measures: _Measures) -> str:
-    """The call's result as an expression over the hidden columns."""
+    """Return the call's result as an expression over the hidden columns."""
     argument = call.argument
     if argument is None:
         return measures.rows
     if call.function == "count" and not call.argument_nullable:
         return measures.rows
+    # A group without non-NULL values has the result NULL, so each call needs their count.
     count = measures.rows
     if call.argument_nullable:
         count = measures.take("count", argument, "bigint")
     if call.function == "count":
         return count
     if call.function in ("bool_and", "bool_or"):
+        # A count of the deciding values is a sum: false ones for bool_and, true ones for bool_or.
         word, test = ("NOT ", "= 0") if call.function == "bool_and" else ("", "> 0")
         deciding = f"CASE WHEN {word}({argument}) THEN 1 END"
         result = f"{measures.take('count', deciding, 'bigint')} {test}"
@@ -120,6 +111,8 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
         way = "sum_bigint" if kind == "bigint" else "sum"
         total = measures.take(way, argument, _sum_type(kind))
         if call.function == "sum":
+            # Spark may fail on a partial sum in some order of rows; this cast depends on the total
+            # alone.
             result = f"CAST({total} AS {call.type})"
         elif kind.startswith("decimal"):
             result = _decimal_average(total, count, kind, call.type)
@@ -129,22 +122,28 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
 
 
 def _sum_type(kind: str) -> str:
+    # A hidden sum must not overflow before the query's own does: 2^32 rows of int fit into a
+    # bigint.
     if kind in _INTEGERS:
         return "bigint"
     if kind == "bigint":
         return "decimal(38,0)"
     precision, scale = digits(kind)
+    # Two digits more than Spark's own buffer: the cast to the query's type overflows first, as in
+    # Spark.
     return f"decimal({min(38, precision + 12)},{scale})"
 
 
 def digits(kind: str) -> tuple[int, int]:
-    """(precision, scale) of a decimal type's text."""
+    """Return (precision, scale) of a decimal type's text."""
     found = [int(part) for part in re.findall(r"\d+", kind)]
     return (found[0], found[1] if len(found) > 1 else 0) if found else (10, 0)
 
 
 def _decimal_average(total: str, count: str, kind: str, result: str) -> str:
     _, scale = digits(kind)
+    # Spark's avg of decimal(p,s) is decimal(p+4,s+4), rounded half up. Whole part and remainder are
+    # divided apart: exact for groups below 10^9 rows.
     rows = f"CAST({count} AS DECIMAL(20,0))"
     whole = f"CAST({total} DIV {rows} AS DECIMAL(19,0))"
     rest = f"CAST({total} % {rows} AS DECIMAL({12 + scale},{scale}))"
@@ -159,11 +158,13 @@ def _variance(call: AggregateCall, argument: str, count: str, measures: _Measure
     exact = f"CAST(({argument}) * {unit} AS decimal({width},0))" if scale else argument
     if not scale:
         exact = f"CAST({argument} AS decimal({width},0))"
+    # Exact sums of x and x² (decimals by their unscaled value).
     total = measures.take("sum", exact, f"decimal({width + 12},0)")
     squares = measures.take("sum", f"({exact}) * ({exact})", f"decimal({2 * width + 12},0)")
     middle = f"CAST(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE) AS decimal({width + 1},0))"
     rows = f"CAST({count} AS decimal(12,0))"
-    # sum (x - m)², and the sum of what the rounding of m left over: both exact.
+    # Sum of (x - m)², m the rounded mean, and the mean's remainder: both exact. The remainder is
+    # below one half, so that no digits cancel.
     spread = (
         f"{squares} - CAST(2 AS decimal(1,0)) * {middle} * {total} + {rows} * {middle} * {middle}"
     )
@@ -172,6 +173,7 @@ def _variance(call: AggregateCall, argument: str, count: str, measures: _Measure
     sample = call.function.endswith("samp")
     divisor = f"(CAST({count} AS DOUBLE) - 1D)" if sample else f"CAST({count} AS DOUBLE)"
     power = float(10**scale)
+    # greatest: rounding to double may leave a deviation just below zero.
     if call.function.startswith("stddev"):
         result = f"sqrt(greatest({deviation}, 0D) / {divisor}) / {power!r}D"
     else:

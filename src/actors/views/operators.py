@@ -1,19 +1,12 @@
-"""What every operator of a plan can be asked for: its changes, its state, and its keys' origins.
+"""Operators of a plan: each answers for its changes, its state, and the origins of its keys.
 
-Theory of operation. An operator has contents at every time. Its *delta* are the updates with
-``lo <= time < hi``, its *old* state the contents below `lo` (rows of positive weight, times
-without meaning), its *new* one both. All three are nodes over the step's inputs. The old state
-is only as complete as it was looked up: `seek` asks for what rows of given key values need, down
-to the arrangements; everything else that the old state then shows may be missing or, above outer
-joins and groupings, wrong, and must not matter to who sought. It does not: he joins by the key
-values that he sought, and drops the rest.
+An operator has contents at every time. Its *delta* are the updates with ``lo <= time < hi``, its
+*old* state the contents below `lo` (rows of positive weight, times without meaning), its *new* one
+both. All three are nodes over the step's inputs.
 
-`delta_origins` and `old_origins` say where the values of some columns come from: inputs of the
-step whose rows hold at least all the tuples that occur. So keys are looked up before Spark runs.
-Where a column is computed, they do not know: the delta is then *cut*, made by a run of its own
-(``r{k}``), and its output is the origin.
-
-A rule is a subclass, in a file of its own. Nothing here knows costs beyond the size of a node.
+The old state is complete only for the key values that `seek` looked up; other rows may be missing
+or, above outer joins and groupings, wrong. The caller of `seek` joins by these key values, which
+drops the rest.
 """
 
 from __future__ import annotations
@@ -54,7 +47,7 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
 class Context:
-    """One view's derivation: lookups, cuts and hidden states so far."""
+    """State of one view's derivation: its lookups, cuts and hidden states so far."""
 
     def __init__(
         self,
@@ -62,31 +55,31 @@ class Context:
         shared: Set[int] = frozenset(),
         choice: EagerChoice = NEVER_EAGER,
     ) -> None:
-        """`shared`: the identities of plans that one operator is made for (`common_subplans`);
-        `choice`: of what is summed below joins."""
+        """`shared`: the identities of plans that share one operator (`common_subplans`); `choice`:
+        of the sums that are taken below joins."""
         self.schemas = schemas
         self.shared = shared
         self.choice = choice
         self.eager: list[EagerSums] = []
-        """Tells what is summed below a join."""
+        """Sums that are taken below a join."""
         self.eager_open = False
-        """Says whether a choice of that could not be made."""
+        """True if a choice of such sums could not be made yet."""
         self.operators: dict[int, Operator] = {}
-        """Holds those of shared plans, by identity."""
+        """Operators of shared plans, by the plans' identities."""
         self.lookups = Lookups()
         self.cuts: list[Node] = []
         self.hidden: list[tuple[Hidden, Node | None]] = []
-        """Each with how it changes; None: as the one before tells."""
+        """Each hidden state with its changes; None: the state before it makes them, too."""
         self.nearby: list[NearbyRows] = []
         self.covered: list[CoveredChanges] = []
         self.keyed: list[str] = []
-        """Why groups are computed afresh, for each grouping that is."""
+        """Reason of each grouping that is computed afresh."""
         self.seldom: dict[str, Node] = {}
-        """Runs that seldom have a row, with their nodes: what is read whole where they have one
-        costs little."""
+        """Runs that seldom have a row, with their nodes: reads of whole states from their rows cost
+        little."""
         self.one_row: set[str] = set()
-        """Runs of the changes of one row: what is beside it is read whole where that changes, and
-        any of it may match."""
+        """Runs of the changes of one row: the inputs joined with it are read whole when it
+        changes."""
         self.bounded: set[str] = set()
         """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []
@@ -102,10 +95,11 @@ class Context:
         nulls: bool,
         within: Within | None = None,
     ) -> frozenset[Wanted]:
-        """Asks for state; whoever records hears of it.
+        """Ask for state, by the columns whose equal values a lookup finds; all open records note
+        the lookup.
 
-        By the columns whose equal values a lookup finds; by none, for everything: where an origin
-        has a row, or always where there are no origins. `within` is as in `Lookups.ask`.
+        Without columns it reads everything: if an origin has a row, or always if there are no
+        origins. `within` is as in `Lookups.ask`.
         """
         kept = [
             i
@@ -120,7 +114,7 @@ class Context:
         return frozenset([wanted])
 
     def _finds(self, target: str, own: str, origin: str, column: str) -> bool:
-        """Whether a column's values find all equal ones; yes where a type is not known."""
+        """Return whether a column's values find all equal ones; True if a type is not known."""
         given = self._kind(origin, column) if column else None
         held = self._kind(target, own)
         return given is None or held is None or found_by_key(given, held)
@@ -135,41 +129,41 @@ class Context:
         return next((each.type for each in schema.columns if each.name == column), None)
 
     def begin(self) -> None:
-        """Begins to record what is asked."""
+        """Begin a record of the lookups that are asked for."""
         self._asked.append(set())
 
     def end(self) -> frozenset[Wanted]:
-        """What was asked since the matching `begin`."""
+        """Return the lookups asked for since the matching `begin`."""
         return frozenset(self._asked.pop())
 
     def repeat(self, asked: Iterable[Wanted]) -> None:
-        """Tells whoever records of lookups that were asked earlier."""
+        """Add lookups that were asked for earlier to all open records."""
         for record in self._asked:
             record.update(asked)
 
     def cut(self, node: Node, columns: Ids) -> Input:
-        """Has the node made by a run of its own."""
+        """Make the node by a run of its own, and return its output."""
         self.cuts.append(node)
         return Input(f"r{len(self.cuts) - 1}", columns)
 
     def near(self, wanted: NearbyRows) -> str:
-        """Name the input that has the rows near changes."""
+        """Return the name of the input that has the rows near changes."""
         if wanted not in self.nearby:
             self.nearby.append(wanted)
         return f"n{self.nearby.index(wanted)}"
 
     def cover(self, wanted: CoveredChanges) -> str:
-        """Name the input that has the changes up to edges."""
+        """Return the name of the input that has the changes up to edges."""
         self.covered.append(wanted)
         return f"k{len(self.covered) - 1}"
 
     def prefix(self) -> str:
-        """A fresh prefix for column ids."""
+        """Return a new prefix for column ids."""
         self._names += 1
         return f"q{self._names}_"
 
     def strata(self, last: Node) -> tuple[Stratum, ...]:
-        """The cuts, then the last node, each with its lookups."""
+        """Return the cuts, then the last node, each with its lookups."""
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
         ranges = self.lookups.ranges
@@ -197,77 +191,84 @@ class Operator(ABC):
         self._cut: str | None = None
         self._traced: dict[tuple[Ids, int, int], Origins | None] = {}
 
-    # -- what a rule says -------------------------------------------------------------------------
+    # -- overridden by rules ----------------------------------------------------------------------
 
     @abstractmethod
     def make_delta(self) -> Node:
-        """The updates in ``[lo, hi)``; asks for the state that they touch."""
+        """Return the updates in ``[lo, hi)``, and ask for the state that they touch."""
 
     @abstractmethod
     def old(self) -> Node:
-        """The state below `lo`, as far as it was sought."""
+        """Return the state below `lo`, as far as it was looked up."""
 
     @abstractmethod
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Inputs that hold every tuple of `ids` in the delta; None: not known before it is made.
+        """Return inputs that hold every tuple of `ids` in the delta; None: not known before it is
+        made.
 
-        Asked after `delta`.
+        Called after `delta`.
         """
 
     @abstractmethod
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Inputs that hold every tuple of `ids` in the old state as far as it was sought."""
+        """Return inputs that hold every tuple of `ids` in the old state, as far as it was looked
+        up."""
 
     @abstractmethod
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Makes the old state complete for rows whose `ids` occur in `origins`.
+        """Make the old state complete for rows whose `ids` occur in `origins`; without ids, for all
+        rows.
 
-        `nulls`: whether a NULL there means the rows with NULL. No ids: all rows. Answers the
-        lookups after which the state is there.
+        `nulls`: true if a NULL there means the rows with NULL. Returns the lookups after which the
+        state is complete.
         """
 
     def kind(self, id_: str) -> str | None:
-        """The Spark type of a column where it is known."""
+        """Return the Spark type of a column, if it is known."""
         return None
 
     @abstractmethod
     def seekable(self, ids: Ids) -> bool:
-        """Whether a search by these columns, NULLs included, reads just the rows that have them."""
+        """Return whether a search by these columns, NULLs included, reads only the rows that have
+        them."""
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return the import whose rows the operator's are, each by itself, and all of them but with
-        `some`, and the names that it has for these columns, which the operator may have left out;
-        None: they are of no import, or some columns are computed."""
+        """Return (source, the source's names of `ids`) if the operator's rows are that source's,
+        each by itself, and all of them unless `some`; None: they are not, or some columns are
+        computed. The operator may have dropped the columns."""
         return None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The columns whose values these columns determine, by primary keys and equalities."""
+        """Return the columns whose values these columns determine, by primary keys and
+        equalities."""
         return ids
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Sets of columns that are a PRIMARY KEY of the table that they come from."""
+        """Return sets of columns that are a PRIMARY KEY of the table that they come from."""
         return ()
 
     def is_one_row(self) -> bool:
-        """Whether there is never more than one row."""
+        """Return whether there is never more than one row."""
         return False
 
     def is_constant(self) -> bool:
-        """Return whether its rows never change: none comes but with the first contents."""
+        """Return whether its rows never change after the first contents."""
         return False
 
-    # -- what follows -----------------------------------------------------------------------------
+    # -- derived from these -----------------------------------------------------------------------
 
     def delta(self, *, shared: bool = False) -> Node:
-        """The updates in ``[lo, hi)``. `shared`: the node will be used more than once."""
+        """Return the updates in ``[lo, hi)``. `shared`: the node will be used more than once."""
         context = self.context
         if self._delta is None:
             context.begin()
             self._delta = self.make_delta()
             self._delta_asked = context.end()
         else:
+            # The delta in progress depends on these lookups, too, though another one asked for
+            # them.
             context.repeat(self._delta_asked)
         # A large delta that is needed in several places is made by a run of its own.
         if shared and self._cut is None and CUT_NODES.exceeded_by(size_of(self._delta)):
@@ -275,44 +276,48 @@ class Operator(ABC):
         return self._delta
 
     def cut(self) -> None:
-        """Has the delta made by a run of its own from now on."""
+        """Have the delta made by a run of its own from now on."""
         if self._cut is None:
             made = self.context.cut(self.delta(), self.columns)
             self._cut, self._delta = made.name, made
+            # The output of a run waits for no lookup.
             self._delta_asked = frozenset()
 
     def cut_changes(self) -> str:
-        """Has the delta made by a run of its own, without what stays the same: whoever reads
-        much where it has a row then seldom does. Answers the run's name."""
+        """Have the delta made by a run of its own, without no-op updates, and return the run's
+        name."""
         if self._cut is None:
+            # A lookup that reads much when this run has a row then seldom happens.
             self._delta = Consolidate(self.delta())
             self.cut()
         assert self._cut is not None, "a cut has a name"
         return self._cut
 
     def new(self) -> Node:
-        """The state below `hi`."""
+        """Return the state below `hi`."""
         return Union((self.old(), self.delta(shared=True)))
 
     def delta_origins(self, ids: Ids) -> Origins | None:
-        """As `trace_delta`; of a delta that was cut, its own rows."""
+        """Return `trace_delta`'s answer; for a delta that was cut, its own rows."""
         if self._cut is not None:
             return ((self._cut, ids),)
-        # Each join asks both its inputs several times: without a memory, 2^n calls for n joins.
+        # Each join asks both its inputs several times: without a cache, 2^n calls for n joins.
         known = (ids, len(self.context.cuts), len(self.context.hidden))
         if known not in self._traced:
             self._traced[known] = self.trace_delta(ids)
         return self._traced[known]
 
     def delta_asked(self) -> frozenset[Wanted]:
-        """The lookups that fill what the delta's origins name."""
+        """Return the lookups that fill the inputs named by the delta's origins."""
         return self._delta_asked
 
     def keys_of_delta(self, ids: Ids) -> Origins:
-        """The origins of `ids` in the delta, which is cut when they are not known otherwise."""
+        """Return the origins of `ids` in the delta, which is cut if they are not known
+        otherwise."""
         self.delta()
         found = self.delta_origins(ids)
         if found is None:
+            # A computed column: a run of its own makes the delta, and its output is the origin.
             self.cut()
             found = self.delta_origins(ids)
         assert found is not None, "a cut knows its columns"
@@ -320,7 +325,7 @@ class Operator(ABC):
 
 
 def both(*found: Origins | None) -> Origins | None:
-    """All origins together; None when any is not known."""
+    """Return all origins together; None when any is not known."""
     whole: dict[Origin, None] = {}
     for origins in found:
         if origins is None:
@@ -330,7 +335,7 @@ def both(*found: Origins | None) -> Origins | None:
 
 
 def narrowed(ids: Ids, origins: Origins, kept: Sequence[int]) -> tuple[Ids, Origins]:
-    """The ids at some positions, with the origins' columns for them."""
+    """Return the ids at some positions, with the origins' columns for them."""
     picked = tuple(ids[i] for i in kept)
     return picked, tuple(
         dict.fromkeys((name, tuple(columns[i] for i in kept)) for name, columns in origins)
@@ -338,17 +343,17 @@ def narrowed(ids: Ids, origins: Origins, kept: Sequence[int]) -> tuple[Ids, Orig
 
 
 def select(node: Node, columns: Iterable[tuple[str, str]]) -> Select:
-    """Renamed or computed columns: (name, expression)."""
+    """Return renamed or computed columns of a node: (name, expression)."""
     return Select(node, tuple(Named(name, expression) for name, expression in columns))
 
 
 def is_name(expression: str) -> bool:
-    """Whether an expression is a bare column id."""
+    """Return whether an expression is a bare column id."""
     return _WORD.fullmatch(expression) is not None
 
 
 def children_of(node: Node) -> tuple[Node, ...]:
-    """The nodes directly below a node."""
+    """Return the nodes directly below a node."""
     found: list[Node] = []
     for field in node.__struct_fields__:
         value = getattr(node, field)
@@ -358,13 +363,13 @@ def children_of(node: Node) -> tuple[Node, ...]:
 
 
 def size_of(node: Node) -> int:
-    """How many nodes a tree has."""
+    """Return the number of nodes of a tree."""
     return 1 + sum(size_of(child) for child in children_of(node))
 
 
 def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
-    """Names of the inputs that a node reads, each once; of which it needs rows where those
-    `without` have none."""
+    """Return the names of the inputs that a node reads, each once; with `without`, only those that
+    it reads when these inputs have no rows."""
     found: dict[str, None] = {}
 
     def walk(below: Node) -> None:
@@ -383,14 +388,14 @@ def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def reading(node: Node, name: str, other: str) -> Node:
-    """Return the node over the input `other` in place of that of a name."""
+    """Return the node with the input `other` in place of the input `name`."""
     if isinstance(node, Input):
         return Input(other, node.columns) if node.name == name else node
     return with_children(node, [reading(each, name, other) for each in children(node)])
 
 
 def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:
-    """Return what a node reads where there is no shortage."""
+    """Return the inputs of a node that it reads without a shortage."""
     if isinstance(node, TopCandidates):
         return node.changes, node.candidates, node.edges
     return (node.input,) if node.closes else ()

@@ -1,13 +1,9 @@
-"""The little SQL that is read here and not by Spark: a text's words, and plain conditions.
+"""Reader of a small part of SQL: a text's words, and plain conditions.
 
-Spark reads views and queries. Two things cannot wait for it: a query that is a mere read of one
-object is answered without an engine (`simple`), and a condition that the engine wrote itself says
-which parts of a source need not be fetched (`source_uses`). For both, a reader that knows little
-and refuses the rest is enough: what is not surely read as Spark reads it raises `NotPlain`.
-
-A literal stands for a value of a column's type when Spark's comparison of both has no cast that
-could lose anything: an integer within the column's range (of any width), a decimal that the
-column's type holds, a double, a text, a boolean, a day.
+Spark reads views and queries. Two things cannot wait for it: a query that is a plain read of one
+object is answered without an engine (`simple`), and a condition that the engine wrote tells which
+parts of a source need not be fetched (`source_uses`). Text that this reader does not surely read as
+Spark does raises `NotPlain`.
 """
 
 from __future__ import annotations
@@ -60,15 +56,15 @@ _EXCHANGED: Final[Mapping[str, Op]] = {
 _SAME: Final = {"==": "=", "!=": "<>"}
 _NO_NAME_WORDS: Final = "ALL CASE DISTINCT EXISTS FALSE FROM NOT NULL SELECT TRUE"
 _NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
-"""Words that say something else to Spark where a name could stand."""
+"""Words that are keywords to Spark where a name could stand."""
 
 
 class NotPlain(Exception):
-    """What was read is for Spark."""
+    """The text must be read by Spark."""
 
 
 class SqlToken(NamedTuple):
-    """A word of a text: `kind` is text, name, number, word or sign."""
+    """One word of a text: `kind` is text, name, number, word or sign."""
 
     kind: str
     text: str
@@ -76,7 +72,7 @@ class SqlToken(NamedTuple):
 
 
 class LiteralValue(NamedTuple):
-    """A literal as it is written: `kind` is number, text, boolean or date."""
+    """A literal as written: `kind` is number, text, boolean or date."""
 
     kind: str
     text: str
@@ -91,7 +87,8 @@ class ColumnTest(NamedTuple):
 
 
 def tokens(sql: str) -> list[SqlToken]:
-    """Return the words of a text, without comments. Raises `NotPlain` for one that does not end."""
+    """Return the words of a text, without comments. Raises `NotPlain` for an unclosed quote or
+    comment."""
     found: list[SqlToken] = []
     at = 0
     while at < len(sql):
@@ -108,7 +105,8 @@ def tokens(sql: str) -> list[SqlToken]:
 
 
 def _comment_end(sql: str, at: int) -> int:
-    """Return where a comment ends that began before `at`: they nest. A hint is for Spark."""
+    """Return the end of the comment that began before `at`; comments nest. Raises `NotPlain` for a
+    hint."""
     if sql.startswith("+", at):
         raise NotPlain("a hint")
     depth = 1
@@ -122,7 +120,7 @@ def _comment_end(sql: str, at: int) -> int:
 
 
 def query_text(sql: str) -> str:
-    """Return a query up to its last word: without semicolons and comments behind it.
+    """Return a query up to its last word, without semicolons and comments behind it.
 
     Raises `QueryRejected` for several statements.
 
@@ -135,6 +133,7 @@ def query_text(sql: str) -> str:
     try:
         words = [each for each in tokens(sql) if each.text != ";"]
         after = [each for each in tokens(sql) if each.text == ";"]
+    # Not read here: Spark reports what is wrong with it.
     except NotPlain:
         return sql.strip().rstrip(";").strip()
     end = words[-1].end if words else 0
@@ -149,7 +148,7 @@ class PlainReader:
     """Reads a text word by word."""
 
     def __init__(self, sql: str) -> None:
-        """Raises `NotPlain`, as all that is read does."""
+        """Split the text into words. Raises `NotPlain`, as all methods do."""
         self._tokens = tokens(sql)
         self._at = 0
 
@@ -159,15 +158,16 @@ class PlainReader:
         return token
 
     def peek(self) -> SqlToken:
-        """Return the next word; a sign without text at the end."""
+        """Return the next word; at the end a sign without text."""
         return self._tokens[self._at] if self._at < len(self._tokens) else SqlToken("sign", "", 0)
 
     def at_end(self) -> bool:
-        """Return whether nothing is left."""
+        """Return whether no word is left."""
         return self._at == len(self._tokens)
 
     def follows(self, *words: str) -> bool:
-        """Return whether one of these words (in upper case) or signs comes next; empty: nothing."""
+        """Return whether one of these words (in upper case) or signs comes next; "" stands for the
+        end."""
         token = self.peek()
         return token.kind in ("word", "sign") and token.text.upper() in words
 
@@ -208,7 +208,7 @@ class PlainReader:
     # -- conditions ----------------------------------------------------------------------------
 
     def conjunction(self) -> list[ColumnTest]:
-        """Take tests that AND holds together, with or without parentheses around them."""
+        """Take tests that are connected by AND, with or without parentheses around them."""
         found = self._test()
         while self.takes("AND"):
             found += self._test()
@@ -229,7 +229,7 @@ class PlainReader:
                 found = self.conjunction()
                 self.needs(")")
             except NotPlain:
-                self._at = back  # a literal in parentheses
+                self._at = back  # it may be a literal in parentheses
             else:
                 return found
         if self._is_value():
@@ -260,6 +260,7 @@ class PlainReader:
         op = _SAME.get(text, text)
         if op not in _EXCHANGED:
             raise NotPlain("no comparison")
+        # Exchanged twice it is the operator itself, typed as `Op`.
         return _EXCHANGED[_EXCHANGED[op]]
 
     # -- literals ------------------------------------------------------------------------------
@@ -296,6 +297,7 @@ class PlainReader:
         token = self._next()
         if token.kind == "number":
             return LiteralValue("number", token.text)
+        # Spark joins adjacent strings, and a setting decides over backslashes.
         if token.kind == "text" and self.peek().kind != "text" and "\\" not in token.text:
             return LiteralValue("text", token.text[1:-1])
         if token.kind == "word" and token.text.upper() in ("TRUE", "FALSE"):
@@ -306,17 +308,17 @@ class PlainReader:
 
 
 def _cast(value: LiteralValue, wanted: str) -> LiteralValue:
-    """Return a literal that a cast makes another kind of, without loss."""
+    """Return a literal cast to another kind without loss. Raises `NotPlain` for other casts."""
     if wanted == "date" and value.kind == "text" and _DAY.fullmatch(value.text):
         return LiteralValue("date", value.text)
     whole = value.kind == "number" and _WHOLE.fullmatch(value.text.removeprefix("-"))
-    if whole and wanted in ("bigint", "double"):  # its value decides whether it fits the column
+    if whole and wanted in ("bigint", "double"):  # `value_of` checks that it fits the column
         return value
     raise NotPlain(f"a cast to {wanted}")
 
 
 def value_of(value: LiteralValue, kind: str) -> Any:
-    """Return the value of a literal that compares with a column of that type as its equal in it.
+    """Return a literal's value in a column's type, such that comparisons with it are Spark's.
 
     Raises `NotPlain`; `ValueError` for a day that is none.
     """
@@ -336,8 +338,10 @@ def _number(text: str, kind: str) -> Any:
     if (whole := _WHOLE.fullmatch(digits)) is not None:
         number = sign * int(whole[1])
         bits = _INTEGER_BITS.get(kind)
+        # Within the column's range Spark's comparison has no cast that could lose anything.
         if bits is not None and -(1 << (bits - 1)) <= number < 1 << (bits - 1):
             return number
+        # Beyond 2^53 doubles round integers.
         if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
             return float(number)
     if kind.startswith("decimal") and (exact := _DECIMAL.fullmatch(digits)) is not None:

@@ -1,8 +1,8 @@
-"""REFRESH POLICY: how a view may be brought up to date.
+"""REFRESH POLICY: the ways in which a view may be brought up to date.
 
-``auto``: by steps, or recomputed where that is measured to be cheaper; ``incremental``: always by
-steps where rules know how; ``incremental strict``: the same, and a view that would be opaque is
-refused; ``full``: always recomputed. Whatever the way, only the difference is emitted.
+``auto``: by steps, or recomputed if that is measured to be cheaper; ``incremental``: by steps if
+rules know how; ``incremental strict``: the same, but a view that would be opaque is refused;
+``full``: always recomputed. Under each policy only the difference is emitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ POLICIES: Final = (AUTO, "incremental", STRICT, FULL)
 
 
 def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:
-    """The plan under a policy. Raises `InvalidUsage` (no such policy) and `QueryRejected`."""
+    """Return the plan under a policy. Raises `InvalidUsage` (no such policy) and
+    `QueryRejected`."""
     if policy not in POLICIES:
         raise InvalidUsage(f"no refresh policy {policy!r}; there are {', '.join(POLICIES)}")
     if policy == STRICT and plan.mode == "opaque":

@@ -1,8 +1,7 @@
-"""Which tables a query names, as Spark says.
+"""Analysis of a query by Spark: its schema, and the tables that it names.
 
-Nothing is parsed here. A table whose name stands in the text may be named by it: such tables are
-given to the engine, which says which of them its plan reads, or which name it misses: a name that
-the text only computes (``IDENTIFIER('a' || 'b')``) is given then.
+The query is not parsed here. Tables whose names occur in the text are given to the engine, which
+answers which of them its plan reads, or which name it misses.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ Tables: TypeAlias = tuple[tuple[str, Schema], ...]
 
 
 class AnalyzeQuery(Protocol):
-    """Asks the engine what a text is over (empty) tables under settings."""
+    """Asks the engine to analyse a text over (empty) tables under settings."""
 
     def __call__(
         self, tables: Tables, sql: str, conf: Conf, *, translate: bool = False
     ) -> Awaitable[Analyzed]:
-        """Return what it says, with `translate` its relational plan too."""
+        """Return the engine's analysis, with `translate` its relational plan too."""
 
 
 KNOWN_SHOWN_MAX: Final = 20
@@ -41,7 +40,8 @@ async def analyzed_query(
     *,
     translate: bool = False,
 ) -> Analyzed:
-    """Return what the engine says of a query over `tables`, whose `sources` are those it reads.
+    """Return the engine's analysis of a query over `tables`; its `sources` are the tables that it
+    reads.
 
     Raises `UnknownObject` for a name that is none of them, `InvalidUsage` for a relation of the
     service about itself, and what `analyze` raises.
@@ -53,6 +53,8 @@ async def analyzed_query(
         told = await analyze(given, sql, conf, translate=translate)
         if not told.missing:
             return told
+        # The text may compute a name (``IDENTIFIER('a' || 'b')``): then the missing table is given,
+        # too.
         name = folded.get(_only_part(told.missing).lower())
         if name is None or name in names:
             shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
@@ -63,10 +65,9 @@ async def analyzed_query(
 
 
 def mentioned(sql: str, tables: Mapping[str, Schema]) -> list[str]:
-    """Return the tables whose names stand in a text.
+    """Return the tables whose names occur in a text.
 
-    A name may hold anything, also what looks like a comment: where it is no plain word, it is
-    looked for as it stands between backticks.
+    A name that is no plain word may contain anything: it is searched as backticks would quote it.
 
     >>> mentioned("SELECT 1 FROM `a b`, T2 -- t", dict.fromkeys(["a b", "b", "t2", "T", "x"]))
     ['a b', 'b', 't2', 'T']

@@ -1,16 +1,12 @@
-"""One row that others are only compared with: its change decides a range of them anew.
+"""Range lookups for a single row that is only compared: its change affects a range of rows.
 
-Theory of operation. Where the one row beside a table changes, all of the table is what it is joined
-with. But when nothing of the one row is read but in comparisons, ``column < bound``, most rows
-compare with the new bound as with the old, and what they make of both sums to nothing
-(`plan.compared_range`). So the lookup reads the rows between: an index range in place of a scan.
+If the single row beside a table changes, all of the table is joined with it again. But if columns
+of the single row are read in comparisons ``column < bound`` only, most rows compare with the new
+bound as with the old, and their retractions and insertions cancel (`plan.compared_range`). So the
+lookup reads only the rows between: an index range in place of a scan.
 
     orders ⋈ (SELECT max(placed) AS m FROM orders) on placed > m - 24 h, m not read above
       d(m) meets no orders but those with placed between old m - 24 h and new m - 24 h
-
-What is not read above a join is seen where a projection is directly above; `with_unread_dropped`
-puts one where there is none. A bound is a column of the one row, or such a column plus or minus an
-interval, computed once more so that it cannot raise an error: the comparison itself stays Spark's.
 """
 
 from __future__ import annotations
@@ -55,6 +51,8 @@ def compared_sides(
     """
     made, found = list(sides), dict[int, ComparedSide]()
     for place, side in enumerate(sides):
+        # A column that is read above the join appears in its rows: then every row of the table
+        # changes.
         if not side.is_one_row() or side.is_constant() or not set(side.columns).isdisjoint(read):
             continue
         tests = _comparisons(plan, sides, place)
@@ -66,6 +64,7 @@ def compared_sides(
             continue
         bounds, extra = list[str](), list[Named]()
         for _, bound in pairs:
+            # A computed bound becomes a column, so that the lookup reads it from the step's inputs.
             if not is_name(bound):
                 extra.append(Named(f"{context.prefix()}bound", bound))
                 bound = extra[-1].name
@@ -80,8 +79,8 @@ def compared_sides(
 def _comparisons(
     plan: Join, sides: Sequence[Operator], place: int
 ) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the side that one row is compared with, and each comparison's column and bound; None
-    where a predicate reads of the one row in another way."""
+    """Return the side that the single row is compared with, and each comparison's column and bound;
+    None where a predicate reads the single row in another way."""
     owner = {id_: place for place, side in enumerate(sides) for id_ in side.columns}
     if any(place in (owner[each.left], owner[each.right]) for each in plan.equal):
         return None
@@ -107,7 +106,9 @@ def _reads(texts: Iterable[str], owner: Mapping[str, int], place: int) -> bool:
 def _column_and_bound(
     operands: tuple[str, str], owner: Mapping[str, int], place: int
 ) -> tuple[str, str] | None:
-    """Return the column of another side, and what of the one row it is compared with."""
+    """Return the column of another side, and the bound of the single row that it is compared
+    with."""
+    # Either operand may be the bound.
     for column, bound in (operands, operands[::-1]):
         cast = _CAST.fullmatch(column)
         own = cast[1] if cast else column
@@ -129,6 +130,8 @@ def _bound(text: str) -> tuple[str, str] | None:
     if is_name(text):
         return text, text
     if (cast := _CAST.fullmatch(text)) is not None:
+        # The bound is computed once more for the lookup, where it must not raise: the comparison
+        # itself, which may, stays Spark's.
         return cast[1], f"try_cast{text[4:]}"
     if (shifted := _SHIFTED.fullmatch(text)) is not None:
         return shifted[1], f"{_TRIED[shifted[2]]}({shifted[1]}, {shifted[3]})"
@@ -136,8 +139,7 @@ def _bound(text: str) -> tuple[str, str] | None:
 
 
 def _compared(test: str) -> list[tuple[str, str]]:
-    """Return the operands of each comparison that a predicate consists of; none where it consists
-    of anything else.
+    """Return the operands of each comparison of a predicate; none where it contains anything else.
 
     >>> _compared("(i0_placed > (a0 - INTERVAL '24' HOUR))")
     [('i0_placed', "(a0 - INTERVAL '24' HOUR)")]
@@ -166,7 +168,7 @@ def _compared(test: str) -> list[tuple[str, str]]:
 
 
 def _closing(words: Sequence[SqlToken]) -> int:
-    """Return where the parenthesis closes that the first word opens."""
+    """Return the position of the parenthesis that closes the first word's; -1 if there is none."""
     depth = 0
     for place, word in enumerate(words):
         depth += {"(": 1, ")": -1}.get(word.text, 0)
@@ -176,7 +178,8 @@ def _closing(words: Sequence[SqlToken]) -> int:
 
 
 def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
-    """Return the plan with a projection above each join of a single row of which nothing is read.
+    """Return the plan with a projection above each join whose single rows' columns are not read
+    above it.
 
     `read`: the columns that are read of the plan; None: all.
     """
@@ -184,7 +187,7 @@ def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
         case Project():
             below = frozenset().union(*(words_of(each.expression) for each in plan.columns))
             made = with_unread_dropped(plan.input, below)
-            # It drops them itself.
+            # This projection drops the columns itself: no second one is needed.
             if isinstance(plan.input, Join) and isinstance(made, Project):
                 made = made.input
             return msgspec.structs.replace(plan, input=made)
@@ -213,7 +216,7 @@ def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
 
 
 def _unknown(plan: Plan) -> Plan:
-    """Return a plan all of whose inputs' columns may be read."""
+    """Return the plan with its inputs rewritten; all of their columns count as read."""
     inputs: tuple[Plan, ...] = getattr(plan, "inputs", ())
     if inputs:
         return msgspec.structs.replace(plan, inputs=tuple(map(with_unread_dropped, inputs)))
@@ -223,7 +226,7 @@ def _unknown(plan: Plan) -> Plan:
 
 
 def _tested(plan: Join | SemiJoin | OuterJoin) -> frozenset[str]:
-    """Return the columns that a join compares."""
+    """Return the columns that a join's predicates read."""
     ids = {id_ for each in plan.equal for id_ in (each.left, each.right)}
     return frozenset(ids).union(*(words_of(test) for test in plan.residual))
 
@@ -237,12 +240,13 @@ def _dropped(join: Join, read: frozenset[str]) -> Plan:
         for id_ in ids
     }
     tested = frozenset[str]().union(*(words_of(test) for test in join.residual))
+    # Without a predicate over the dropped columns there is no range, and nothing to gain.
     kept = tuple(Named(id_, id_) for id_ in columns_of(join) if id_ not in unread)
     return Project(join, kept) if kept and not tested.isdisjoint(unread) else join
 
 
 def _is_single(plan: Plan) -> bool:
-    """Return whether a plan has one row, or none that a filter drops."""
+    """Return whether a plan has at most one row."""
     while isinstance(plan, Project | Filter):
         plan = plan.input
     return isinstance(plan, Aggregate) and not plan.keys

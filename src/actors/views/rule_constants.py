@@ -1,12 +1,7 @@
-"""Rows that the query itself says: VALUES, range(), a SELECT without FROM.
+"""Constant rows of the query itself: VALUES, range(), a SELECT without FROM.
 
-Theory of operation. They are there from the first time of a view on and never change. So they are
-made of the one row of a grouping without keys, which comes with the first contents
-(`plan.delta.Recompute`): a generator makes them of it. A term of a join that starts at their delta
-meets no old state, for there is none at the first time; it asks for nothing.
-
-What it does not do: a search reads all of them, and none begins at them: what is joined to a table
-by way of them is read whole.
+They exist from the first time of a view on and never change. So a generator makes them of the one
+row of a grouping without keys, which comes with the first contents (`plan.delta.Recompute`).
 """
 
 from __future__ import annotations
@@ -29,14 +24,15 @@ class ConstantsOperator(Operator):
         self._kinds = {column.name: column.type for column in plan.columns}
 
     def make_delta(self) -> Node:
-        """All rows at the first time of all."""
+        """Return all rows at the first time of all."""
         return self._rows(begins=False)
 
     def old(self) -> Node:
-        """All rows, behind the first time."""
+        """Return all rows after the first time, none before."""
         return self._rows(begins=True)
 
     def _rows(self, *, begins: bool) -> Node:
+        # An empty input: the group without keys has one row all the same.
         nothing = Where(Input("d0", ()), "1 = 0")
         calls = (Call("one", "count(*)", "bigint"),)
         made: Node = Recompute(nothing, nothing, (), calls, begins)
@@ -45,27 +41,29 @@ class ConstantsOperator(Operator):
         return select(made, [(name, name) for name in self.columns])
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """None: where there is a delta, there is nothing to look up."""
+        """Return no origins."""
+        # At the first time, the only one with a delta, there is no old state to look up.
         return ()
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Unknown: no input holds them."""
+        """Return None: no input holds the rows. A table joined to others through them is read
+        whole."""
         return None
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Nothing: all rows are at hand."""
+        """Return no lookups: all rows are in the plan."""
         return frozenset()
 
     def seekable(self, ids: Ids) -> bool:
-        """By any column."""
+        """Return True: a search reads all rows."""
         return True
 
     def kind(self, id_: str) -> str | None:
-        """The column's type."""
+        """Return the column's type."""
         return self._kinds.get(id_)
 
     def is_constant(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True

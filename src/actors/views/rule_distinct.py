@@ -1,10 +1,8 @@
 """Sums over distinct values, any number of them in one grouping.
 
-Theory of operation. The rows are expanded, one for each distinct argument with its value; one
-DISTINCT keeps the values of all arguments of each group, and one grouping sums over what comes
-and goes there. The aggregates over all rows are sums of the same grouping: its rows are then the
-values, and beside them the rows themselves. So a plan has two hidden states and one of each
-operator however many arguments there are:
+The rows are expanded, one for each distinct argument with its value. One DISTINCT keeps the values
+of all arguments of each group; one grouping sums over its changes, and over the rows themselves for
+the aggregates without DISTINCT. So a plan has two hidden states however many arguments there are:
 
     SELECT g, count(*), count(DISTINCT a), sum(DISTINCT b) FILTER (WHERE c) FROM t GROUP BY g
 
@@ -16,8 +14,6 @@ becomes, with the columns `tag` and `int` (arguments of one type share a column)
           FROM t, (VALUES 0, 1) AS tag
           UNION ALL SELECT g, NULL, NULL, 1 AS row FROM t)
     GROUP BY g
-
-A value that is NULL is kept as well: it keeps its group alive.
 """
 
 from __future__ import annotations
@@ -36,8 +32,8 @@ Calls = Sequence[AggregateCall]
 
 
 class ExpandOperator(ProjectOperator):
-    """Every row once for each argument: the keys, the argument's number as `tag`, its value in
-    the column that `places` gives it, and NULL in those of the others."""
+    """Repeats each row once for each argument: the keys, the argument's number as `tag`, its value
+    in the column that `places` gives it, and NULL in the columns of the other arguments."""
 
     def __init__(
         self,
@@ -60,16 +56,16 @@ class ExpandOperator(ProjectOperator):
                 if places[number] == place
             ]
             made.append(Named(place, f"CASE {' '.join(cases)} END"))
-        if len(arguments) == 1:  # the rows themselves
+        if len(arguments) == 1:  # nothing to expand: each row once
             made = [Named(tag, "0"), Named(places[0], arguments[0])]
         super().__init__(context, (*keys, *made), below)
 
     def make_delta(self) -> Node:
-        """Expanded from the input's delta."""
+        """Return the expansion of the input's delta."""
         return self._expanded(self._below.delta())
 
     def old(self) -> Node:
-        """Expanded from the input's state."""
+        """Return the expansion of the input's state."""
         return self._expanded(self._below.old())
 
     def _expanded(self, below: Node) -> Node:
@@ -77,7 +73,7 @@ class ExpandOperator(ProjectOperator):
         return Select(Expand(below, self._tag, count) if count > 1 else below, self._made)
 
     def searched(self) -> Ids | None:
-        """Return the columns by which its rows are sought: keys and values, without the tag.
+        """Return the columns by which its rows are looked up: keys and values, without the tag.
 
         None when one of them is computed.
         """
@@ -86,7 +82,7 @@ class ExpandOperator(ProjectOperator):
         return searched if {*needed, *self._arguments} <= {*self._below.columns} else None
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's, for each argument."""
+        """Return the input's origins for each argument."""
         found: list[Origins | None] = []
         for argument, place in zip(self._arguments, self._places, strict=True):
             own = {"": "", **self._passed, **dict.fromkeys(self._places, ""), place: argument}
@@ -97,15 +93,16 @@ class ExpandOperator(ProjectOperator):
         return both(*found)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """None: a row of the input is here several times."""
+        """Return no keys: a row of the input occurs here several times."""
         return ()
 
 
 class _BesideOperator(UnionOperator):
-    """The distinct values and the rows that have them: the same groups, known by the values."""
+    """Distinct values beside all rows. Both have the same groups, so the values' origins
+    suffice."""
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Those of the values."""
+        """Return the origins of the values."""
         return self._inputs[0].delta_origins(ids)
 
 
@@ -116,8 +113,8 @@ def over_distinct(
     distinct: Mapping[str, Calls],
     sums: Calls,
 ) -> Operator:
-    """Return a grouping with the calls over each argument's `distinct` values, and the `sums`
-    over all rows. Raises `Unsupported`."""
+    """Return a grouping with the calls over each argument's `distinct` values, and the `sums` over
+    all rows. Raises `Unsupported`."""
     prefix = context.prefix()
     keys = [Named(f"{prefix}{key.name}", key.expression) for key in plan.keys]
     typed = [
@@ -126,9 +123,11 @@ def over_distinct(
     ]
     tag = f"{prefix}tag"
     kinds = {argument: calls[0].argument_type for argument, calls in distinct.items()}
+    # Arguments of one type share a column: `tag` keeps them apart.
     columns = {kind: f"{prefix}v{i}" for i, kind in enumerate(dict.fromkeys(kinds.values()))}
     places = [columns[kind] for kind in kinds.values()]
     expanded = ExpandOperator(context, keys, tag, tuple(distinct), places, below)
+    # NULL values are kept, too: a group whose values are all NULL must not vanish.
     valued = [Key(name, name, kind) for kind, name in columns.items()]
     values: Operator = GroupOperator(
         context, expanded, (*typed, Key(tag, tag, "int", False), *valued), None, expanded.searched()
@@ -139,6 +138,8 @@ def over_distinct(
         for call in made
     }
     if sums:
+        # The rows themselves are a second input, with a NULL tag: no call over distinct values
+        # counts them.
         rows = [Named(f"{prefix}r{i}", call.argument or "1") for i, call in enumerate(sums)]
         absent = [
             Named(row.name, f"CAST(NULL AS {call.argument_type if call.argument else 'int'})")
@@ -157,6 +158,7 @@ def over_distinct(
         )
         for row, call in zip(rows, sums, strict=True):
             calls[call.name] = _call(call, row.name)
+    # The outer grouping has the query's keys and calls, over the distinct values and the rows.
     over = Aggregate(
         plan.input,
         tuple(msgspec.structs.replace(k, expression=f"{prefix}{k.name}") for k in plan.keys),
@@ -167,5 +169,5 @@ def over_distinct(
 
 
 def _call(call: AggregateCall, argument: str) -> AggregateCall:
-    """The same function of another column, which is NULL in the rows that do not count."""
+    """Return the same function over another column, which is NULL in the rows that do not count."""
     return msgspec.structs.replace(call, argument=argument, argument_nullable=True, distinct=False)

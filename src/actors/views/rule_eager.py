@@ -1,28 +1,14 @@
 """Eager aggregation: sums that are taken below a join.
 
-Theory of operation. Many rows of a table A belong to one row of B, and a grouping sums values of A
-by columns of B. A change of that row of B touches all its rows of A, though only their sums count.
-So these are summed first, by the key of the join, and kept as a hidden state, of which the change
-reads one row:
+Many rows of a table A belong to one row of B, and a grouping sums values of A by columns of B. A
+change of that row of B touches all its rows of A, though only their sums count. So A is summed
+first, by the key of the join, in a hidden state of which the change reads one row:
 
     SELECT b.name, count(*), sum(a.x) FROM A a JOIN B b ON a.k = b.k GROUP BY b.name
 
     =   SELECT b.name, sum(q.n), sum(q.x)
         FROM (SELECT k, count(*) AS n, sum(x) AS x FROM A GROUP BY k) q JOIN B b ON q.k = b.k
         GROUP BY b.name
-
-What is summed twice are the hidden sums of `views.measures`, which are wide and never NULL: so the
-totals above are the same bits. A group there has rows while any of A's groups below is in it.
-
-The least and the greatest value of a group are those of A's groups by the key just so.
-
-Sound where all calls are of plain columns of A (an expression could raise an error on rows that
-meet nothing), and A gives nothing else but its key of the join, whose equal values are the same.
-
-A gain where B's key is unique, so that the states have no more rows than B has, where columns of B
-are read that may change, and where A has very many rows for each of B's: each change of A keeps one
-state more. How many there are is looked up once, when the view is made; the plan tells what was
-chosen (`DeltaPlan.eager`).
 
 Source: W. P. Yan and P.-A. Larson, Eager Aggregation and Lazy Aggregation, VLDB 1995.
 """
@@ -47,20 +33,21 @@ from actors.views.rule_linear import ProjectOperator
 from actors.views.window_reach import PLAIN_TYPES
 
 DIGITS_MAX: Final = 26
-"""Bounds the digits of summed decimals: a sum has twelve more, and a state 38."""
+"""Limit of the digits of summed decimals: a sum has twelve more, and a state 38."""
 _ROWS_BELOW: Final = "n_below"
 
 
 class JoinedRows(NamedTuple):
-    """The inner join below a grouping, and what a projection between them makes of its columns."""
+    """Inner join below a grouping, and the columns of a projection between them, if there is
+    one."""
 
     join: Join
     between: tuple[Named, ...] | None
 
 
 def joined_rows(plan: Aggregate, shared: Set[int]) -> JoinedRows | None:
-    """Return the join that a grouping stands on whose aggregates may be taken below it; None where
-    there is none, or where others stand on it, too (`shared`: the identities of such parts)."""
+    """Return the join below a grouping whose aggregates may be taken below it; None if there is
+    none, or if other parts use it, too (`shared`: the identities of such parts)."""
     between, below = None, plan.input
     if isinstance(below, Project) and id(below) not in shared:
         between, below = below.columns, below.input
@@ -72,27 +59,27 @@ def joined_rows(plan: Aggregate, shared: Set[int]) -> JoinedRows | None:
 
 
 def _is_sum(plan: Aggregate, call: AggregateCall) -> bool:
-    """Return whether a call is a function of sums that rows which meet nothing cannot overflow."""
+    """Return whether a call is a function of sums that cannot overflow on rows without a match."""
     kind = call.argument_type.lower()
     wide = kind.startswith("decimal") and digits(kind)[0] > DIGITS_MAX
     return not wide and not not_additive(call, ansi=plan.ansi)
 
 
 class _Summed(NamedTuple):
-    """Which input is summed first: its place, the key of the join, and the calls' arguments."""
+    """Input that is summed first: its position, the key of the join, and the calls' arguments."""
 
     place: int
     key: Ids
     arguments: dict[str, str]
-    """The column of the join that an argument is."""
+    """Column of the join for each argument."""
     told: EagerSums
 
 
 def summed_first(
     context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
 ) -> Operator | None:
-    """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None where
-    this is not sound, or no gain."""
+    """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None if
+    that is unsound or no gain."""
     found = _summed(context, plan, rows, sides)
     if found is None:
         return None
@@ -123,7 +110,9 @@ def summed_first(
     joined = _joined(context, plan, rows, inputs, made)
     if sums:
         finished = finish(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
+        # The hidden sums are wide and never NULL: summed twice they have the same bits.
         summed = [Measure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures]
+        # The rows of a group are the sum of the counts below.
         summed.append(Measure(_ROWS_BELOW, "sum", f"{prefix}{ROWS}", "bigint"))
         whole = Finished(tuple(summed), finished.columns)
         above.append(GroupOperator(context, joined, plan.keys, whole))
@@ -135,7 +124,7 @@ def summed_first(
 
 
 def _of_extremes(call: AggregateCall, column: str) -> AggregateCall:
-    """Return the same function of what it made below."""
+    """Return the same function over its own results below."""
     return msgspec.structs.replace(
         call, argument=column, argument_type=call.type, argument_nullable=True
     )
@@ -148,7 +137,7 @@ def _joined(
     inputs: Sequence[Operator],
     made: Sequence[str],
 ) -> Operator:
-    """Return the join of groups with the columns that the grouping above reads."""
+    """Return the join of the inputs, with the columns that the grouping above reads."""
     joined = JoinOperator(context, tuple(inputs), rows.join.equal, rows.join.residual)
     grouped = _words(key.expression for key in plan.keys)
     passed = [Named(name, name) for name in made]
@@ -168,6 +157,7 @@ def _summed(
     read = _read_above(plan, rows)
     for place, side in enumerate(sides):
         columns = {*side.columns}
+        # Plain columns only: an expression could raise an error on rows without a match.
         if not columns.issuperset(arguments.values()):
             continue
         key = tuple(sorted(columns & read))
@@ -178,7 +168,8 @@ def _summed(
 
 
 def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str]:
-    """Return the column of the join that each argument is; a computed one is none of any side."""
+    """Return the column of the join for each argument; a computed argument stays, and is no
+    column."""
     made = {column.name: column.expression for column in rows.between or ()}
     found = {}
     for call in plan.calls:
@@ -188,7 +179,7 @@ def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str]:
 
 
 def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
-    """Return the columns of the join that are read otherwise than as an argument."""
+    """Return the columns of the join that are read for other purposes than as an argument."""
     grouped = _words(key.expression for key in plan.keys)
     if rows.between is not None:
         grouped = _words(c.expression for c in rows.between if c.name in grouped)
@@ -199,23 +190,29 @@ def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
 def _gain(
     context: Context, join: Join, sides: Sequence[Operator], place: int, key: Ids
 ) -> EagerSums | None:
-    """Return what is summed first, if the input at a place is joined by all of `key` to one with
-    far fewer rows, each of another key."""
+    """Return the sums to be taken first, if the input at `place` is joined by all of `key` to one
+    with far fewer rows, whose key is unique."""
     kinds = [sides[place].kind(id_) or "" for id_ in key]
+    # Only types whose equal values are the same bytes can be a key of the state.
     if not key or not all(map(PLAIN_TYPES.fullmatch, kinds)):
         return None
     ties = [(each.left, each.right) for each in join.equal]
     ties += [(right, left) for left, right in ties]
     for side in sides:
         pairs = {own: theirs for own, theirs in ties if own in key and theirs in side.columns}
+        # A unique key: the joined state then has no more rows than the other side.
         unique = any(ids <= {*pairs.values()} for ids in side.unique_ids())
+        # All columns that are read above must be the join's key: sums have no others.
         if {*pairs} != {*key} or not unique:
             continue
         summed = sides[place].table_columns(key, some=True)
         few = side.table_columns(tuple(pairs[id_] for id_ in key), some=True)
         reads_more = bool({*side.columns} - {*pairs.values()})
+        # The gain is at changes of the other side: it needs columns beside the key.
         if summed is None or few is None or not reads_more:
             continue
+        # A gain only with very many rows for each of the other side's: each change of A keeps one
+        # state more.
         context.eager_open |= context.choice.is_open(summed[0], few[0])
         return context.choice.choose(summed[0], summed[1], few[0])
     return None

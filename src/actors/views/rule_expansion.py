@@ -1,7 +1,7 @@
-"""Expansion and generators are linear: each update becomes several, with its time and diff.
+"""Expansions and generators: each update becomes several, with its time and diff.
 
-An expansion (GROUPING SETS, ROLLUP, CUBE) passes on what all of its rows have as the same column;
-a generator all columns of its input. They keep nothing.
+An expansion (GROUPING SETS, ROLLUP, CUBE) passes on the columns that are the same in all of its
+rows; a generator passes on all columns of its input. Both are linear and keep no state.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class ExpansionOperator(ProjectOperator):
         super().__init__(context, tuple(made), below)
 
     def make_delta(self) -> Node:
-        """Expanded from the input's delta."""
+        """Return the expansion of the input's delta."""
         return self._expanded(self._below.delta())
 
     def old(self) -> Node:
-        """Expanded from the input's state."""
+        """Return the expansion of the input's state."""
         return self._expanded(self._below.old())
 
     def _expanded(self, below: Node) -> Node:
         return Select(Expand(below, self._tag, self._count), self._made)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """None: every row occurs several times."""
+        """Return no keys: every row occurs several times."""
         return ()
 
     def is_one_row(self) -> bool:
-        """No: every row occurs several times."""
+        """Return False: every row occurs several times."""
         return False
 
 
@@ -62,44 +62,44 @@ class GenerationOperator(Operator):
         return Generate(below, self._plan.generator, self._plan.outer, self._made)
 
     def make_delta(self) -> Node:
-        """Generated from the input's delta."""
+        """Return the rows generated from the input's delta."""
         return self._generated(self._below.delta())
 
     def old(self) -> Node:
-        """Generated from the input's state."""
+        """Return the rows generated from the input's state."""
         return self._generated(self._below.old())
 
     def _passes(self, ids: Ids) -> bool:
         return not any(id_ in self._made for id_ in ids)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's, of its columns."""
+        """Return the input's origins; None for generated columns."""
         return self._below.delta_origins(ids) if self._passes(ids) else None
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The input's, of its columns."""
+        """Return the input's origins; None for generated columns."""
         return self._below.old_origins(ids) if self._passes(ids) else None
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """By the columns of the input."""
+        """Look up the input by the columns that it has."""
         kept = [place for place, id_ in enumerate(ids) if id_ not in self._made]
         picked, narrow = narrowed(ids, origins, kept)
         return self._below.seek(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Columns of the input."""
+        """Return whether the input has these columns and can be looked up by them."""
         return self._passes(ids) and self._below.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The input's."""
+        """Return the input's answer: generated columns determine none."""
         return ids | self._below.determined_by(ids - frozenset(self._made))
 
     def is_constant(self) -> bool:
-        """The input's."""
+        """Return whether the input never changes."""
         return self._below.is_constant()
 
     def kind(self, id_: str) -> str | None:
-        """The input's, of its columns."""
+        """Return the input's type; None for generated columns."""
         return None if id_ in self._made else self._below.kind(id_)

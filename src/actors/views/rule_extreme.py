@@ -1,16 +1,12 @@
-"""``min`` and ``max``: of the first row of each group in the order of their values.
+"""``min`` and ``max`` over the first row of each group, in the order of their values.
 
-Theory of operation. The greatest value of a group is that of its first row by the value,
-descending. So of each group the first rows are kept with a reserve (`rule_top`), and a change
-reads the kept rows; the group itself is read only where deletions have used its reserve up.
+Of each group the first rows by the value are kept with a reserve (`rule_top`). A change reads the
+kept rows; the group itself is read only when deletions have used up its reserve.
 
     max(x) by k over B   =   max(x) by k over FirstRows(B by k, order by x DESC NULLS LAST, 1)
 
-Several calls have their first rows in one state: each row is written once for each call, with that
-call's value alone and the call's number as one more key.
-
-A group whose values are all NULL has a first row, too, so that groups are there while they have
-rows. Floats are kept without the sign of zero, as GROUP BY has them.
+Several calls share one state: each row is written once for each call, with that call's value alone
+and the call's number as one more key.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ _UNEQUAL: Final = re.compile(r"float|double|map|array|variant|void|interval|coll
 
 
 def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
-    """Return whether a call is ``min`` or ``max`` of values that can be kept in order, by keys of
-    which no two equal ones differ."""
+    """Return whether a call is ``min`` or ``max`` of values that can be kept in order, by keys
+    whose equal values are the same bytes."""
     if call.function not in ("min", "max") or call.formula is not None:
         return False
     kind = call.argument_type.lower()
@@ -45,7 +41,8 @@ def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
 
 
 def _is_key(kind: str) -> bool:
-    """Return whether equal values of a type are the same: also of a struct, as time windows are."""
+    """Return whether equal values of a type are the same bytes; also of a struct, such as a time
+    window."""
     nested = kind.startswith("struct<") and not _UNEQUAL.search(kind)
     return nested or PLAIN_TYPES.fullmatch(kind) is not None
 
@@ -53,7 +50,7 @@ def _is_key(kind: str) -> bool:
 def extremes(
     context: Context, plan: Aggregate, calls: Sequence[AggregateCall], below: Operator
 ) -> Operator:
-    """Return the groups with these calls: over the first rows of each."""
+    """Return the groups with these calls, over the first rows of each group."""
     prefix = context.prefix()
     keys = tuple(key.name for key in plan.keys)
     types = {key.name: key.type for key in plan.keys}
@@ -62,12 +59,15 @@ def extremes(
     passed = [Named(key.name, key.expression) for key in plan.keys]
     made = [Named(name, _value(call)) for name, call in values.items()]
     rows: Operator = ProjectOperator(context, (*passed, *made), below)
+    # The rows are compared, not emitted: either zero will do.
     rows = sought(context, rows, types, keys, handed_on=False)
     tagged = (f"{prefix}call",) if len(values) > 1 else ()
     if tagged:
         types[tagged[0]] = "int"
         rows = ExpansionOperator(context, _one_a_call(plan, types, values, tagged[0]), rows)
+    # In the rows of one call all other values are NULL, so the joint order is the call's own.
     order = tuple(
+        # NULLs are last, but kept: a group whose values are all NULL has a first row, too.
         f"{name} {'ASC' if call.function == 'min' else 'DESC'} NULLS LAST"
         for name, call in values.items()
     )
@@ -83,7 +83,8 @@ def extremes(
 def _one_a_call(
     plan: Aggregate, types: Mapping[str, str], values: Collection[str], tag: str
 ) -> Expansion:
-    """Each row once for each call: the keys, its own value alone, its number."""
+    """Return an expansion of each row into one for each call: the keys, the call's value alone, its
+    number."""
     keys = [key.name for key in plan.keys]
     rows = [
         (
@@ -98,9 +99,10 @@ def _one_a_call(
 
 
 def _value(call: AggregateCall) -> str:
-    """The call's argument, where two equal values are the same one."""
+    """Return the call's argument, in a form in which equal values are the same bytes."""
     assert call.argument is not None, "min and max have an argument"
     kind = call.argument_type.lower()
     if not _FLOATS.fullmatch(kind):
         return call.argument
+    # Adding 0 drops the sign of zero, as GROUP BY does.
     return f"({call.argument}) + CAST(0 AS {kind})"

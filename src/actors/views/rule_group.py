@@ -1,18 +1,10 @@
 """Groupings by sums: GROUP BY with additive aggregates, and DISTINCT.
 
-Theory of operation. What is durable is the hidden state: per group ``n`` (rows) and per measure
-a sum. A `Reduce` sums the delta per (group, time); an `Accumulate` adds that to the hidden state
-of the groups it touches, and emits each total before and after. The aggregates are expressions
-over the totals, so that a retraction computes from the same totals the same bits that were
-inserted. DISTINCT is a grouping by all columns without measures, of which only the coming and
-going of groups is emitted.
-
-The groups that a delta touches are known before Spark runs where each key is a column of one
-input's rows; else the contributions are cut, made by a run of their own. Key columns of which
-only some are known so are enough where these hold the PRIMARY KEY of their table: the lookup
-then returns few rows more.
-
-The old state of a grouping is read from its hidden state, by any of its keys.
+The hidden state holds per group ``n`` (rows) and a sum per measure. A `Reduce` sums the delta per
+(group, time); an `Accumulate` adds that to the state of the touched groups, and emits each total
+before and after. The aggregates are expressions over the totals, so that a retraction has the same
+bits as the insertion. DISTINCT is a grouping by all columns without measures, which emits only
+groups that appear or vanish.
 """
 
 from __future__ import annotations
@@ -36,6 +28,7 @@ from actors.views.operators import (
 from actors.views.unsupported import Unsupported
 
 ROWS: Final = "n"
+# Types that Spark cannot group by.
 _UNGROUPED: Final = ("map<", "variant", "void", "interval")
 
 
@@ -50,7 +43,7 @@ class GroupOperator(Operator):
         finished: Finished | None,
         by: Ids | None = None,
     ) -> None:
-        """`by`: the keys by which touched groups are looked up (all of them if not given)."""
+        """`by`: the keys by which touched groups are looked up (None: all of them)."""
         made = () if finished is None else tuple(c.name for c in finished.columns)
         super().__init__(context, (*(key.name for key in keys), *made))
         self._below = below
@@ -64,20 +57,23 @@ class GroupOperator(Operator):
         self._cut_keys: str | None = None
         self._totals: Accumulate | None = None
         self.number = -1
-        """Which hidden state it is; known once the delta was derived."""
+        """Number of its hidden state; -1 before `totals` registers it."""
 
     # -- the delta --------------------------------------------------------------------------------
 
     def make_delta(self) -> Node:
-        """The finished rows before and after; for DISTINCT, rows that come and go."""
+        """Return the finished rows before and after; for DISTINCT, the rows that appear or
+        vanish."""
         totals = self.totals()
         if self._flips:
             state = Input(f"h{self.number}", self._schema.names)
+            # A second Accumulate over the same contributions: the first one updates the state.
             return Accumulate(totals.contributions, state, self._names, (), flips=True)
         return self._finish(totals)
 
     def totals(self) -> Accumulate:
-        """The hidden rows before and after each touched (group, time); registers the state."""
+        """Return the hidden rows before and after each touched (group, time), and register the
+        state."""
         context = self.context
         if self._totals is not None:
             return self._totals
@@ -86,6 +82,8 @@ class GroupOperator(Operator):
         contributions: Node = Reduce(below, keys, self._measures)
         known = self._touched()
         names = self._schema.names
+        # A computed key is not known before Spark runs: a run of its own makes the contributions
+        # first.
         if known is None:
             contributions = context.cut(contributions, names)
             self._cut_keys = contributions.name
@@ -95,13 +93,14 @@ class GroupOperator(Operator):
         state = Input(f"h{self.number}", names)
         self._totals = made = Accumulate(contributions, state, self._names, measures)
         context.hidden.append((Hidden(self._schema, self._names), made))
+        # The output of a run waits for no lookup.
         after = frozenset() if self._cut_keys else self._below.delta_asked()
         key, origins = known
         context.ask(f"h{self.number}", key, origins if key else (), after, nulls=True)
         return made
 
     def _touched(self) -> tuple[Ids, Origins] | None:
-        """(key columns, where their values come from); None when they must be computed."""
+        """Return (key columns, inputs that hold their values); None when they must be computed."""
         if not self._keys:
             return (), ()
         if self._by is not None:
@@ -116,6 +115,8 @@ class GroupOperator(Operator):
         if ids is None:
             return None
         for unique in self._below.unique_ids():
+            # Keys that hold the PRIMARY KEY of their table suffice: the lookup returns few rows
+            # more.
             if unique <= set(ids) <= self._below.determined_by(unique):
                 picked = [key for key in self._keys if key.expression in unique]
                 found = self._below.delta_origins(tuple(key.expression for key in picked))
@@ -138,15 +139,17 @@ class GroupOperator(Operator):
     # -- the state --------------------------------------------------------------------------------
 
     def old(self) -> Node:
-        """The finished rows of the groups that were looked up."""
+        """Return the finished rows of the groups that were looked up."""
         self.delta()
         state: Node = Input(f"h{self.number}", self._schema.names)
         if self._names:
+            # The group without keys always has a row; others exist while they have rows.
             state = Where(state, f"{ROWS} <> 0")
         return self._finish(state)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Of keys: the touched groups' (those of the input, or of the contributions)."""
+        """Return the origins of keys: those of the touched groups, in the input or the
+        contributions."""
         if not all(not id_ or id_ in self._names for id_ in ids):
             return None
         if self._cut_keys is not None:
@@ -155,7 +158,7 @@ class GroupOperator(Operator):
         return None if below is None else self._below.delta_origins(below)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Of keys: the hidden rows."""
+        """Return the origins of keys: the hidden rows."""
         if not all(not id_ or id_ in self._names for id_ in ids):
             return None
         return ((f"h{self.number}", ids),)
@@ -163,7 +166,7 @@ class GroupOperator(Operator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """A lookup of hidden rows by those of the columns that are keys."""
+        """Look up hidden rows by those of the columns that are keys."""
         self.delta()
         at = {id_: i for i, id_ in reversed(list(enumerate(ids))) if id_ in self._names}
         key = tuple(name for name in self._names if name in at)
@@ -172,43 +175,43 @@ class GroupOperator(Operator):
         return self.context.ask(target, key, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any of the keys."""
+        """Return whether all columns are keys."""
         return bool(ids) and all(id_ in self._names for id_ in ids)
 
     @property
     def hidden_names(self) -> tuple[str, ...]:
-        """The columns of the hidden state."""
+        """Return the columns of the hidden state."""
         return self._schema.names
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """All columns, by the keys."""
+        """Return all columns if `ids` contain the keys."""
         whole = frozenset(self._names) <= ids
         return ids | frozenset(self.columns) if whole else ids
 
     def kind(self, id_: str) -> str | None:
-        """A key's type."""
+        """Return a key's type."""
         return next((key.type for key in self._keys if key.name == id_), None)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """A group occurs once."""
+        """Return the keys: a group occurs once."""
         return (frozenset(self._names),) if self._names else ()
 
     def is_one_row(self) -> bool:
-        """Without keys."""
+        """Return whether there are no keys."""
         return not self._names
 
     def is_constant(self) -> bool:
-        """Where its rows are."""
+        """Return whether the input never changes."""
         return self._below.is_constant()
 
 
 def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:
-    """GROUP BY with additive aggregates. Raises `Unsupported`."""
+    """Return the operator of a GROUP BY with additive aggregates. Raises `Unsupported`."""
     return GroupOperator(context, below, plan.keys, finish(plan))
 
 
 def distinct(context: Context, plan: Distinct, below: Operator) -> GroupOperator:
-    """DISTINCT. Raises `Unsupported`."""
+    """Return the operator of a DISTINCT. Raises `Unsupported`."""
     return GroupOperator(context, below, plan.columns, None)
 
 

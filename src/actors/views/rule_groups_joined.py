@@ -1,4 +1,5 @@
-"""Parts of one grouping side by side, where its aggregates are kept in different ways.
+"""One grouping in parts that are joined by their keys, when its aggregates are kept in different
+ways.
 
     SELECT k, sum(x), max(y) FROM t GROUP BY k
 
@@ -31,6 +32,7 @@ def side_by_side(
         prefix = context.prefix()
         columns = [Named(f"{prefix}{name}", name) for name in names]
         columns += [Named(name, name) for name in part.columns if name not in names]
+        # Null-safe: a group by NULL is one row in each part, too.
         equal += [Equal(name, f"{prefix}{name}", True) for name in names]
         inputs.append(ProjectOperator(context, tuple(columns), part))
     whole = JoinOperator(context, tuple(inputs), tuple(equal), ())

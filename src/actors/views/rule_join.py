@@ -1,20 +1,14 @@
 """Inner join of n inputs: the telescoped delta, and the old rows that it touches.
 
-Theory of operation. With d the delta of an input, s its state below `lo` and (s|d) both,
+With d the delta of an input, s its state below `lo` and (s|d) both,
 
     delta(X1 ⋈ … ⋈ Xn) = sum over i of  (s|d)1 ⋈ … ⋈ (s|d)i-1 ⋈ d_i ⋈ s_i+1 ⋈ … ⋈ s_n
 
-Pairs take the greater time and the product of the diffs, so the sum is right at every time in
-``[lo, hi)``: a pair of two deltas occurs in exactly one term (that of the later input), and
-takes the time at which the later of both came.
-
-Each term starts at its delta and goes outward along equalities, so that a small delta drives
-everything. A state is needed only where it matches: it is sought by key, from the delta or from
-rows sought before. Equalities are closed transitively for this (a.k = b.k and b.k = c.k: c is
-sought from a) among columns of one type, where SQL's ``=`` is transitive and bytes are a sound
-key. Where no key exists (no equality, a computed column) the state is asked for whole.
-
-What it does not do: order by cost; keep intermediate joins.
+Pairs take the greater time and the product of the diffs. So the sum is right at every time in
+``[lo, hi)``: a pair of two deltas occurs in exactly one term (the later input's), and takes the
+time at which the later of both came. Each term starts at its delta and goes outward along
+equalities, so that a small delta drives everything; states are looked up by key where they match.
+Terms are not ordered by cost, and intermediate joins are not kept.
 """
 
 from __future__ import annotations
@@ -30,16 +24,15 @@ from actors.views.operators import Context, Ids, Operator, Origins, narrowed
 
 
 class ComparedSide(NamedTuple):
-    """Names the table that one row of a join is compared with, by some of its columns; nothing else
-    is read of that row."""
+    """Table that one row of a join is compared with; the row is read in these comparisons only."""
 
     place: int
-    """Tells which of the join's inputs it is."""
+    """Position of the table among the join's inputs."""
     source: int
     columns: Ids
-    """Holds the table's own names."""
+    """The table's own names of the compared columns."""
     bounds: Ids
-    """Columns of the one row."""
+    """Columns of the one row, each the bound of the column at the same position."""
 
 
 class JoinOperator(Operator):
@@ -53,7 +46,7 @@ class JoinOperator(Operator):
         residual: tuple[str, ...],
         compared: Mapping[int, ComparedSide] | None = None,
     ) -> None:
-        """`compared`: by the place of a single row what it is only compared with."""
+        """`compared`: for the position of a single row, the table that it is only compared with."""
         super().__init__(context, tuple(name for each in inputs for name in each.columns))
         self.inputs = inputs
         self.equal = equal
@@ -64,16 +57,16 @@ class JoinOperator(Operator):
         self._old_origins: dict[tuple[Ids, int], Origins | None] = {}
 
     def make_delta(self) -> Node:
-        """One term for each input's delta."""
+        """Return the union of one term for each input's delta."""
         terms = tuple(_Term(self, index).delta() for index in range(len(self.inputs)))
         return terms[0] if len(terms) == 1 else Union(terms)
 
     def old(self) -> Node:
-        """The pairs of the old states."""
+        """Return the pairs of the old states."""
         return _Term(self, 0).old()
 
     def _of(self, index: int, wanted: Ids) -> Ids | None:
-        """The same columns, or equal ones, of one input; None when it lacks any."""
+        """Return the same columns, or equal ones, of one input; None when it lacks any."""
         found = [self._one_of(index, id_) for id_ in wanted]
         return None if None in found else tuple(id_ or "" for id_ in found)
 
@@ -86,18 +79,22 @@ class JoinOperator(Operator):
         return None
 
     def trace_delta(self, wanted: Ids) -> Origins | None:
-        """From the one input that has (an equal of) each column: its delta and its state."""
+        """Return the origins of the one input that has each column or an equal one: its delta and
+        state."""
         for index, each in enumerate(self.inputs):
             own = self._of(index, wanted)
             if own is None:
                 continue
             changed, old = each.delta_origins(own), each.old_origins(own)
+            # A pair of the delta may hold an old row of this input.
             if changed is not None and (old is not None or len(self.inputs) == 1):
                 return changed + (old or ())
         return None
 
     def old_origins(self, wanted: Ids) -> Origins | None:
-        """From the one input that has (an equal of) each column."""
+        """Return the state of the one input that has each column or an equal one."""
+        # A later hidden state may be an origin, so the cached answer is valid for this number of
+        # them only.
         known = (wanted, len(self.context.hidden))
         if known not in self._old_origins:
             self._old_origins[known] = self._trace_old(wanted)
@@ -114,7 +111,8 @@ class JoinOperator(Operator):
     def seek(
         self, wanted: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """In the input with most of the columns, and from there outward."""
+        """Look up rows in the input with most of the columns, and from there outward in the
+        others."""
         best, kept = 0, list[int]()
         for index in range(len(self.inputs)):
             mine = [i for i, id_ in enumerate(wanted) if self._one_of(index, id_)]
@@ -126,7 +124,7 @@ class JoinOperator(Operator):
         return _Term(self, best).seek(asked)
 
     def seekable(self, ids: Ids) -> bool:
-        """Columns that one input has, from where equalities lead to all others."""
+        """Return whether one input has the columns, and equalities lead from it to all others."""
         starts = [
             i
             for i, each in enumerate(self.inputs)
@@ -148,7 +146,7 @@ class JoinOperator(Operator):
             reached |= more
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """By keys of the inputs and by equalities, over and over."""
+        """Return the closure of `ids` under the inputs' keys and the equalities."""
         while True:
             found = set(ids)
             for each in self.inputs:
@@ -161,7 +159,7 @@ class JoinOperator(Operator):
             ids = frozenset(found)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Those of all inputs, each also by equal columns of others."""
+        """Return the keys of all inputs, each also by equal columns of other inputs."""
         found = [ids for each in self.inputs for ids in each.unique_ids()]
         for index in range(len(self.inputs)):
             found += [
@@ -172,19 +170,19 @@ class JoinOperator(Operator):
         return tuple(dict.fromkeys(found))
 
     def is_one_row(self) -> bool:
-        """Where each input is."""
+        """Return whether each input has at most one row."""
         return all(each.is_one_row() for each in self.inputs)
 
     def is_constant(self) -> bool:
-        """Where each input is."""
+        """Return whether no input ever changes."""
         return all(each.is_constant() for each in self.inputs)
 
     def kind(self, id_: str) -> str | None:
-        """The owner's."""
+        """Return the type in the input that has the column."""
         return self.inputs[self.owner[id_]].kind(id_)
 
     def between(self, known: int, wanted: int) -> tuple[Ids, Ids, bool]:
-        """(columns of `wanted`, columns of `known` equal to them, whether NULLs match)."""
+        """Return (columns of `wanted`, columns of `known` equal to them, whether NULLs match)."""
         pairs: dict[str, str] = {}
         nulls = False
         for each in self.equal:
@@ -192,6 +190,7 @@ class JoinOperator(Operator):
                 if self.owner[own] == wanted and self.owner[other] == known:
                     pairs.setdefault(own, other)
                     nulls |= each.null_safe
+        # By transitivity also columns that are equal by way of a third input.
         for own in self.inputs[wanted].columns:
             if own not in pairs:
                 other_id = self._one_of(known, own)
@@ -204,11 +203,14 @@ class JoinOperator(Operator):
 def _classes(
     inputs: tuple[Operator, ...], equal: tuple[Equal, ...], owner: dict[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Column → all columns that must have the same value, by equalities of one type."""
+    """Return for each column all columns that must have the same value, by equalities of one
+    type."""
     members: dict[str, set[str]] = {}
     for each in equal:
         left = inputs[owner[each.left]].kind(each.left)
         right = inputs[owner[each.right]].kind(each.right)
+        # Across types SQL's ``=`` is not transitive, and equal values have different bytes: no
+        # sound key.
         if each.null_safe or left is None or left != right:
             continue
         merged = members.get(each.left, {each.left}) | members.get(each.right, {each.right})
@@ -230,30 +232,32 @@ class _Term:
         ]
 
     def delta(self) -> Node:
-        """The pairs of the start's delta with the others' states."""
+        """Return the pairs of the start's delta with the others' states."""
         inputs, start = self._join.inputs, self._start
         constant = inputs[start].is_constant()
         if inputs[start].is_one_row() and not constant:
-            # Others are read whole, but only where its row changes.
+            # The other inputs are read whole: without no-op updates this happens seldom.
             self._join.context.one_row.add(inputs[start].cut_changes())
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []
         while len(self._joined) < len(inputs):
             leaf = self._next()
-            # Rows that never change meet no old ones when they come.
+            # Constant rows come at the first time of all, when there is no old state to look up.
             self._joined[leaf] = frozenset() if constant else self._ask(leaf, of_delta=True)
             order.append(leaf)
-        # Only now, for asking may have cut the delta.
+        # Ordered after the lookups, which may have cut the delta.
         node = inputs[start].delta()
         self._joined = {start: frozenset()}
         for leaf in order:
+            # Inputs before the start with their deltas, those behind it without: see the module's
+            # formula.
             right = inputs[leaf].new() if leaf < start else inputs[leaf].old()
             node = self._pair(node, leaf, right)
             self._joined[leaf] = frozenset()
         return node
 
     def old(self) -> Node:
-        """The pairs of the old states."""
+        """Return the pairs of the old states."""
         inputs = self._join.inputs
         node = inputs[self._start].old()
         while len(self._joined) < len(inputs):
@@ -263,7 +267,7 @@ class _Term:
         return node
 
     def seek(self, asked: frozenset[Wanted]) -> frozenset[Wanted]:
-        """Seeks in the other inputs what matches the start's sought rows."""
+        """Look up in the other inputs the rows that match the start's looked-up rows."""
         self._joined[self._start] = asked
         whole = asked
         while len(self._joined) < len(self._join.inputs):
@@ -280,7 +284,7 @@ class _Term:
         return Pair(node, right, equal, self._take_residual(leaf), same)
 
     def _edges(self, leaf: int) -> list[tuple[str, str, bool]]:
-        """Equalities between what is joined and `leaf`, its column last."""
+        """Return the equalities between the joined inputs and `leaf`, whose column is last."""
         found = []
         owner = self._join.owner
         for each in self._join.equal:
@@ -292,8 +296,8 @@ class _Term:
         return found
 
     def _next(self) -> int:
-        """Return the input with the most equalities to what is joined, the first of them; from a
-        single row that which it is compared with."""
+        """Return the input with the most equalities to the joined ones, the first of them; from a
+        single row the table that it is compared with."""
         compared = self._join.compared.get(self._start)
         if compared is not None and len(self._joined) == 1:
             return compared.place
@@ -302,16 +306,16 @@ class _Term:
         return max(rest, key=lambda leaf: (len(self._edges(leaf)), -leaf))
 
     def _take_residual(self, leaf: int) -> str | None:
-        """The predicates that can be tested from now on."""
+        """Return the predicates that can be tested once `leaf` is joined, and forget them."""
         joined = {*self._joined, leaf}
         ready = [text for text, places in self._residual if places <= joined]
         self._residual = [each for each in self._residual if not each[1] <= joined]
         return " AND ".join(f"({text})" for text in ready) or None
 
     def _ask(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
-        """Seeks the state of `leaf` that the rows joined so far can match.
+        """Look up the rows of `leaf` that can match the rows joined so far.
 
-        By a key of which there is one row, if there is one; else by the start's, the most columns.
+        A unique key is preferred; then one whose values the start has; then one of more columns.
         """
         target = self._join.inputs[leaf]
         best: tuple[int, Ids, Origins, bool] | None = None
@@ -319,7 +323,7 @@ class _Term:
         for known in self._joined:
             key, columns, nulls = self._join.between(known, leaf)
             if not (of_delta and known == self._start):
-                # By those of the columns whose values are at hand.
+                # Only columns whose origins are known: others would need another run first.
                 found = [self._origins(known, (id_,), of_delta=of_delta) for id_ in columns]
                 kept = [place for place, origins in enumerate(found) if origins is not None]
                 key, columns = (tuple(ids[place] for place in kept) for ids in (key, columns))
@@ -335,16 +339,18 @@ class _Term:
         known, key, origins, nulls = best
         after = self._joined[known]
         if of_delta:
+            # The rows of the start's delta may wait for lookups themselves.
             after |= self._join.inputs[known].delta_asked()
         return target.seek(key, origins, after, nulls=nulls)
 
     def _ask_for_all(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
-        """Seeks all of a state, where what it is joined with has any row; of what a single row is
-        compared with the range that this decides anew."""
+        """Look up all of a state if the input that it is joined with has any row; for a single row
+        that is only compared, look up the range between its old and new bounds."""
         target = self._join.inputs[leaf]
         compared = self._join.compared.get(self._start)
         start = self._join.inputs[self._start]
         origins = start.keys_of_delta(()) if of_delta else start.old_origins(())
+        # Nothing is known of the start's rows: read the state in any case.
         if not origins:
             return target.seek((), (), frozenset(), nulls=False)
         after = self._joined[self._start]
@@ -357,12 +363,13 @@ class _Term:
         return target.seek((), origins, after, nulls=False)
 
     def _origins(self, known: int, columns: Ids, *, of_delta: bool) -> Origins | None:
-        """Where the values of joined columns come from in this walk."""
+        """Return the origins of joined columns in this walk."""
         operator = self._join.inputs[known]
         if of_delta and known == self._start:
             return operator.keys_of_delta(columns)
         old = operator.old_origins(columns)
         if old is None or not of_delta or known > self._start:
             return old
+        # Inputs before the start are joined with their deltas, too.
         changed = operator.delta_origins(columns)
         return None if changed is None else old + changed

@@ -1,12 +1,9 @@
-"""Rows of an operator kept as a hidden state, so that they can be sought by any of their columns.
+"""Hidden states of an operator's rows, so that these can be looked up by any of their columns.
 
-Theory of operation. A join seeks the rows that match by key, a window the rows of a partition. An
-operator whose old rows are computed (a grouping's results, say) cannot be sought by what it
-computes: all of it would be made again. Then its rows are kept, a DISTINCT with counts: an
-arrangement of an intermediate result. It costs as much state as there are different rows.
-
-GROUP BY takes 0.0 and -0.0 for one, but rows are handed on: floats are kept as text, which has the
-same digits, and cannot be sought.
+A join looks up the rows that match by key, a window the rows of a partition. An operator whose old
+rows are computed (a grouping's results, say) cannot be looked up by what it computes: all of it
+would be made again. Then its rows are kept as a DISTINCT with counts: an arrangement of an
+intermediate result, which costs as much state as there are different rows.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from actors.views.rule_linear import NOT_KEYS, PassingOperator, ProjectOperator
 from actors.views.unsupported import Unsupported
 
 _FLOATS: Final = ("float", "double")
+# Types that Spark cannot group by.
 _UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")
 
 
@@ -39,10 +37,9 @@ class KeptOperator(PassingOperator):
         handed_on: bool = True,
         bounded: bool = False,
     ) -> None:
-        """`types`: of the columns. `by`: the columns by which changed rows seek their old ones; all
-        where there are none. `handed_on`: whether it matters which zero a float is. `bounded`:
-        whether the plan alone bounds how many rows there are. Raises `Unsupported` for rows that
-        cannot be kept."""
+        """`types`: of the columns. `by`: the columns by which changed rows look up their old ones;
+        all if None. `handed_on`: true if 0.0 and -0.0 must stay different. `bounded`: true if the
+        plan alone bounds the number of rows. Raises `Unsupported` for rows that cannot be kept."""
         super().__init__(context, below)
         why = not_kept(types, below.columns, by or ()) if handed_on else ""
         if why:
@@ -50,6 +47,8 @@ class KeptOperator(PassingOperator):
         self._types = types
         self._bounded = bounded
         prefix = context.prefix()
+        # GROUP BY takes 0.0 and -0.0 for one value: floats are kept as text, which has the same
+        # digits but cannot be looked up.
         floats = [id_ for id_ in below.columns if handed_on and types[id_].lower() in _FLOATS]
         self._texts = {id_: f"{prefix}{id_}" for id_ in floats}
         rows = below
@@ -68,7 +67,7 @@ class KeptOperator(PassingOperator):
         self._group = GroupOperator(context, rows, keys, None, by)
 
     def make_delta(self) -> Node:
-        """That of the other operator."""
+        """Return the other operator's delta, and register the state."""
         self._below.delta(shared=True)
         self._group.totals()
         if self._bounded:
@@ -76,7 +75,7 @@ class KeptOperator(PassingOperator):
         return self._below.delta()
 
     def old(self) -> Node:
-        """The kept rows, as often as they count."""
+        """Return the kept rows, each as often as its count says."""
         self.delta()
         state = Input(f"h{self._group.number}", self._group.hidden_names)
         columns = [
@@ -86,11 +85,11 @@ class KeptOperator(PassingOperator):
         return select(Weigh(state, ROWS), columns)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The other operator's."""
+        """Return the other operator's origins."""
         return self._below.delta_origins(ids)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The kept rows."""
+        """Return the kept rows; None for floats, which are kept as text."""
         if any(id_ in self._texts for id_ in ids):
             return None
         self.delta()
@@ -99,12 +98,12 @@ class KeptOperator(PassingOperator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Among the kept rows."""
+        """Look up the kept rows."""
         self.delta()
         return self._group.seek(ids, origins, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """By any column that can be compared and is no float that is kept as text."""
+        """Return whether all columns can be compared and none is a float that is kept as text."""
         return bool(ids) and all(
             id_ in self.columns
             and id_ not in self._texts
@@ -113,7 +112,7 @@ class KeptOperator(PassingOperator):
         )
 
     def kind(self, id_: str) -> str | None:
-        """The column's type."""
+        """Return the column's type."""
         return self._types.get(id_)
 
 
@@ -125,7 +124,7 @@ def sought(
     *,
     handed_on: bool = True,
 ) -> Operator:
-    """Return an operator whose rows can be sought by `keys`: as it is, or kept. Raises
+    """Return an operator whose rows can be looked up by `keys`: the same one, or a kept one. Raises
     `Unsupported` for rows that cannot be kept."""
     if not keys or below.seekable(keys):
         return below
@@ -133,7 +132,7 @@ def sought(
 
 
 def not_kept(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
-    """Return why rows of these columns cannot be kept and sought `by` some; empty when they can.
+    """Return why rows of these columns cannot be kept and looked up `by` some; empty when they can.
 
     >>> not_kept({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
     'a state of rows with i0_m, which is of type map<int,int>'
@@ -142,6 +141,7 @@ def not_kept(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
     """
     for id_ in columns:
         kind = types.get(id_, "unknown").lower()
+        # A float within another type cannot be kept as text: its two zeros would merge.
         words = (*_UNGROUPED, *_FLOATS) if "<" in kind else _UNGROUPED
         if any(word in kind for word in words):
             return f"a state of rows with {id_}, which is of type {kind}"

@@ -1,9 +1,8 @@
-"""Scan, Filter, Project and UNION ALL are linear: each update is taken, dropped or computed by
-itself, and its time and diff stay. They keep nothing.
+"""Linear operators: Scan, Filter, Project and UNION ALL.
 
-A scan reads the step's inputs ``d{n}`` (delta) and ``s{n}`` (old state), and is where a search
-ends: a lookup by the table's own columns. A projection passes a search on by the columns that
-it passes on; when a search has none of them, it is for everything.
+Each update is taken, dropped or computed by itself, and keeps its time and diff; there is no state.
+A scan reads the step's inputs ``d{n}`` (delta) and ``s{n}`` (old state), and turns a search into a
+lookup by the table's own columns.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ from actors.views.operators import (
 )
 
 NULL = "NULL"
-"""The expression of a padded column."""
+"""Expression of a padded column."""
 _NULL = re.compile(r"NULL|CAST\(NULL AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
+# Types by which no lookup is made.
 NOT_KEYS = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
 
 
 class ScanOperator(Operator):
-    """An occurrence of a table."""
+    """One occurrence of a table."""
 
     def __init__(self, context: Context, plan: Scan) -> None:
         super().__init__(context, tuple(name for name, _ in plan.columns))
@@ -48,125 +48,126 @@ class ScanOperator(Operator):
         return select(Input(f"{letter}{self.source}", owns), named)
 
     def make_delta(self) -> Node:
-        """The table's own updates."""
+        """Return the table's own updates."""
         return self._read("d")
 
     def old(self) -> Node:
-        """The rows that were looked up."""
+        """Return the rows that were looked up."""
         return self._read("s")
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The updates themselves."""
+        """Return the table's updates."""
         return ((f"d{self.source}", tuple(self._own.get(id_, "") for id_ in ids)),)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The rows looked up."""
+        """Return the rows that were looked up."""
         return ((f"s{self.source}", tuple(self._own.get(id_, "") for id_ in ids)),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """A lookup by the table's own columns, in their order."""
+        """Look up rows by the table's own columns, in their order."""
         at: dict[str, int] = {}
         for position, id_ in enumerate(ids):
             own = self._own[id_]
             if not _plain(self._columns[own].type).startswith(NOT_KEYS):
                 at.setdefault(own, position)
+        # Sorted, so that searches by the same columns merge into one lookup.
         key = tuple(sorted(at))
         _, picked = narrowed(ids, origins, [at[own] for own in key])
         target = f"s{self.source}"
         return self.context.ask(target, key, picked, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any column that can be compared."""
+        """Return whether all columns can be compared."""
         return not any(self.kind(id_).startswith(NOT_KEYS) for id_ in ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """All of them, by the PRIMARY KEY."""
+        """Return all columns if `ids` contain the PRIMARY KEY."""
         whole = any(key <= ids for key in self.unique_ids())
         return ids | frozenset(self.columns) if whole else ids
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The table's PRIMARY KEY, if it has one and all of it is read."""
+        """Return the table's PRIMARY KEY, if it has one and all of it is read."""
         key = self.context.schemas[self.source].key
         ids = {own: name for name, own in self._own.items()}
         return (frozenset(ids[own] for own in key),) if key and set(key) <= set(ids) else ()
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Its own."""
+        """Return the table's own names of the columns."""
         if not all(id_ in self._own for id_ in ids):
             return None
         return self.source, tuple(self._own[id_] for id_ in ids)
 
     def kind(self, id_: str) -> str:
-        """The table's own type."""
+        """Return the table's own type."""
         return _plain(self._columns[self._own[id_]].type)
 
 
 class PassingOperator(Operator):
-    """Pass on rows of another operator, with its columns: what is not said otherwise is the
-    input's."""
+    """Base of operators that pass on another operator's rows and columns: each method not
+    overridden answers as the input does."""
 
     def __init__(self, context: Context, below: Operator) -> None:
         super().__init__(context, below.columns)
         self._below = below
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's."""
+        """Return the input's origins."""
         return self._below.delta_origins(ids)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The input's."""
+        """Return the input's origins."""
         return self._below.old_origins(ids)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """The input's."""
+        """Look up the input's rows."""
         return self._below.seek(ids, origins, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """The input's."""
+        """Return whether the input can be looked up by these columns."""
         return self._below.seekable(ids)
 
     def kind(self, id_: str) -> str | None:
-        """The input's."""
+        """Return the input's type."""
         return self._below.kind(id_)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The input's."""
+        """Return the input's answer."""
         return self._below.determined_by(ids)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The input's."""
+        """Return the input's keys."""
         return self._below.unique_ids()
 
     def is_one_row(self) -> bool:
-        """The input's."""
+        """Return whether the input has at most one row."""
         return self._below.is_one_row()
 
     def is_constant(self) -> bool:
-        """The input's."""
+        """Return whether the input never changes."""
         return self._below.is_constant()
 
 
 class FilterOperator(PassingOperator):
-    """Updates for whose row the predicate is true."""
+    """Updates for whose rows the predicate is true."""
 
     def __init__(self, context: Context, plan: Filter, below: Operator) -> None:
         super().__init__(context, below)
         self._predicate = plan.predicate
 
     def make_delta(self) -> Node:
-        """Those of the input's delta."""
+        """Return the filtered delta of the input."""
         return Where(self._below.delta(), self._predicate)
 
     def old(self) -> Node:
-        """Those of the input's state."""
+        """Return the filtered state of the input."""
         return Where(self._below.old(), self._predicate)
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """The input's, some of whose rows are left."""
+        """Return the input's columns if `some` of its rows suffice."""
         return self._below.table_columns(ids, some=True) if some else None
 
 
@@ -180,16 +181,17 @@ class ProjectOperator(Operator):
         self._passed: dict[str, str] = {}
         for column in columns:
             if _NULL.fullmatch(column.expression):
+                # The empty id stands for NULL.
                 self._passed[column.name] = ""
             elif is_name(column.expression) and column.expression in below.columns:
                 self._passed[column.name] = column.expression
 
     def make_delta(self) -> Node:
-        """Computed from the input's delta."""
+        """Return the columns computed from the input's delta."""
         return Select(self._below.delta(), self._made)
 
     def old(self) -> Node:
-        """Computed from the input's state."""
+        """Return the columns computed from the input's state."""
         return Select(self._below.old(), self._made)
 
     def _below_ids(self, ids: Ids) -> Ids | None:
@@ -198,42 +200,43 @@ class ProjectOperator(Operator):
         return tuple(self._passed[id_] if id_ else "" for id_ in ids)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's, of columns that are passed on."""
+        """Return the input's origins; None unless all columns are passed on."""
         below = self._below_ids(ids)
         return None if below is None else self._below.delta_origins(below)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The input's, of columns that are passed on."""
+        """Return the input's origins; None unless all columns are passed on."""
         below = self._below_ids(ids)
         return None if below is None else self._below.old_origins(below)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """By the columns that are passed on."""
+        """Look up the input by the columns that are passed on."""
         kept = [i for i, id_ in enumerate(ids) if self._passed.get(id_)]
         picked, narrow = narrowed(ids, origins, kept)
         below = tuple(self._passed[id_] for id_ in picked)
+        # Without any such column this looks up all rows: a superset of the wanted ones.
         return self._below.seek(below, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Columns that are passed on."""
+        """Return whether all columns are passed on and the input can be looked up by them."""
         below = [self._passed.get(id_, "") for id_ in ids]
         return all(below) and self._below.seekable(tuple(below))
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """The input's, of columns that are passed on or left out."""
+        """Return the input's names of columns that are passed on or dropped."""
         below = [self._passed.get(id_, "") if id_ in self.columns else id_ for id_ in ids]
         return self._below.table_columns(tuple(below), some=some) if all(below) else None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The input's, as far as its columns are passed on."""
+        """Return the columns that the input determines, as far as they are passed on."""
         below = frozenset(self._passed[id_] for id_ in ids if self._passed.get(id_))
         found = self._below.determined_by(below)
         return ids | {name for name, id_ in self._passed.items() if not id_ or id_ in found}
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The input's, as far as their columns are passed on."""
+        """Return the input's keys, as far as their columns are passed on."""
         back = {below: own for own, below in self._passed.items() if below}
         return tuple(
             frozenset(back[id_] for id_ in ids)
@@ -242,15 +245,15 @@ class ProjectOperator(Operator):
         )
 
     def is_one_row(self) -> bool:
-        """The input's."""
+        """Return whether the input has at most one row."""
         return self._below.is_one_row()
 
     def is_constant(self) -> bool:
-        """The input's."""
+        """Return whether the input never changes."""
         return self._below.is_constant()
 
     def kind(self, id_: str) -> str | None:
-        """The input's, of a column that is passed on."""
+        """Return the input's type of a column that is passed on; None for a computed one."""
         below = self._passed.get(id_)
         return self._below.kind(below) if below else None
 
@@ -263,40 +266,40 @@ class UnionOperator(Operator):
         self._inputs = inputs
 
     def make_delta(self) -> Node:
-        """Those of all deltas."""
+        """Return the union of all deltas."""
         return Union(tuple(each.delta() for each in self._inputs))
 
     def old(self) -> Node:
-        """Those of all states."""
+        """Return the union of all states."""
         return Union(tuple(each.old() for each in self._inputs))
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Those of all inputs."""
+        """Return the origins in all inputs."""
         return both(*(each.delta_origins(ids) for each in self._inputs))
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Those of all inputs."""
+        """Return the origins in all inputs."""
         return both(*(each.old_origins(ids) for each in self._inputs))
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """In every input."""
+        """Look up rows in every input."""
         asked: frozenset[Wanted] = frozenset()
         for each in self._inputs:
             asked |= each.seek(ids, origins, after, nulls=nulls)
         return asked
 
     def seekable(self, ids: Ids) -> bool:
-        """What all inputs can."""
+        """Return whether all inputs can be looked up by these columns."""
         return all(each.seekable(ids) for each in self._inputs)
 
     def is_constant(self) -> bool:
-        """Where each input is."""
+        """Return whether no input ever changes."""
         return all(each.is_constant() for each in self._inputs)
 
     def kind(self, id_: str) -> str | None:
-        """The inputs' where they agree."""
+        """Return the inputs' type; None if they differ."""
         kinds = {each.kind(id_) for each in self._inputs}
         return kinds.pop() if len(kinds) == 1 else None
 

@@ -1,11 +1,10 @@
-"""Several inputs of one row each side by side: one input of one row.
+"""Several inputs of one row each become one input of one row.
 
-Theory of operation. A query with scalar subqueries joins as many single rows. A join of n inputs
-has n terms of n inputs each; so their rows are laid below one another instead, each padded with
-NULLs and kept as a state (`rule_kept`), and one grouping without keys takes each column from the
-row that has it. A plan so grows with their number and no more.
+A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n
+inputs each. So the rows are united instead, each padded with NULLs, and kept as a state
+(`rule_kept`); one grouping without keys takes each column from the row that has it.
 
-    {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows are there
+    {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows exist
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from actors.views.rule_linear import FilterOperator, ProjectOperator, UnionOpera
 from actors.views.rule_recompute import RecomputeOperator
 
 PACKED_MIN: Final = 3
-"""From so many rows on they are one input: a join of two has no more terms."""
+"""Minimum of single rows that are packed: a join of two has no more terms than the packed plan."""
 
 
 def inner_join(
     context: Context, plan: Join, sides: Sequence[Operator], read: Iterable[str] | None = None
 ) -> Operator:
-    """Return the join of `sides`, the inputs of `plan`, its single rows taken for one input.
+    """Return the join of `sides`, the inputs of `plan`, with its single rows packed into one input.
 
     `read`: the columns that a projection above reads; None: all are read.
     """
@@ -45,6 +44,7 @@ def inner_join(
     tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
     others = [side for side in sides if side not in rows]
     if not others:
+        # No join is left that would test the residual.
         tests += plan.residual
     if tests:
         predicate = " AND ".join(f"({test})" for test in tests)
@@ -60,7 +60,7 @@ def inner_join(
 def _packed(
     context: Context, plan: Join, rows: Sequence[Operator], types: Mapping[str, str]
 ) -> Operator:
-    """The one row that has the columns of all `rows`; none where one of them is not there."""
+    """Return one row with the columns of all `rows`; no row if one of them does not exist."""
     padded = tuple(
         ProjectOperator(
             context,
@@ -76,6 +76,8 @@ def _packed(
     kept = KeptOperator(context, UnionOperator(context, padded), types, bounded=True)
     count = f"{context.prefix()}rows"
     calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
+    # The count decides whether all rows exist: a row of NULLs cannot be told from none by its
+    # values.
     calls.append(AggregateCall(count, "count", None, "bigint"))
     found = RecomputeOperator(context, Aggregate(plan, (), tuple(calls)), kept)
     return FilterOperator(context, Filter(plan, f"{count} = {len(rows)}"), found)

@@ -1,7 +1,7 @@
-"""Opaque: what no rule knows is recomputed at each time and the old contents subtracted.
+"""Opaque views: no rule knows the query, so it is recomputed at each time.
 
-It has no strata: the dataflow sends the view's own text as a `Difference`. Exact, at the cost of
-the whole query; the reason is shown by EXPLAIN.
+There are no strata: the dataflow sends the view's own text as a `Difference` and emits only what
+changed. That is exact, at the cost of the whole query; EXPLAIN shows the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def derive(
     output: Schema,
     conf: tuple[tuple[str, str], ...],
 ) -> DeltaPlan:
-    """The plan of a view that is recomputed whole."""
+    """Return the plan of a view that is recomputed whole."""
     return DeltaPlan(
         sources=sources,
         source_schemas=schemas,

@@ -1,23 +1,15 @@
 """Outer, semi and anti joins: inner joins, and the keys that have a match.
 
-Theory of operation. What decides over a row of A is whether its key occurs in B: let D be the
-DISTINCT keys of B, kept by counts (`rule_group`), so that its delta has a row only where a key
-comes or goes.
+Let D be the DISTINCT keys of B, kept by counts (`rule_group`), so that its delta has a row only
+where a key appears or vanishes. With D the state below `lo`:
 
     A semi B = A ⋈ D                 delta: dA ⋈ D + (A|dA) ⋈ dD
     A anti B = A - A ⋈ D             delta: (dA anti D) - (A|dA) ⋈ dD
     A left B = A ⋈ B + pad(A anti B)
     A full B = A ⋈ B + pad(A anti B) + pad(B anti A)
 
-With D the state below `lo`; all of it is right at every time in between. NULL keys need no
-care: ``=`` matches them nowhere, so they are never in A ⋈ D.
-
-With a residual predicate θ it is not the key that has a match but the columns k of A that θ and
-the equalities read: D = DISTINCT k of (A ⋈θ B), compared null-safe.
-
-Old states are plain joins of old states (`Match`). A search goes to the left input, and from its
-rows by the equalities to the right one. Where a search has only columns of a padded side it goes
-there first, and is for everything if NULL is to be found.
+With a residual predicate θ, D holds the columns k of A that θ and the equalities read: D = DISTINCT
+k of (A ⋈θ B), compared null-safe. Old states are plain joins of old states (`Match`).
 """
 
 from __future__ import annotations
@@ -54,10 +46,13 @@ class _Matched:
         if not residual and equal:
             pairs = tuple(dict.fromkeys((e.left, e.right) for e in equal))
             below: Operator = right
-            # Of two tests of one pair the stricter holds: a NULL that is the same is not equal.
+            # If a pair is tested by ``=`` and by ``<=>``, the stricter ``=`` holds: it matches no
+            # NULL, so NULL keys need no care.
             strict = {(e.left, e.right) for e in equal if not e.null_safe}
             null_safe = {pair: pair not in strict for pair in pairs}
         else:
+            # A match depends on the residual, too: so not the key decides but all columns that are
+            # read.
             read = frozenset().union(*map(words_of, residual), (e.left for e in equal))
             deciding = [id_ for id_ in left.columns if id_ in read] or left.columns
             pairs = tuple((id_, id_) for id_ in deciding)
@@ -84,8 +79,9 @@ class _Matched:
         )
 
     def _flips(self) -> Node:
-        """(A|dA) ⋈ dD, A's columns."""
+        """Return (A|dA) ⋈ dD with A's columns."""
         self._distinct.delta(shared=True)
+        # Constants come at the first time of all, when the left has no old rows.
         if not self._distinct.is_constant():
             origins = self._distinct.keys_of_delta(self._keys)
             after = self._distinct.delta_asked()
@@ -96,40 +92,43 @@ class _Matched:
         return select(pairs, [(id_, id_) for id_ in self._left.columns])
 
     def _seek_keys(self) -> None:
-        """Looks up which keys of the left delta are in D."""
+        """Look up which keys of the left delta are in D."""
         self._left.delta(shared=True)
         origins = self._left.keys_of_delta(self._own)
         self._distinct.seek(self._keys, origins, self._left.delta_asked(), nulls=self._nulls)
 
     def _kept(self, node: Node, kind: str) -> Node:
+        # The old state of D: the changes of D come from `_flips`.
         equal, same = self._tests
         return Match(node, self._distinct.old(), kind, equal, None, same)
 
     def semi_delta(self) -> Node:
-        """Updates of the rows that have a match."""
+        """Return the updates of the rows that have a match."""
         self._seek_keys()
         return Union((self._kept(self._left.delta(), "semi"), self._flips()))
 
     def anti_delta(self) -> Node:
-        """Updates of the rows that have none."""
+        """Return the updates of the rows that have no match."""
         self._seek_keys()
+        # A key that appears in D takes its rows out of the result: the sign is turned.
         flips = Weigh(self._flips(), "-1")
         return Union((self._kept(self._left.delta(), "anti"), flips))
 
     def old(self, kind: str) -> Node:
-        """Old rows of the left with (``semi``), without (``anti``) a match."""
+        """Return the old rows of the left with (``semi``) or without (``anti``) a match."""
         return self._kept(self._left.old(), kind)
 
     def seek(self, asked: frozenset[Wanted]) -> frozenset[Wanted]:
-        """After the left's rows were sought: their keys in D."""
+        """Look up in D the keys of the left's rows, which `asked` has looked up."""
         self._distinct.delta()
         origins = self._left.old_origins(self._own)
+        # The keys are not known before Spark runs: read all of D.
         if origins is None:
             return asked | self._distinct.seek((), (), frozenset(), nulls=False)
         return asked | self._distinct.seek(self._keys, origins, asked, nulls=self._nulls)
 
     def delta_origins(self, ids: Ids) -> Origins | None:
-        """Of the left's columns, in either delta."""
+        """Return the origins of the left's columns, in its delta and its state."""
         return both(self._left.delta_origins(ids), self._left.old_origins(ids))
 
 
@@ -143,45 +142,47 @@ class SemiOperator(Operator):
         self._matched = _Matched(context, left, right, plan.equal, plan.residual, dict(plan.types))
 
     def make_delta(self) -> Node:
-        """Updates of those rows."""
+        """Return the updates of these rows."""
         made = self._matched
         return self._own(made.semi_delta() if self._kind == "semi" else made.anti_delta())
 
     def old(self) -> Node:
-        """Those of the old rows."""
+        """Return these rows of the old state."""
         return self._own(self._matched.old(self._kind))
 
     def _own(self, node: Node) -> Node:
+        # `_Matched` has added a column to a left without any.
         return node if self.columns else select(node, [])
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The left's."""
+        """Return the left's origins."""
+        # A change of the right moves old rows of the left: they are origins, too.
         return self._matched.delta_origins(ids)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The left's."""
+        """Return the left's origins."""
         return self._left.old_origins(ids)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """In the left, and whether its rows have a match."""
+        """Look up the left's rows, then their matches."""
         return self._matched.seek(self._left.seek(ids, origins, after, nulls=nulls))
 
     def seekable(self, ids: Ids) -> bool:
-        """The left's."""
+        """Return whether the left can be looked up by these columns."""
         return self._left.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The left's."""
+        """Return the left's answer."""
         return self._left.determined_by(ids)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The left's."""
+        """Return the left's keys."""
         return self._left.unique_ids()
 
     def kind(self, id_: str) -> str | None:
-        """The left's."""
+        """Return the left's type."""
         return self._left.kind(id_)
 
 
@@ -202,9 +203,10 @@ class OuterOperator(Operator):
             self._unmatched_right = _Matched(context, right, left, turned, residual, kinds)
 
     def make_delta(self) -> Node:
-        """The pairs' delta, and of each side what has no match, padded."""
+        """Return the pairs' delta, and the padded delta of each side's rows without a match."""
         parts = [self._pairs.delta(), self._padded(self._unmatched.anti_delta(), self._left)]
         if self._unmatched_right is not None:
+            # A full join is a left join and the unmatched rows of the right.
             parts.append(self._padded(self._unmatched_right.anti_delta(), self._right))
         return Union(tuple(parts))
 
@@ -213,7 +215,7 @@ class OuterOperator(Operator):
         return select(node, [(id_, id_ if id_ in kept else NULL) for id_ in self.columns])
 
     def old(self) -> Node:
-        """The outer join of the old states."""
+        """Return the outer join of the old states."""
         equal = tuple((e.left, e.right) for e in self._plan.equal if not e.null_safe)
         same = tuple((e.left, e.right) for e in self._plan.equal if e.null_safe)
         kind = self._plan.kind
@@ -224,7 +226,7 @@ class OuterOperator(Operator):
         return tuple(id_ if id_ in side.columns else "" for id_ in ids)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The pairs', and each side's with NULL for the other."""
+        """Return the pairs' origins, and each side's with NULL for the other's columns."""
         found = both(
             self._pairs.delta_origins(ids),
             self._unmatched.delta_origins(self._only(self._left, ids)),
@@ -234,7 +236,7 @@ class OuterOperator(Operator):
         return both(found, self._unmatched_right.delta_origins(self._only(self._right, ids)))
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The pairs', and each side's with NULL for the other."""
+        """Return the pairs' origins, and each side's with NULL for the other's columns."""
         found = both(
             self._pairs.old_origins(ids), self._left.old_origins(self._only(self._left, ids))
         )
@@ -245,25 +247,29 @@ class OuterOperator(Operator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """From the left outward; from the right only where the left has none of the columns."""
+        """Look up the left and go outward; begin at the right only if the left has none of the
+        columns."""
         kept = [i for i, id_ in enumerate(ids) if id_ in self._left.columns]
+        # Padded columns are NULL in rows that have no match: a search for NULL needs all rows.
         if nulls and (not kept or self._unmatched_right is not None):
             ids, origins = (), ()
         elif kept:
             ids, origins = narrowed(ids, origins, kept)
         if not ids and self._unmatched_right is not None:
-            # From the left's rows no equality leads to the right ones that have no match.
+            # No equality leads from the left's rows to those of the right that have no match.
             whole = (side.seek((), (), frozenset(), nulls=False) for side in self._sides)
             return frozenset().union(*whole)
         return self._pairs.seek(ids, origins, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """By columns of the left of a left join."""
+        """Return whether this is a left join and the pairs can be looked up by these columns of the
+        left."""
         left = self._unmatched_right is None and set(ids) <= set(self._left.columns)
         return left and self._pairs.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The left's, and all of a right row that the join's keys determine."""
+        """Return the left's answer, and all columns of a right row that the join's keys
+        determine."""
         if self._unmatched_right is not None:
             return ids
         found = ids | self._left.determined_by(ids & frozenset(self._left.columns))
@@ -272,6 +278,6 @@ class OuterOperator(Operator):
         return found | right if right >= frozenset(self._right.columns) else found
 
     def kind(self, id_: str) -> str | None:
-        """The owner's."""
+        """Return the type in the side that has the column."""
         side = self._left if id_ in self._left.columns else self._right
         return side.kind(id_)

@@ -1,17 +1,9 @@
-"""Groupings whose aggregates no sum can keep: touched groups are computed afresh.
+"""Groupings by aggregates that are no sums: touched groups are computed afresh.
 
-Theory of operation. ``min``, ``max``, sums of floats and the like are Spark's own aggregates over
-the group's rows, before and after each time at which the group changes; only touched groups are
-read. The rows come from the input's old state where each key is a column that can be sought
-there; else from a state that is kept for it (`rule_kept`). Cost follows the size of the touched
-groups: mode *keyed*.
-
-The value before a change must have the same bits as when it was inserted. Sums of floats, and
-variances of whatever type, which Spark computes in floats, depend on the order of rows: they are
-therefore folded over the sorted values, a function of the bag alone. Other aggregates come with a
-formula that says what they choose (`catalyst.chosen_values`).
-
-Without keys the one group is everything: all rows are read whenever one changes.
+Sums of floats and the like are Spark's own aggregates over the group's rows, before and after each
+time at which the group changes. The rows come from the input's old state if that can be looked up
+by the keys, else from a state kept for it (`rule_kept`). Cost follows the size of the touched
+groups: mode *keyed*. Without keys, all rows are read whenever one changes.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ _FOLDED = ("float", "double", "string")
 
 
 class RecomputeOperator(Operator):
-    """A grouping computed afresh where it is touched."""
+    """A grouping that computes touched groups afresh."""
 
     def __init__(self, context: Context, plan: Aggregate, below: Operator) -> None:
         super().__init__(
@@ -48,33 +40,34 @@ class RecomputeOperator(Operator):
             if call.argument is not None
         }
         rows = ProjectOperator(context, (*keys, *arguments), below)
+        # The rows are aggregated, not emitted: either zero will do.
         self._rows = sought(context, rows, kinds, self._keys, handed_on=False)
 
     def make_delta(self) -> Node:
-        """The aggregates before and after each touched (group, time)."""
+        """Return the aggregates before and after each touched (group, time)."""
         self._rows.delta(shared=True)
         origins = self._rows.keys_of_delta(self._keys)
         after = self._rows.delta_asked()
-        # Only now, for asking may have cut the delta.
+        # Ordered after the lookups, which may have cut the delta.
         changes = self._rows.delta()
         self._seek(self._keys, origins, after, nulls=True)
         return Recompute(self._rows.old(), changes, self._keys, self._calls)
 
     def old(self) -> Node:
-        """The aggregates over the old rows of the groups that were sought."""
+        """Return the aggregates over the old rows of the groups that were looked up."""
         self.delta()
         rows = self._rows.old()
-        # Nothing is taken back: of the group without keys neither its empty row.
+        # No old rows, so nothing is retracted; nor is the empty row of the group without keys.
         return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls, begins=True)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Of keys: the changed rows'."""
+        """Return the origins of keys in the changed rows."""
         if not all(not id_ or id_ in self._keys for id_ in ids):
             return None
         return self._rows.delta_origins(ids)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Of keys: the old rows'."""
+        """Return the origins of keys in the old rows."""
         if not all(not id_ or id_ in self._keys for id_ in ids):
             return None
         return self._rows.old_origins(ids)
@@ -82,7 +75,7 @@ class RecomputeOperator(Operator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """The old rows of the groups with these keys."""
+        """Look up the old rows of the groups with these keys."""
         self.delta()
         return self._seek(ids, origins, after, nulls=nulls)
 
@@ -94,27 +87,27 @@ class RecomputeOperator(Operator):
         return self._rows.seek(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any of the keys, where the rows can be sought by it."""
+        """Return whether all columns are keys by which the rows can be looked up."""
         return bool(ids) and all(id_ in self._keys for id_ in ids) and self._rows.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """All columns, by the keys."""
+        """Return all columns if `ids` contain the keys."""
         return ids | frozenset(self.columns) if frozenset(self._keys) <= ids else ids
 
     def kind(self, id_: str) -> str | None:
-        """A key's type."""
+        """Return a key's type."""
         return self._kinds.get(id_)
 
     def is_one_row(self) -> bool:
-        """Without keys."""
+        """Return whether there are no keys."""
         return not self._keys
 
     def is_constant(self) -> bool:
-        """Where its rows are."""
+        """Return whether the input never changes."""
         return self._rows.is_constant()
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """A group occurs once."""
+        """Return the keys: a group occurs once."""
         return (frozenset(self._keys),)
 
 
@@ -123,21 +116,26 @@ def _call(call: AggregateCall, index: int) -> Call:
     if call.argument is None:
         return Call(call.name, "count(*)", call.type)
     if call.formula is not None:
+        # The formula's value depends on the bag alone (`catalyst.aggregate_formulas`).
         fields = [f"{argument}.c{place}" for place in range(len(call.formula.arguments))]
         places = fields if len(fields) > 1 else [argument]
         return Call(call.name, call.formula.chosen.format(*places), call.type)
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
+    # Spark computes variances of any type in floats, so they depend on the order of rows, too.
     spread = call.function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop")
+    # Aggregates in floats depend on the order of rows, so they are folded in a fixed one.
     if spread or (call.function in ("sum", "avg") and kind in _FOLDED):
         return Call(call.name, _folded(call, f"{distinct}{argument}"), call.type)
     return Call(call.name, f"{call.function}({distinct}{argument})", call.type)
 
 
 def _folded(call: AggregateCall, argument: str) -> str:
-    """A sum of floats in the order of their values: always the same for the same bag."""
+    """Return a sum of floats in the order of their values: equal for equal bags."""
     gathered = "collect_set" if argument.startswith("DISTINCT ") else "collect_list"
     name = argument.removeprefix("DISTINCT ")
+    # The retracted value must have the same bits as the inserted one: sorted, it is a function of
+    # the bag.
     values = f"array_sort({gathered}(CAST({name} AS DOUBLE)))"
     total = f"aggregate({values}, 0D, (s, x) -> s + x)"
     count = f"count({argument})"

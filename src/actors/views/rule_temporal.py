@@ -1,16 +1,13 @@
-"""Filters by the clock: rows come and go as time passes.
+"""Temporal filters: rows appear and vanish as time passes.
 
-Theory of operation. A row of the input is in the output from the first millisecond at which all
-bounds hold, and before the first at which one no longer does (`plan.relational.TimeEdge`). What has
-yet to happen to the rows that are there is a hidden state, the *schedule*: a row of the input with
-the time at which it will come (sign 1) or go (sign -1). A step applies what comes due in it
-(``c{k}``: changes that nobody made but the clock), and of a changed row what lies in the step; what
-lies beyond it goes to the schedule. A row that is deleted takes its plans back.
-
-The old state is the input's, of which those rows count whose times surround the step's `lo`.
+A row of the input is in the output from the first millisecond at which all bounds hold, until the
+first at which one no longer does (`plan.relational.TimeEdge`). A hidden state, the *schedule*,
+holds future changes: a row with the time at which it will appear (sign 1) or vanish (sign -1). A
+step applies the scheduled changes that are due (``c{k}``), and of a changed row the part within the
+step; the part beyond goes to the schedule. A deleted row retracts its scheduled changes.
 
 Source: Materialize's temporal filters, which write updates at future times into the collection
-itself; here a shard has no time beyond its upper, so they wait beside it.
+itself; here a shard has no time beyond its upper, so they are kept beside it.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ from actors.views.operators import Context, Ids, Operator, Origins, both, select
 from actors.views.rule_linear import PassingOperator
 
 _EXTREME: Final = 4_000_000_000_000_000_000
-"""Microseconds beyond every time of the service; no shift of a bound makes an overflow of it."""
+"""Microseconds beyond every time of the service, such that shifting a bound cannot overflow."""
 
 
 def first_ms(micros: str, edge: TimeEdge) -> str:
-    """Return the millisecond at which a comparison has turned, over a column of microseconds.
+    """Return the millisecond at which a comparison's result changes, over a column of microseconds.
 
     >>> first_ms("m", TimeEdge("unix_micros(ts)", True, False))
     '((m + pmod(-(m), 1000L)) div 1000L)'
@@ -80,13 +77,15 @@ class TemporalOperator(PassingOperator):
         return [(id_, id_) for id_ in self.columns]
 
     def _bounded(self, node: Node) -> Node:
-        """Return the rows with when they begin and end, of those of which it is known."""
+        """Return the rows whose bounds are not NULL, with the times at which they begin and end."""
         names = [f"{self._micros}{place}" for place in range(len(self._edges))]
         pairs = list(zip(names, self._edges, strict=True))
+        # A comparison with NULL never holds.
         timed = Where(
             select(node, [*self._own, *((name, edge.micros) for name, edge in pairs)]),
             " AND ".join(f"{name} IS NOT NULL" for name in names),
         )
+        # Clamped before the shifts, which would overflow at the extremes of a timestamp.
         clamped = select(
             timed,
             [
@@ -109,10 +108,10 @@ class TemporalOperator(PassingOperator):
     def _beside_interval(self, node: Node) -> Node:
         return Pair(node, Input(INTERVAL, INTERVAL_SCHEMA.names), ())
 
-    # -- what an operator says ---------------------------------------------------------------------
+    # -- the operator's interface ------------------------------------------------------------------
 
     def make_delta(self) -> Node:
-        """Return what comes due, and of the input's changes what lies in the step."""
+        """Return the changes that are due, and the part of the input's changes within the step."""
         changes = self._bounded(self._below.delta(shared=True))
         planned = [
             *self._own,
@@ -124,14 +123,16 @@ class TemporalOperator(PassingOperator):
         columns = [Column(id_, self._types[id_]) for id_ in self.columns]
         columns += [Column(self._due, "bigint"), Column(self._bucket, "bigint")]
         schema = Schema((*columns, Column(self._sign, "int")))
+        # The rows of this hidden state that are due in the step come as an input of their own.
         due = Input(f"c{number}", schema.names)
         state = Hidden(schema, (self._bucket,), self._due, self._bucket)
-        self.context.hidden.append((state, due))  # its number is taken; how it changes follows
+        self.context.hidden.append((state, due))  # reserves the number; `plans` replace `due` below
         later = [
             self._later(changes, column, sign)
             for column, sign in ((self._begins, 1), (self._ends, -1))
             if column
         ]
+        # A change that is due leaves the schedule: it is retracted there as it is emitted.
         plans = Union((*later, select(Weigh(due, "-1"), planned)))
         self.context.hidden[number] = state, plans
         interval = Input(INTERVAL, INTERVAL_SCHEMA.names)
@@ -139,7 +140,8 @@ class TemporalOperator(PassingOperator):
         return Union((now, select(Weigh(due, self._sign), self._own)))
 
     def _later(self, changes: Node, column: str, sign: int) -> Node:
-        """Return the changes that will happen at a column's time, behind the step."""
+        """Return the changes that will happen at a column's time, after the step."""
+        # A row whose end is not after its begin never appears: nothing is scheduled for it.
         ordered = f" AND {self._begins} < {self._ends}" if self._begins and self._ends else ""
         beyond = Where(self._beside_interval(changes), f"{column} >= hi{ordered}")
         bucket = f"{column} div {DUE_BUCKET_MS}L"
@@ -147,14 +149,15 @@ class TemporalOperator(PassingOperator):
         return select(beyond, [*self._own, *made])
 
     def old(self) -> Node:
-        """Return those rows of the input that are there just before the step."""
+        """Return the rows of the input that are in the output just before the step."""
         rows = self._beside_interval(self._bounded(self._below.old()))
+        # A row that begins at `lo` appears in this step.
         tests = [f"{self._begins} < lo"] if self._begins else []
         tests += [f"{self._ends} >= lo"] if self._ends else []
         return select(Where(rows, " AND ".join(tests)), self._own)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return the input's, and what comes due."""
+        """Return the input's origins and the changes that are due."""
         return both(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
 
     def is_constant(self) -> bool:

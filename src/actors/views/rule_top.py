@@ -1,29 +1,13 @@
-"""First rows, of all or of each group, kept with a reserve: LIMIT, ranks, and what needs no more.
+"""Top-k: the first rows of each group with a reserve, for LIMIT, filters on ranks, min and max.
 
-Theory of operation. Of an input only the rows that can come into the answer matter: the first of an
-order, in each group. A hidden state holds them, the *candidates*: those of the answer and a
-reserve. A second one, the *edge*, holds the last of them once others were left out: every row of
-the input up to it is a candidate. So a change behind the edge changes nothing: the changes and the
-edges of their groups are all that is read where all changes are such. One before it is applied to
-the candidates, and the answer's changes are those of their first rows. Candidates that grow too
-many are cut again, which moves the edge.
-
-Rows that go use up the reserve. Where fewer candidates are left at some time than the answer needs
-while others were left out, that is a *shortage*: a run of its own finds the groups that have one,
-and their rows are looked up in the input. Steps without a shortage read the candidates alone: they
-are run as if there were none, and once more where one turns up.
-
-What stands above computes the answer before and after each time from `FirstRows`, whatever else is
-among them: ranks with a filter for LIMIT and ``rank() <= k`` (`TopOperator`), the aggregate for min
-and max (`rule_extreme`).
+A hidden state holds the *candidates*: the first rows of each group's order and a reserve. A second
+one, the *edge*, holds the last candidate once others were left out: every row of the input up to
+the edge is a candidate. So a change behind the edge changes nothing; one before it is applied to
+the candidates. `TopOperator`, or the aggregate of `rule_extreme`, computes the result from them:
 
     first k of B   =   first k of FirstRows(B, k)
 
-The order of a LIMIT and of row_number is total: the view's own, and then all columns. So the answer
-is a function of the contents, however steps are cut. Rows that even then are peers (0.0 and -0.0,
-or by a ``rank()`` all that are equal) are kept or left out together.
-
-Source: the top-k operator with a bounded buffer of the field (Feldera, RisingWave); the refill by a
+Source: the top-k operator with a bounded buffer of Feldera and RisingWave; the refill by a
 conditional lookup is ours.
 """
 
@@ -56,18 +40,21 @@ from actors.views.rule_window import WindowOperator
 from actors.views.window_reach import PLAIN_TYPES, SORT_TEXT
 
 GROUP_SHARE: Final = 16
-"""The reserve of a group is so much smaller than that of all rows: a step may read those of many
-groups, and a shortage reads a group."""
+"""Divisor of the reserve for each group: a step may read the candidates of many groups, and a
+shortage reads one group."""
 
 
 def limit(context: Context, plan: Limit, below: Operator) -> Operator:
-    """The operators of a limit; of an offset alone, which has no first rows, by the rank of all
-    rows. A column that is never NULL keeps rows without columns rows."""
+    """Return the operators of a LIMIT; of an OFFSET alone, which has no first rows, by the rank of
+    all rows."""
     columns, types = below.columns, plan.types
     if not columns:
+        # Rows without columns get one that is never NULL: a state needs a key.
         types = ((f"{context.prefix()}any", "int"),)
         below = ProjectOperator(context, (Named(types[0][0], "0"),), below)
     number = f"{context.prefix()}rank"
+    # The order is total (all columns after the query's own): the result depends on the contents
+    # alone, however steps are cut.
     call = WindowCall(number, "row_number()", "", "int", by_row=True)
     ranked = WindowFunctions(plan.input, (), plan.order, (call,), types)
     tests = [f"{number} > {plan.offset}"] if plan.offset else []
@@ -84,9 +71,10 @@ def limit(context: Context, plan: Limit, below: Operator) -> Operator:
 def ranked_first(
     context: Context, plan: WindowFunctions, predicate: str, below: Operator, last: int
 ) -> Operator | None:
-    """The rows of windows that only tell ranks, of which a filter leaves the first `last`; None
-    where a state of them cannot be kept, or other ranks than these are told."""
+    """Return the operators of ranks of which a filter leaves the first `last`; None where the calls
+    are no such ranks, or their candidates cannot be kept."""
     types = {id_: kind.lower() for id_, kind in plan.types}
+    # dense_rank is excluded: any number of rows may have its first `last` ranks.
     gaps = all(call.reach == "first" for call in plan.calls)
     plain = all(PLAIN_TYPES.fullmatch(types[key]) for key in plan.keys)
     if not (last and gaps and plain) or not_kept(types, below.columns, ()):
@@ -95,8 +83,8 @@ def ranked_first(
 
 
 class FirstRows(PassingOperator):
-    """The first rows of each group, and some more; only what depends on the first alone may stand
-    above."""
+    """The first rows of each group, and some more. The operator above must depend on the first rows
+    alone."""
 
     def __init__(
         self,
@@ -108,8 +96,8 @@ class FirstRows(PassingOperator):
         last: int,
         tag: Ids = (),
     ) -> None:
-        """`keys` say the group; those in `tag` are constants of the plan, by which nothing is
-        sought. `last`: how many rows matter of each."""
+        """`keys` identify the group; those in `tag` are constants of the plan, by which no lookup
+        is made. `last`: how many rows of each group matter."""
         super().__init__(context, below)
         self._types = types
         self._keys = keys
@@ -123,8 +111,9 @@ class FirstRows(PassingOperator):
         self._shortage: Input | None = None
 
     def make_delta(self) -> Node:
-        """The changes that reach the candidates; all of groups with a shortage."""
+        """Return the changes that reach the candidates; all changes of groups with a shortage."""
         context, below, keys, by = self.context, self._below, self._keys, self._sought
+        # Used twice, by the covered changes and by the gate: a large delta is made once.
         below.delta(shared=True)
         origins = below.keys_of_delta(by) if by else ()
         after = below.delta_asked()
@@ -135,16 +124,21 @@ class FirstRows(PassingOperator):
         changed, filled = self._covered_origins(by), frozenset([*after, *wanted])
         assert changed is not None, "keys are the table's columns, or a cut's"
         context.ask(candidates.name, by, changed, filled, nulls=True)
+        # Deletions use up the reserve. A shortage: fewer candidates than the result needs, while
+        # others were left out. Only then the group's rows are looked up in the input.
         short = TopShortage(covered, candidates, edges, keys, self._last)
+        # Steps without a shortage read the candidates alone: they run as if there were none
+        # (`seldom`), and once more where the run finds one.
         self._shortage = shortage = context.cut(short, keys or ("short",))
         context.seldom[shortage.name] = short
         below.seek(by, ((shortage.name, by),), frozenset(), nulls=bool(by))
-        # Only now, for asking may have cut the delta.
+        # Ordered after the lookups, which may have cut the delta.
         changes = self._gated(covered, below.delta())
         reserve = LIMIT_RESERVE.limit
         if by:
             reserve = max(1, reserve // GROUP_SHARE)
         kept = self._last + reserve
+        # Cut only when another reserve has collected on top of the kept rows, not at each step.
         made = TopCandidates(
             below.old(), changes, candidates, edges, shortage,
             keys, self._order, kept, kept + reserve, self._mark,
@@ -154,13 +148,14 @@ class FirstRows(PassingOperator):
         return changes
 
     def _cover(self, edges: Input) -> Node:
-        """The changes up to the edges: known before Spark runs where they are a table's, and order
-        and keys its columns; else by a run of their own."""
+        """Return the changes up to the edges: known before Spark runs where they are a table's, and
+        order and keys its columns; else by a run of their own."""
         context, below, keys = self.context, self._below, self._keys
         sorts = [SORT_TEXT.fullmatch(each) for each in self._order]
         ids = (*keys, *(found[1] for found in sorts if found))
         table = below.table_columns(ids, some=True)
         plain = all(PLAIN_TYPES.fullmatch(self._types[id_].lower()) for id_ in ids)
+        # A computed key or order, or a type whose order is not Arrow's, is compared by Spark.
         if table is None or len(ids) < len(keys) + len(sorts) or not plain:
             self._covered = context.cut(
                 TopCovered(below.delta(), edges, keys, self._order), self.columns
@@ -177,7 +172,7 @@ class FirstRows(PassingOperator):
         return reading(below.delta(), f"d{self._source}", self._covered)
 
     def _covered_origins(self, ids: Ids) -> Origins | None:
-        """Return where the covered changes have these columns."""
+        """Return the inputs that hold these columns of the covered changes."""
         if self._source is None:
             return ((self._covered, ids),)
         found = self._below.table_columns(tuple(id_ for id_ in ids if id_), some=True)
@@ -187,17 +182,18 @@ class FirstRows(PassingOperator):
         return ((self._covered, tuple(next(names) if id_ else "" for id_ in ids)),)
 
     def _register(self) -> Input:
-        """Take a hidden state's number; how it changes is known when all is."""
+        """Reserve a hidden state's number; `make_delta` sets its changes later."""
         context = self.context
         schema = Schema(tuple(Column(id_, self._types[id_]) for id_ in self.columns))
         state = Input(f"h{len(context.hidden)}", self.columns)
         context.hidden.append((Hidden(schema, self.columns), None))
+        # One group has few candidates: reading them whole costs little.
         if not self._sought:
             context.bounded.add(state.name)
         return state
 
     def _gated(self, kept: Node, all_rows: Node) -> Node:
-        """Return what is kept of groups; all of those with a shortage."""
+        """Return the rows `kept` of groups without a shortage, and all rows of groups with one."""
         assert self._shortage is not None, "the delta comes first"
         shortage, keys = self._shortage, self._keys
         return Union(
@@ -205,20 +201,22 @@ class FirstRows(PassingOperator):
         )
 
     def old(self) -> Node:
-        """The candidates; of groups with a shortage all rows."""
+        """Return the candidates; all rows of groups with a shortage."""
         self.delta()
         assert self._candidates is not None
         return self._gated(self._candidates, self._below.old())
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return the changes that reach the candidates, of keys: a shortage has some, too."""
+        """Return the origins of the changes that reach the candidates."""
         covered = self._covered_origins(ids)
+        # A group with a shortage has a change that reaches its candidates: its keys are among
+        # these.
         if all(not id_ or id_ in self._keys for id_ in ids):
             return covered
         return both(covered, self._below.delta_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The candidates: all rows of an old answer are among them."""
+        """Return the candidates: all rows of an old result are among them."""
         self.delta()
         assert self._candidates is not None
         return ((self._candidates.name, ids),)
@@ -226,7 +224,7 @@ class FirstRows(PassingOperator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """The candidates of whole groups."""
+        """Look up the candidates of whole groups."""
         self.delta()
         kept = [place for place, id_ in enumerate(ids) if id_ in self._sought]
         picked, narrow = narrowed(ids, origins, kept)
@@ -234,7 +232,8 @@ class FirstRows(PassingOperator):
         return self.context.ask(self._candidates.name, picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any of the keys; without keys any columns: there are few rows."""
+        """Return whether all ids are keys; without keys any columns will do, since there are few
+        rows."""
         return not self._sought or (bool(ids) and all(id_ in self._keys for id_ in ids))
 
     def kind(self, id_: str) -> str | None:
@@ -255,7 +254,7 @@ class TopOperator(PassingOperator):
         *,
         single: bool = False,
     ) -> None:
-        """`single`: whether the filter leaves one row at most."""
+        """`single`: true if the filter leaves one row at most."""
         types = dict(plan.types)
         self._first = FirstRows(
             context,
@@ -270,38 +269,43 @@ class TopOperator(PassingOperator):
         self._single = single
 
     def make_delta(self) -> Node:
-        """Rows whose rank alone has changed come and go where it is told."""
+        """Return the changes of the first rows; a row whose rank alone changes is retracted and
+        inserted."""
         return Consolidate(self._below.delta())
 
     def old(self) -> Node:
-        """The first of the old candidates."""
+        """Return the first rows of the old candidates."""
         return Consolidate(self._below.old())
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Of keys the changed rows': a row that comes in for another is in no change."""
+        """Return the origins of keys: those of the changed rows."""
+        # A row that moves up in place of another is in no change; only its keys are known.
         known = all(not id_ or id_ in self._keys for id_ in ids)
         return self._first.delta_origins(ids) if known else None
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Among the candidates."""
+        """Look up the candidates."""
         self.delta()
         return self._first.seek(ids, origins, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """As the candidates can be."""
+        """Return whether the candidates can be looked up by these columns."""
         return self._first.seekable(ids)
 
     def is_one_row(self) -> bool:
-        """LIMIT 1."""
+        """Return whether the query is a LIMIT 1."""
         return self._single
 
 
 def _order(plan: WindowFunctions, columns: Ids) -> tuple[str, ...]:
-    """The windows' own order; a total one where a call depends on which of equal rows is first."""
+    """Return the windows' own order; a total one where a call depends on which of equal rows is
+    first."""
+    # Peers of a rank are kept or left out together: their order does not matter.
     if not any(call.by_row for call in plan.calls):
         return plan.order
+    # Keys are equal within a group, so they order nothing.
     rest = (id_ for id_ in columns if id_ not in plan.keys and id_ not in plan.order)
     return (*plan.order, *rest)
 

@@ -1,21 +1,13 @@
 """Window functions: the rows of touched partitions are computed afresh.
 
-Theory of operation. A change of one row may change what a window function says of every row of its
-partition. So the partition's rows are read, and the functions computed over them, before and after
-each time at which the partition changes; what stays the same cancels. Old rows come from the
-input's state where the partition's keys can be sought there; else from a state that is kept for it
-(`rule_kept`). Mode *keyed*.
+A change of one row may change a window function's value in every row of its partition. So the
+partition's rows are read, and the functions computed over them, before and after each time at which
+the partition changes; equal rows cancel. Old rows come from the input's state if that can be looked
+up by the partition's keys, else from a state kept for it (`rule_kept`). Mode *keyed*.
 
-Values must have the same bits whenever they are computed. Where a window's order leaves rows equal
-and a function depends on which comes first, the order of all columns decides. Without an order of
-its own a window is therefore computed over its rows in that order.
-
-A window on another, whose partitions are parts of the other's, is computed by the same run over the
-same rows (`window_chain`): sessions are three.
-
-Where a change reaches only so far in its partition (``lag``, a frame of some rows or of an
-interval), or only the first rows are wanted (``row_number() <= 10``), what is read of a table's
-partition is thinned out before Spark sorts it (`window_reach`, `plan.nearby`).
+If a change reaches only so far in its partition (``lag``, a frame of some rows or of an interval),
+or only the first rows are read (``row_number() <= 10``), fewer rows of a table's partition are read
+before Spark sorts it (`window_reach`, `plan.nearby`).
 """
 
 from __future__ import annotations
@@ -41,8 +33,9 @@ class WindowOperator(Operator):
         near: NearbyRows | None = None,
         above: Sequence[WindowFunctions] = (),
     ) -> None:
-        """`near`: which rows of a partition matter where others change; None: all may. `above`: the
-        others of a `window_chain`."""
+        """`near`: rows of a partition that matter to changes of others; None: all. `above`: the
+        other windows of a `window_chain`."""
+        # Looked up in the input's state if its keys allow, else in a state that is kept for it.
         below = sought(context, below, dict(plan.types), plan.keys)
         columns = (*below.columns, *(call.name for call in plan.calls))
         layers = []
@@ -60,20 +53,22 @@ class WindowOperator(Operator):
         self._above = tuple(layers)
 
     def make_delta(self) -> Node:
-        """The rows of touched partitions before and after each touched time."""
+        """Return the rows of touched partitions before and after each touched time."""
         self._below.delta(shared=True)
         origins = self._below.keys_of_delta(self._keys)
         after = self._below.delta_asked()
-        # Only now, for asking may have cut the delta.
+        # Ordered after the lookups, which may have cut the delta.
         changes = self._below.delta()
         self._seek(self._keys, origins, after, nulls=True)
         old = self._below.old()
         if self.near is not None:
+            # Reads only rows near changes, before Spark sorts the partition.
             old = reading(old, f"s{self.near.source}", self.context.near(self.near))
+        # Rows whose values did not change cancel.
         return Consolidate(RecomputeRows(old, changes, self._keys, self._calls, self._above))
 
     def old(self) -> Node:
-        """The old rows of the partitions that were sought."""
+        """Return the old rows of the partitions that were looked up."""
         self.delta()
         rows = self._below.old()
         nothing = Where(rows, "1 = 0")
@@ -84,11 +79,12 @@ class WindowOperator(Operator):
 
     @property
     def _passed(self) -> frozenset[str]:
-        """The columns of the input that are passed on."""
+        """Return the columns of the input that are passed on."""
         return frozenset(self._below.columns) & frozenset(self.columns)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Of keys the changed rows'; of other columns of the input also the old rows'."""
+        """Return the origins of the input's columns: of keys in the changed rows, of others in the
+        old rows, too."""
         if self._made(ids):
             return None
         changed = self._below.delta_origins(ids)
@@ -97,7 +93,7 @@ class WindowOperator(Operator):
         return both(changed, self.old_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Of columns of the input: the old rows'."""
+        """Return the origins of the input's columns in its old rows."""
         if self._made(ids):
             return None
         return self._below.old_origins(ids)
@@ -105,7 +101,7 @@ class WindowOperator(Operator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """The old rows of the partitions with these keys."""
+        """Look up the old rows of the partitions with these keys."""
         self.delta()
         return self._seek(ids, origins, after, nulls=nulls)
 
@@ -117,21 +113,21 @@ class WindowOperator(Operator):
         return self._below.seek(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any of the keys, where the rows can be sought by it."""
+        """Return whether all columns are keys by which the input can be looked up."""
         return bool(ids) and all(id_ in self._keys for id_ in ids) and self._below.seekable(ids)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The input's."""
+        """Return the input's keys all of whose columns are passed on."""
         return tuple(ids for ids in self._below.unique_ids() if ids <= self._passed)
 
     def kind(self, id_: str) -> str | None:
-        """The input's, of its columns."""
+        """Return the input's type; None for the functions' columns."""
         return self._below.kind(id_) if id_ in self._passed else None
 
 
 def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
-    """Return the windows that one run computes, the lowest first: each is over the rows of the one
-    before it, or a projection of them, and over partitions that are parts of its partitions.
+    """Return the windows that one run computes, the lowest first: each reads the rows of the one
+    before it, or a projection of them, and its partitions are parts of that one's partitions.
 
     >>> from actors.plan.relational import Scan
     >>> rows = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
@@ -151,21 +147,24 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
         if not isinstance(inner, WindowFunctions) or not set(inner.keys) <= set(chain[0].keys):
             return chain
         own = {*dict(inner.types), *(call.name for call in inner.calls)}
+        # A projection that reuses a name for another expression would hide the column below.
         if any(each.name in own and each.name != each.expression for each in made):
             return chain
         chain = (inner, *chain)
 
 
 def _between(below: Plan) -> tuple[Named, ...]:
-    """The projection between a window and the one below; empty where there is none."""
+    """Return the projection between a window and the one below; empty if there is none."""
     return below.columns if isinstance(below, Project) else ()
 
 
 def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColumn:
-    """The call with an order that leaves nothing open where that matters."""
+    """Return the call with an order that leaves no rows equal if the function depends on it."""
     whole = tuple(id_ for id_ in columns if id_ not in plan.keys and id_ not in plan.order)
     if plan.order:
+        # A function of the contents alone: recomputed values must have the same bits as retracted
+        # ones.
         order = (*plan.order, *whole) if call.by_row else plan.order
         return WindowColumn(call.name, call.function, order, call.frame)
-    # Spark says the frame of a window without an order, too: mostly the whole partition.
+    # Spark gives a frame for a window without an order, too: mostly the whole partition.
     return WindowColumn(call.name, call.function, whole, call.frame)

@@ -1,9 +1,8 @@
 """Queries that are plain reads of one object: columns, simple comparisons, order and limit.
 
-Such a query means the same to a peek as to Spark, and is answered from an index or a shard
-without it. What is not surely the same is not simple: a literal must have the very type of the
-column it is compared with, or be one that casts to it without loss; a name must have one meaning
-only. Everything else is Spark's. Pure.
+Such a query is answered from an index or a shard, without Spark. It must mean there what it means
+to Spark: a literal has the very type of the column that it is compared with, or casts to it without
+loss, and a name has one meaning only. All other queries are Spark's. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
 class SimpleRead(msgspec.Struct, frozen=True):
-    """A query as a read. `names` are the answer's columns, one for each of `project`."""
+    """A query as a read of one object. `names` are the result's columns, one for each of
+    `project`."""
 
     name: str
     project: tuple[str, ...]
@@ -30,11 +30,11 @@ class SimpleRead(msgspec.Struct, frozen=True):
 
 
 def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
-    """The read that answers the query; None: it is not simple. `tables`: what may be named, with
-    a relation of the service under its full name."""
+    """Return the read that answers the query; None if it is not simple. `tables`: the objects that
+    the query may name, with a relation of the service under its full name."""
     try:
         return _read(PlainReader(sql), tables)
-    except (NotPlain, RecursionError, ValueError):  # also what Arrow says of a value
+    except (NotPlain, RecursionError, ValueError):  # ArrowInvalid is a ValueError
         return None
 
 
@@ -47,6 +47,7 @@ def _read(reader: PlainReader, tables: Mapping[str, Schema]) -> SimpleRead:
     found = {known.lower(): known for known in tables}.get(full.lower())
     if found is None:
         raise NotPlain(f"no table {full}")
+    # An alias, with or without AS.
     if reader.takes("AS") or not reader.follows("WHERE", "ORDER", "LIMIT", "OFFSET", ""):
         name = reader.name()
     scope = _Scope(tables[found], name)
@@ -60,7 +61,8 @@ def _read(reader: PlainReader, tables: Mapping[str, Schema]) -> SimpleRead:
 
 
 def _listed(reader: PlainReader) -> list[tuple[tuple[str, str], str]]:
-    """Take a select list: columns and their names in the answer; none: all of them."""
+    """Read a select list: columns and their names in the result; an empty list means all
+    columns."""
     if reader.takes("*"):
         return []
     listed = []
@@ -75,17 +77,18 @@ def _listed(reader: PlainReader) -> list[tuple[tuple[str, str], str]]:
 
 
 class _Scope:
-    """The one object's columns."""
+    """Columns of the one object that the query reads."""
 
     def __init__(self, schema: Schema, qualifier: str) -> None:
         self.types = {column.name: column.type.lower() for column in schema.columns}
         self._own = {name.lower(): name for name in schema.names}
+        # Spark resolves names in any case: two such columns are ambiguous.
         if len(self._own) < len(schema.names):
             raise NotPlain("columns that differ in case alone")
         self._qualifier = qualifier.lower()
 
     def column(self, named: tuple[str, str]) -> str:
-        """The column that a name is."""
+        """Return the column of a name. Raises `NotPlain` if there is none."""
         qualifier, name = named
         found = self._own.get(name.lower())
         if found is None or (qualifier and qualifier.lower() != self._qualifier):
@@ -99,7 +102,7 @@ def _columns(
     if not listed:
         return tuple(scope.types), tuple(scope.types)
     project = tuple(scope.column(column) for column, _ in listed)
-    names = tuple(named for _, named in listed)  # Spark names a column as it is written
+    names = tuple(named for _, named in listed)  # Spark keeps the case of the query
     if len(set(project)) < len(project) or len({each.lower() for each in names}) < len(names):
         raise NotPlain("a column twice")
     return project, names
@@ -134,7 +137,7 @@ def _finishing(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> 
 def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
     written = reader.column()
     column = scope.column(written)
-    # A name in ORDER BY is the answer's column first: it must be the same one.
+    # Spark resolves a name in ORDER BY to the result's column first: it must be the same one.
     for alias, own in named.items():
         if alias.lower() == written[1].lower() and own != column:
             raise NotPlain("an order by an alias")
@@ -142,6 +145,7 @@ def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> Orde
         raise NotPlain("an order by what has none")
     descending = reader.takes("DESC") or (reader.takes("ASC") and False)
     first = reader.takes("NULLS", "FIRST")
+    # Spark's default: NULLs are first when ascending, last when descending.
     last = not first and reader.takes("NULLS", "LAST")
     return OrderBy(column, descending, first or (not last and not descending))
 

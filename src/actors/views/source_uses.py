@@ -1,21 +1,12 @@
-"""What a view looks at of its sources: columns, and the rows that some WHERE of it lets pass.
+"""Columns and rows of its sources that a view reads, so that all others are dropped early.
 
-A step keeps of its changes what the view looks at, and sums up equal rows, before anything is
-looked up: an update of a column that no expression reads is gone then. Arrangements hold columns
-and rows that are looked at (`arrangement.shared`). A source's listen task leaves out parts whose
-rows the view's own WHERE drops all of (`persist.filtering`).
+A step keeps of its changes the columns that the view reads, and sums up equal rows, before it looks
+anything up. Arrangements hold only columns and rows that are read (`arrangement.shared`). A
+source's listen task skips parts all of whose rows the view's WHERE drops (`persist.filtering`).
 
-Rows are left out only when
-
-- every use of them goes through a WHERE directly: bare columns may be renamed on the way, nothing
-  may be computed, since a row that is dropped later might have raised an error first;
-- every conjunct of that WHERE is understood, and cannot raise an error: a column compared with a
-  literal that has its type, or casts to it without loss (`plain_sql`), BETWEEN, IN, tests of NULL.
-
-Changes and state are told apart: a use of one says nothing of the other. A listen task feeds both,
-so it leaves out nothing of a source whose state is looked up. A WHERE above another is looked at as
-well, as long as those below are understood: a row that one drops is not shown to the next. When in
-doubt, there is no filter. Pure.
+Rows are dropped only if each use of them goes through a WHERE all of whose conjuncts are understood
+and cannot raise an error: a column compared with a literal that has its type, or casts to it
+without loss (`plain_sql`), BETWEEN, IN, tests of NULL. When in doubt, there is no filter. Pure.
 """
 
 from __future__ import annotations
@@ -43,24 +34,25 @@ from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
 class SourceUse(msgspec.Struct, frozen=True):
-    """What a plan looks at of one source."""
+    """Columns and rows of one source that a plan reads."""
 
     schema: Schema
-    """The columns, in the source's order; the PRIMARY KEY where all of it is among them."""
+    """Columns, in the source's order; with the PRIMARY KEY if all of it is among them."""
     changes: PartFilter | None
-    """Which changed rows; None: any."""
+    """Filter of changed rows; None: all."""
     state: PartFilter | None
-    """Which rows of its state; None: any."""
+    """Filter of the state's rows; None: all."""
 
     def kept(self, changes: pa.Table) -> pa.Table:
-        """Return the changes that the plan looks at, summed up. Reads every value."""
+        """Return the changes that the plan reads, summed up. Reads every value."""
         if self.changes is not None:
             changes = self.changes.passing(changes)
+        # Equal rows cancel here: an update of a column that is not read is gone before any lookup.
         return condensed(changes.select([*self.schema.names, TIME, DIFF]))
 
 
 def source_uses(plan: DeltaPlan) -> tuple[SourceUse, ...]:
-    """Return what a plan looks at of each of its sources."""
+    """Return the uses of each of a plan's sources."""
     return tuple(_source_use(plan, number) for number in range(len(plan.sources)))
 
 
@@ -81,7 +73,7 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
                 read.update(columns if name in own else ())
     changes = _passing(plan, schema, {f"d{source}", *covered})
     state = _passing(plan, schema, {f"s{source}", *near})
-    # Neighbours are those among the rows that a window is over, which both are told by.
+    # Rows near changes are found among the window's rows: changes and state need one filter.
     if near and (changes is None or state is None or changes.name != state.name):
         changes = state = None
     kept = columns_kept(schema, read)
@@ -90,17 +82,19 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
 
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
-    """Return which rows of a source the plan can look at; None: any, as far as is known."""
+    """Return the filter of the changes of a source for its listen task; None: all are needed."""
     state = f"s{source}"
     named = {name for stratum in plan.strata for name in stratum.inputs}
     named |= {lookup.target for stratum in plan.strata for lookup in stratum.lookups}
+    # The listen task feeds the state's arrangement, too: a looked-up state needs all rows.
     if state in named:
         return None
     return _source_use(plan, source).changes
 
 
 def _passing(plan: DeltaPlan, schema: Schema, names: Set[str]) -> PartFilter | None:
-    """Which rows of some inputs of one source the strata look at; None: any."""
+    """Return the filter of some inputs of one source; None: all rows are read."""
+    # Under another collation equal texts have different bytes: bounds would drop matching rows.
     if any("collation" in name.lower() for name, _ in plan.conf):
         return None
     uses: dict[tuple[Condition, ...], None] = {}
@@ -114,7 +108,7 @@ def _passing(plan: DeltaPlan, schema: Schema, names: Set[str]) -> PartFilter | N
 
 
 def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
-    """From each use of an input up to the root."""
+    """Yield the path from each use of an input up to the root."""
     if isinstance(node, Input):
         if node.name in names:
             yield [node]
@@ -125,17 +119,21 @@ def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
 
 
 def _use(path: list[Node], schema: Schema) -> list[Condition]:
-    """Conditions that one use of the source puts on its rows; none: it may look at every row."""
+    """Return the conditions that one use of the source puts on its rows; none if it may read every
+    row."""
     columns = {name: name for name in schema.names}
     found: list[Condition] = []
     for node in path[1:]:
         if isinstance(node, Select):
             renamed = {each.name: _bare(each.expression) for each in node.columns}
+            # A computed column ends the walk: on a row that is dropped later it might have raised.
             if not all(expression in columns for expression in renamed.values()):
                 break
             columns = {name: columns[expression] for name, expression in renamed.items()}
         elif isinstance(node, Where):
             try:
+                # A row that one WHERE drops is not seen by the next: the conditions of all of them
+                # count.
                 found += _conditions(node.predicate, columns, schema)
             except (NotPlain, RecursionError, ValueError, pa.ArrowException):
                 break
@@ -145,7 +143,8 @@ def _use(path: list[Node], schema: Schema) -> list[Condition]:
 
 
 def _bare(expression: str) -> str:
-    """A column's name, quoted or not; what is none is returned as it is."""
+    """Return a column's name without quotes; another expression in a form that matches no
+    column."""
     if len(expression) > 2 and expression[0] == expression[-1] == "`":
         name = expression[1:-1].replace("``", "\0")
         return expression if "`" in name else name.replace("\0", "`")
@@ -153,7 +152,7 @@ def _bare(expression: str) -> str:
 
 
 def _conditions(predicate: str, columns: Mapping[str, str], schema: Schema) -> list[Condition]:
-    """Raises `NotPlain` when a part of it is not understood."""
+    """Return a predicate's conditions. Raises `NotPlain` when a part of it is not understood."""
     reader = PlainReader(predicate)
     tests = reader.conjunction()
     if not reader.at_end():

@@ -1,4 +1,4 @@
-"""What no rule knows."""
+"""The error for constructs that no rule knows."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""How far in its partition a change reaches what window functions say.
+"""Distance within a partition over which a change reaches a window function's values.
 
-Rules. Catalyst's own words are the base (`catalyst.window_calls`): a frame's bounds, the offset of
-``lag``. A filter above may leave the first ranks alone. Sessions are three windows, one on another
-(`spark/ConstructRewriter.java`): the ends of the rows before, the last row that began behind all of
-them, and the end of the session that it began; the second says nothing that a change beyond a gap
-without rows alters, and the third is over the rows of a session. That holds for the first two
-together alone, so they are known by their very texts, and what looks otherwise is computed over
-whole partitions.
-
-Only columns of a table count, of types whose equality and order are Arrow's too.
+Catalyst's own text is the base (`catalyst.window_calls`): a frame's bounds, the offset of ``lag``.
+A filter above may leave the first ranks alone. Only columns of a table count, of types whose
+equality and order are Arrow's, too.
 """
 
 from __future__ import annotations
@@ -22,12 +16,12 @@ from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
 from actors.views.operators import Operator
 
 SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
-"""A sort order by a column; as Spark has it, ascending from NULLs on where it says no more."""
+"""Sort order by a column; without more words Spark means ascending, NULLs first."""
 _ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
 PLAIN_TYPES: Final = re.compile(
     r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
 )
-"""Types whose values are equal, and in order, as Spark has it; not floats, not other collations."""
+"""Types whose values have Spark's equality and order; not floats, not other collations."""
 _MEASURED: Final = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
 """Types whose values have a distance."""
 _BEFORE: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING"
@@ -47,7 +41,7 @@ _UNITS: Final = {
 
 
 def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
-    """Return up to which rank a filter leaves rows of some window functions; 0: it leaves others.
+    """Return the last rank that a filter leaves of some window functions; 0 if it may leave any.
 
     >>> ranks = (WindowCall("w0", "rank()", "", "int", False, "first"),)
     >>> ranks_wanted("(w0 < 4) AND (i0_x = 1)", ranks)
@@ -58,7 +52,7 @@ def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
     for call in calls:
         if call.reach not in ("first", "distinct"):
             continue
-        # Conjuncts stand in brackets of their own.
+        # Each conjunct is in parentheses of its own.
         test = rf"\({call.name} (<=|<|=) (\d+)\)"
         found = re.match(rf"{test}(?: AND |$)", predicate) or re.search(rf" AND {test}$", predicate)
         if found:
@@ -67,14 +61,14 @@ def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
 
 
 def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRows | None:
-    """Return which rows of a partition matter where others change; None: all may, or the rows are
-    no table's."""
+    """Return the rows of a partition that matter to changes of others; None: all may, or the rows
+    are no table's."""
     reach, size = _reach(plan.calls, ranks)
     order = [found for each in plan.order if (found := _ORDER.fullmatch(each))]
     if reach is None or len(order) < len(plan.order) or not plan.keys or not order:
         return None
     ids = tuple(found[1] for found in order)
-    # Which values are near says a row by itself, whichever rows a filter leaves.
+    # Distance by value does not depend on which rows a filter drops; distance by count does.
     table = below.table_columns((*plan.keys, *ids), some=reach == "range")
     kinds = [(below.kind(id_) or "").lower() for id_ in (*plan.keys, *ids)]
     if table is None or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
@@ -91,11 +85,11 @@ def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRo
 
 
 def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
-    """How far changes reach in all of these calls."""
+    """Return the distance over which changes reach in all of these calls."""
     reaches = {call.reach for call in calls}
     size = max(call.size for call in calls)
     if ranks and reaches <= {"first", "distinct"}:
-        # Whichever rank is meant: that without gaps leaves the most rows.
+        # The filter may test any of these ranks: dense_rank, without gaps, leaves the most rows.
         return ("distinct" if "distinct" in reaches else "first"), ranks
     if len(reaches) == 1 and reaches <= {"rows", "range"} and size <= SIZE_MAX:
         return calls[0].reach, size
@@ -108,15 +102,18 @@ def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
 def near_sessions(
     ends: WindowFunctions, above: Sequence[WindowFunctions], below: Operator
 ) -> NearbyRows | None:
-    """Return the rows of the sessions that changes may touch; None: windows one on another tell no
-    sessions, or the rows are no table's.
+    """Return the rows of the sessions that changes may touch; None: the windows are no sessions, or
+    the rows are no table's.
 
     Args:
-        ends: The lowest of the windows, of the ends before each row.
-        above: The others: which session each row is in, and those over the rows of a session.
-        below: What the lowest is over.
+        ends: The lowest of the windows: the greatest end among the rows before each row.
+        above: The other windows: the session of each row, then those over the rows of a session.
+        below: The input of the lowest.
     """
     begun, *others = above
+    # Spark has three windows for sessions (`spark/ConstructRewriter.java`): ends before, begin of
+    # the session, its end. They are recognised by their very texts: a change reaches over no gap
+    # there.
     found = _session_time(ends, begun)
     if found is None or not all(begun.calls[0].name in each.keys for each in others):
         return None
@@ -134,8 +131,8 @@ def near_sessions(
 
 
 def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, int] | None:
-    """The time column of each row, and the gap behind it in microseconds, of a window that tells in
-    which session each row is; None: it does not."""
+    """Return the time column and the gap in microseconds of a window that computes each row's
+    session; None: it does not."""
     begun = plan.input
     if not isinstance(begun, Project):
         return None
@@ -165,13 +162,13 @@ def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, in
 
 
 def _argument(call: WindowCall, frame: str) -> str | None:
-    """The column of which a call is the greatest value in a frame."""
+    """Return the column whose greatest value in a frame the call is; None for other calls."""
     found = re.fullmatch(r"max\((\w+)\)", call.function)
     return found[1] if found and call.frame == frame else None
 
 
 def _projected(plan: Plan) -> Mapping[str, str]:
-    """The expressions of all projections that lie one on another; those on top last."""
+    """Return the expressions of all projections that lie one on another."""
     found: dict[str, str] = {}
     while isinstance(plan, Project):
         found = {each.name: each.expression for each in plan.columns} | found

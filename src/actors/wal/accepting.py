@@ -1,6 +1,6 @@
 """Puts the messages of one connection into its timeline, several in one call, and flushes groups.
 
-Part of `actors.wal.receiver`, which says how it works.
+Part of `actors.wal.receiver`, which describes the whole chain.
 """
 
 from __future__ import annotations
@@ -21,57 +21,59 @@ from actors.wal.registry import Guard
 from actors.wal.timeline import Timeline
 
 GATHERED_MAX: Final = 64
-"""Messages in one call to the disk; less where few may be in hand."""
+"""Most messages in one call to the disk; fewer if ``wal_messages_max`` is small."""
 GATHERED_BYTES_MAX: Final = 1024 * 1024
 
 
 def gathered_max(settings: Settings) -> int:
-    """Messages that are gathered before they go to the disk, in any case."""
+    """Return how many messages at most are gathered before they go to the disk."""
     return min(GATHERED_MAX, settings.wal_messages_max // 4)
 
 
 def waiting_max(settings: Settings) -> int:
-    """Messages in the mailbox: as many again were taken out of it, and are in hand."""
+    """Return the size of the mailbox, in messages."""
+    # The actor takes out as many as the mailbox holds, and gathers some besides.
     return (settings.wal_messages_max - gathered_max(settings)) // 2
 
 
 class Respond(msgspec.Struct, frozen=True, gc=False):
-    """To the writer: an answer."""
+    """Passes a reply to the writer."""
 
     message: AcceptorMessage
 
 
 class FromProposer(msgspec.Struct, frozen=True, gc=False):
-    """To the acceptor: what came."""
+    """Passes a proposer's message to the acceptor."""
 
     message: ProposerMessage
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """To the acceptor: nothing follows."""
+    """Tells the acceptor that no message follows."""
 
 
 AcceptorInput: TypeAlias = FromProposer | Disconnected
 
 
 class Queued:
-    """Measures what waits for an acceptor: told by who puts it there and by who takes it."""
+    """Measures the messages that wait for an acceptor, by reports of their sender and their
+    taker."""
 
     def __init__(self) -> None:
-        self._count = 0  # not the mailbox's depth: that is without what its actor has in hand
+        self._count = 0  # the mailbox's depth would lack the messages that its actor took out
         self._bytes = 0
 
     def put(self, message: ProposerMessage, sign: int = 1) -> None:
-        """After it was sent."""
+        """Count a message that was sent, or (`sign` -1) taken."""
         size = len(message.wal) if isinstance(message, AppendRequest) else 0
         self._add(sign, sign * size)
 
     def sample(self) -> None:
-        """Measures how many wait now."""
+        """Measure how many messages wait now."""
         measure(WAL_QUEUE_DEPTH, self._count)
 
     def drain(self) -> None:
-        """Nobody will take the rest."""
+        """Count the rest as taken: no task will take it."""
         self._add(-self._count, -self._bytes)
 
     def _add(self, count: int, size: int) -> None:
@@ -91,7 +93,7 @@ class GroupFlush:
 
     @property
     def is_pending(self) -> bool:
-        """Something was taken, and not flushed since."""
+        """Return whether an append was taken and not flushed since."""
         return self._since_ms is not None
 
     def taken(self, now_ms: float) -> None:
@@ -109,7 +111,8 @@ class GroupFlush:
 
 
 class WalAcceptor(Actor[AcceptorInput]):
-    """Puts the messages of one connection into the timeline. Says once to `ended` how it went."""
+    """Puts the messages of one connection into the timeline. Calls `ended` once, with the error if
+    any."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._over = False
 
     async def receive(self, message: AcceptorInput) -> None:
-        """Handles one message."""
+        """Handle one message."""
         last = False
         match message:
             case FromProposer(given):
@@ -142,6 +145,7 @@ class WalAcceptor(Actor[AcceptorInput]):
                 last = True
             case _:
                 assert_never(message)
+        # While more messages wait in the mailbox they are gathered for one call to the disk.
         idle = last or not self.ctx.more_waits
         full = (
             len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
@@ -158,13 +162,16 @@ class WalAcceptor(Actor[AcceptorInput]):
             self._group.taken(self.ctx.monotonic_ms())
         else:
             if isinstance(given, ProposerElected):
+                # Before the announcement is processed: a recovery from a peer must give way to this
+                # proposer.
                 self._guard.streaming()
             self._gathered.append(given)
 
     async def _work(self, idle: bool) -> None:
-        """Puts what was gathered into the timeline, and flushes it when nothing follows, or what
-        was taken has waited long enough."""
+        """Put the gathered messages into the timeline, with a flush if one is due."""
         messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        # In the same call to the disk: a lone append is flushed at once, and a burst shares one
+        # flush.
         if self._group.is_due(self.ctx.monotonic_ms(), idle=idle):
             messages.append(FlushWal())
         done = await self._timeline.process(messages)
@@ -173,11 +180,12 @@ class WalAcceptor(Actor[AcceptorInput]):
         try:
             for reply in done.replies:
                 await self._writer.send(Respond(reply))
-        except (Closed, Broken):  # nobody to answer any more: what was taken becomes durable
+        except (Closed, Broken):  # the writer is gone: what was taken becomes durable
             await self._flush()
             self._end(done.error)
             return
         if done.error is not None:
+            # A refusal leaves the timeline at work; any other error may have stopped it.
             if isinstance(done.error, WalRefused):
                 await self._flush()
             self._end(done.error)
@@ -193,6 +201,6 @@ class WalAcceptor(Actor[AcceptorInput]):
         self.ctx.stop()
 
     def describe(self) -> str:
-        """What it is doing or waiting for."""
+        """Return how much is gathered, and whether it is flushed."""
         left = "unflushed appends" if self._group.is_pending else "all flushed"
         return f"{len(self._gathered)} messages gathered, {left}"

@@ -1,48 +1,22 @@
-"""One acceptor of one log: whom it votes for, whose log it takes, and what it calls committed.
+"""One acceptor of one log: its votes, the leader that it follows, and its commit LSN.
 
-Pure but for its two stores: messages in, at most one message out, no clock, no socket, no loop. The
-stores block, so whoever drives it does so off the loop, one message at a time. Protocol: Neon's
-safekeeper; what it is named after there is said where it differs.
+Pure but for its two stores: one message in, at most one reply out; no clock, no socket, no loop.
+The stores block, so callers run it off the loop, one message at a time. The protocol is that of
+Neon's safekeeper; comments say where this acceptor differs.
 
-Theory of operation
--------------------
-- **Terms.** `term` is the highest in which this acceptor gave its vote or that it was told of. It
-  never falls, and is on disk before the answer that shows it: at most one vote for each term, also
-  over a crash.
-- **Election.** A proposer that was elected sends its history. The acceptor works out itself where
-  its log and the proposer's part (`history.highest_common_point`); if the proposer starts elsewhere
-  it has an older picture, and is refused. What lies behind that place is cut off, then the
-  proposer's history replaces ours, in one persisted change. A log is cut only here.
-- **Appends** are taken from the leader of the current term alone, after it announced itself to this
-  life of the acceptor: until then the log may still hold what another leader left. They continue
-  the log at `write_lsn` exactly: no gap, no rewrite; heartbeats (empty) too.
-- **Commit.** ``min(max(candidate, commit_lsn), flush_lsn)``: never falls, never lies behind what is
-  on disk here. It lives in memory and reaches the disk with the next persisted change. When it
-  crosses the term's begin while the persisted one is below, it is persisted at once: a proposer
-  that only brings acceptors to agree ends when it sees that. Answers carry the *persisted* one.
-- **Membership.** Votes, elections and appends must be of the acceptor's own generation. A greeting
-  with a higher one is adopted if this node belongs to it.
-- **The overlay.** `commit_lsn`, `backup_lsn`, `peer_horizon_lsn`, `remote_consistent_lsn` and
-  `proposer_id` move in memory; every persisted change writes them too (copy, change, persist, then
-  show).
+- **Terms.** `term` is the highest in which this acceptor voted or of which it heard. It never
+  falls.
+- **Election.** An elected proposer sends its history. The log is truncated where it and the
+  proposer's part (`history.highest_common_point`), and only there; then the history is replaced.
+- **Appends** come from the announced leader of the current term and continue the log at
+  `write_lsn` exactly: no gap, no rewrite; heartbeats (empty) too.
+- **Commit** is ``min(max(candidate, commit_lsn), flush_lsn)``. It moves in memory, as the rest of
+  the *overlay* (`OVERLAY`, `proposer_id`) does, and every persisted change writes it too.
+- **Membership.** Votes, elections and appends must be of the acceptor's own generation.
 
-Invariants (`validate`)
------------------------
-``control.state.x <= state.x`` for the four LSNs of the overlay, all else equal on both sides;
-``commit_lsn <= flush_lsn <= max(wal.write_record_lsn, timeline_start_lsn)``;
-``history`` ascending, its last term ``<= term``; ``timeline_start_lsn <= local_start_lsn,
-commit_lsn, backup_lsn, remote_consistent_lsn`` once it is known; ``elected_term <= term``, and when
-they are equal ``term_start_lsn`` is the last entry's.
-
-When the disk fails
--------------------
-An error that says it surely did not happen (`determinate`) leaves the acceptor as it was; the
-message has no answer. Any other, and any failure of a flush or a truncation, *stops* it: it cannot
-know what is on disk, so it neither answers nor changes anything any more, and every call raises
-`StorageError` until somebody opens the timeline anew from disk. `stopped` says why.
-
-What it does not do: no quorum (the proposer's), no reading of the log, no queues or flush timing
-(`receiver`), no removal of old segments, no hot standby feedback (filled in by who knows it).
+An error of the disk that is `determinate` (the write did not happen) leaves the acceptor as it was,
+and the message has no reply. Any other, and any failure of a flush or a truncation, *stops* it:
+what is on disk is unknown, and every call raises `StorageError` until the timeline is opened again.
 """
 
 from __future__ import annotations
@@ -79,22 +53,22 @@ from actors.wal.stores import ControlState, ControlStore, WalStore
 log = logging.getLogger(__name__)
 
 OVERLAY: Final = ("commit_lsn", "backup_lsn", "peer_horizon_lsn", "remote_consistent_lsn")
-"""What moves in memory first, besides `proposer_id`."""
+"""Positions that move in memory first, besides `proposer_id`."""
 
 
 class AppendUnflushed(msgspec.Struct, frozen=True, gc=False):
-    """Take the bytes, do not flush. Answered only where `flush_lsn` moved all the same (a segment
-    became full), or the term is over. Never on the wire."""
+    """Takes bytes without flushing them; never on the wire. It has a reply only where `flush_lsn`
+    moved all the same (a segment became full), or the term is over."""
 
     request: AppendRequest
 
 
 class FlushWal(msgspec.Struct, frozen=True, gc=False):
-    """Flush what was taken; always answered. Never on the wire."""
+    """Flushes the bytes that were taken; always has a reply; never on the wire."""
 
 
 class Peer(msgspec.Struct, frozen=True, gc=False):
-    """What another acceptor of the same timeline says of itself."""
+    """The positions that another acceptor of the same timeline reports."""
 
     last_log_term: int
     commit_lsn: int = 0
@@ -107,9 +81,10 @@ Message: TypeAlias = ProposerMessage | AppendUnflushed | FlushWal
 
 
 class Acceptor:
-    """An acceptor over a control file and a log that were opened.
+    """An acceptor over an open control file and log.
 
-    Raises `Corrupt` where the log ends before what the control file calls committed."""
+    Raises `Corrupt` where the log ends before the control file's commit LSN.
+    """
 
     def __init__(self, node_id: int, control: ControlStore, wal: WalStore) -> None:
         self._node_id = node_id
@@ -129,49 +104,52 @@ class Acceptor:
 
     @property
     def node_id(self) -> int:
-        """Its own number."""
+        """Return this acceptor's node id."""
         return self._node_id
 
     @property
     def state(self) -> ControlState:
-        """What it knows: on disk but for the overlay."""
+        """Return the acceptor's state: on disk but for the overlay."""
         return self._state
 
     @property
     def term(self) -> int:
-        """The highest it voted in or was told of; on disk."""
+        """Return the highest term in which it voted or of which it heard; on disk."""
         return self._state.term
 
     @property
     def flush_lsn(self) -> int:
-        """Behind the last whole record on disk; not below the timeline's begin."""
+        """Return the LSN after the last whole record on disk; not below the timeline's begin."""
         return max(self._wal.flush_record_lsn, self._state.timeline_start_lsn)
 
     @property
     def commit_lsn(self) -> int:
-        """All before it is committed, as far as this acceptor knows; in memory."""
+        """Return the LSN before which all is committed, as far as this acceptor knows; in
+        memory."""
         return self._state.commit_lsn
 
     @property
     def term_start_lsn(self) -> int:
-        """Where the leader's term begins; 0 before one announced itself to this life."""
+        """Return the LSN at which the leader's term begins; 0 until a leader announces itself after
+        opening."""
         return self._term_start_lsn
 
     @property
     def last_log_term(self) -> int:
-        """The term in which the end of the log was written."""
+        """Return the term in which the end of the log was written."""
         return last_log_term(self._state.history, self.flush_lsn)
 
     @property
     def stopped(self) -> str | None:
-        """Why it does nothing any more; None while it works."""
+        """Return why the acceptor has stopped; None while it works."""
         return self._stopped
 
     def process(self, message: Message) -> AcceptorMessage | None:
-        """What one message does, and the answer to it, if it has one.
+        """Process one message, and return its reply if it has one.
 
         Raises `WalRefused` when it cannot go on with that peer (nothing was appended then), and
-        `StorageError`."""
+        `StorageError`.
+        """
         self._check_going()
         match message:
             case AppendUnflushed(request=request):
@@ -190,9 +168,9 @@ class Acceptor:
                 return None
 
     def record_peer(self, peer: Peer) -> None:
-        """Takes over how far another acceptor knows things to be. Its `commit_lsn` counts only if
-        the ends of both logs are of one term: then one log is the beginning of the other."""
+        """Take over the positions that another acceptor reports."""
         self._check_going()
+        # Two logs that end in one term are one leader's: the shorter is a prefix of the other.
         if peer.commit_lsn and peer.last_log_term and peer.last_log_term == self.last_log_term:
             self._commit(peer.commit_lsn)
         self._raise_overlay(
@@ -202,18 +180,18 @@ class Acceptor:
         )
 
     def record_remote_consistent(self, lsn: int) -> None:
-        """A consumer of the log needs nothing before `lsn` any more."""
+        """Record that a consumer of the log needs nothing before `lsn` any more."""
         self._check_going()
         self._raise_overlay(remote_consistent_lsn=lsn)
 
     def record_backup(self, lsn: int) -> None:
-        """Whole segments up to `lsn` are kept elsewhere."""
+        """Record that whole segments up to `lsn` are archived."""
         self._check_going()
         self._raise_overlay(backup_lsn=lsn)
 
     def bump_term(self, term: int | None = None) -> int:
-        """Raises the term, to the next one if none is said, and answers with the current one: a
-        leader of a lower one is over. A term that is not higher changes nothing."""
+        """Raise the term to `term`, or to the next one, and return the current term. A term that is
+        not higher changes nothing; the leader of a lower one can append no more."""
         self._check_going()
         wanted = self.term + 1 if term is None else term
         if wanted > self.term:
@@ -221,13 +199,13 @@ class Acceptor:
         return self.term
 
     def checkpoint(self) -> None:
-        """Persists the overlay, if it moved."""
+        """Persist the overlay, if it moved."""
         self._check_going()
         if self._state != self._control.state:
             self._persist(self._state)
 
     def validate(self) -> None:
-        """Checks the invariants. Raises `Corrupt` naming the one that is broken, with operands."""
+        """Check the invariants. Raises `Corrupt` naming the one that is broken, with operands."""
         state, disk, wal = self._state, self._control.state, self._wal
         for name in OVERLAY:
             ours, theirs = getattr(state, name), getattr(disk, name)
@@ -258,6 +236,7 @@ class Acceptor:
         state = self._state
         check_greeting(self._node_id, state, message)
         changed = state
+        # Neon's behaviour: another system id is stored with a warning, not refused.
         if message.system_id and message.system_id != state.system_id:
             if state.system_id:
                 log.warning(
@@ -272,6 +251,7 @@ class Acceptor:
             changed = replace(changed, pg_version=message.pg_version)
         if not state.segment_bytes:
             changed = replace(changed, segment_bytes=message.segment_bytes)
+        # `check_greeting` has checked that this node belongs to the newer configuration.
         if message.membership.generation > state.membership.generation:
             changed = replace(changed, membership=message.membership)
         if changed != state:
@@ -280,11 +260,11 @@ class Acceptor:
 
     def _vote(self, message: VoteRequest) -> VoteResponse:
         check_generation(self._state, message.generation, "VoteRequest")
-        # what was taken from the old leader is flushed: the new one starts behind it, without an
-        # overlap
+        # Flush what the old leader sent: the new one starts after it, without an overlap.
         self._must(self._wal.flush)
         vote_given = self.term < message.term
         if vote_given:
+            # On disk before the reply: at most one vote for each term, also over a crash.
             self._persist(replace(self._state, term=message.term))
         return VoteResponse(
             generation=self._state.membership.generation,
@@ -298,16 +278,19 @@ class Acceptor:
     def _elect(self, message: ProposerElected) -> None:
         check_generation(self._state, message.generation, "ProposerElected")
         if self.term > message.term:
-            return  # the answer to its next append tells it
+            return  # the reply to its next append carries the higher term
         check_elected(self._state, self.flush_lsn, self._wal.write_record_lsn, message)
         if self.term < message.term:
             self._persist(replace(self._state, term=message.term))
         start = message.start_streaming_at
-        self._elected_term = None  # until all of it is on disk
+        # No append is taken until truncation and history are on disk.
+        self._elected_term = None
         if not self._wal.write_lsn:
             self._must(self._wal.initialize, start)
         self._must(self._wal.truncate, start)
         state = self._state
+        # Truncated before the history changes: entries past the log's end are not visible, so a
+        # crash in between leaves a valid, shorter log.
         timeline_start = state.timeline_start_lsn or message.history[0].lsn
         self._persist(
             replace(
@@ -326,6 +309,7 @@ class Acceptor:
 
     def _append(self, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
         check_generation(self._state, request.generation, "AppendRequest")
+        # The proposer is not refused but informed: the reply carries the higher term.
         if self.term > request.term:
             return AppendResponse(self._state.membership.generation, self.term)
         check_append(request, self._elected_term, self._wal.write_lsn)
@@ -339,11 +323,14 @@ class Acceptor:
         self._raise_overlay(peer_horizon_lsn=request.truncate_lsn)
         if request.proposer_id != self._state.proposer_id:
             self._state = replace(self._state, proposer_id=request.proposer_id)
+        # A segment that became full was flushed by `write`: proposers may hear of it at once.
         if flush or self.flush_lsn != flushed:
             return self._append_response()
         return None
 
     def _append_response(self) -> AppendResponse:
+        # The persisted commit LSN, not the one in memory: a proposer in sync mode ends when it sees
+        # it.
         return AppendResponse(
             self._state.membership.generation,
             self.term,
@@ -354,16 +341,17 @@ class Acceptor:
     # -- state ---------------------------------------------------------------------------------
 
     def _commit(self, candidate: int) -> None:
-        """Moves the commit; that the log is the right leader's was checked before."""
+        """Advance the commit LSN; callers have checked that the log is the right leader's."""
         commit_lsn = min(max(candidate, self.commit_lsn), self.flush_lsn)
         _hold(commit_lsn >= self.commit_lsn, "commit_lsn never falls", commit_lsn, self.commit_lsn)
         if commit_lsn != self.commit_lsn:
             self._state = replace(self._state, commit_lsn=commit_lsn)
+        # A proposer in sync mode ends as soon as acceptors report the term's begin as committed.
         if self._control.state.commit_lsn < self._term_start_lsn <= commit_lsn:
             self._persist(self._state)
 
     def _raise_overlay(self, **lsns: int) -> None:
-        """Raises these to what is given; lower ones are old news."""
+        """Raise these positions; lower values are ignored."""
         moved = {name: lsn for name, lsn in lsns.items() if lsn > getattr(self._state, name)}
         if moved:
             self._state = replace(self._state, **moved)
@@ -373,7 +361,7 @@ class Acceptor:
         self._state = state
 
     def _do(self, call: Callable[..., None], *args: object) -> None:
-        """A call that leaves all as it was when it says so."""
+        """Make a call whose determinate error leaves the disk unchanged."""
         try:
             call(*args)
         except (StorageError, InvalidUsage) as error:
@@ -385,7 +373,7 @@ class Acceptor:
             raise
 
     def _must(self, call: Callable[..., None], *args: object) -> None:
-        """A call that is not believed when it failed: nobody knows what is on disk."""
+        """Make a call after whose failure, determinate or not, it is unknown what is on disk."""
         try:
             call(*args)
         except BaseException as error:

@@ -1,8 +1,8 @@
-"""What an acceptor refuses, before it does anything: `acceptor` asks here first.
+"""Checks of an acceptor before it changes anything: `acceptor` makes them first.
 
-Pure functions of the acceptor's state and one message. Each raises `WalRefused` with what came and
-what is here, and changes nothing; after a refusal the connection is closed. What will be refused
-again, however often it is said, is `PeerRejected`.
+Pure functions of the acceptor's state and one message. Each raises `WalRefused` with the values of
+both sides; after a refusal the connection is closed. A refusal that would recur on every attempt is
+a `PeerRejected`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PG_VERSION_MAX: Final = 179_999
 
 
 def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting) -> None:
-    """Another log, or another configuration than this acceptor can follow."""
+    """Refuse another log, and a configuration that this acceptor cannot follow."""
     version = message.pg_version
     if version and not PG_VERSION_MIN <= version <= PG_VERSION_MAX:
         raise PeerRejected(
@@ -55,7 +55,7 @@ def _check_membership(node_id: int, own: Membership, offered: Membership) -> Non
             f"generation {offered.generation} has the members {sorted({*members, *new_members})},"
             f" not {node_id}, which is in generation {own.generation}"
         )
-    # ours, not Neon's: a generation has one configuration, or two quorums need not meet
+    # Stricter than Neon: a generation has one configuration, or two quorums need not intersect.
     if offered.generation == own.generation and (members, new_members) != _sets(own):
         raise WalRefused(
             f"generation {offered.generation} has the members {(members, new_members)} there, and"
@@ -64,7 +64,7 @@ def _check_membership(node_id: int, own: Membership, offered: Membership) -> Non
 
 
 def check_generation(state: ControlState, generation: int, what: str) -> None:
-    """Votes, elections and appends are of this very generation."""
+    """Refuse a vote, election or append of another generation than the acceptor's."""
     own = state.membership.generation
     if generation != own:
         raise WalRefused(f"{what} of generation {generation}, this acceptor is in {own}")
@@ -73,10 +73,7 @@ def check_generation(state: ControlState, generation: int, what: str) -> None:
 def check_elected(
     state: ControlState, flush_lsn: int, write_record_lsn: int, message: ProposerElected
 ) -> None:
-    """A history that is none, or a place that is not where the two logs part.
-
-    The latter happens to a proposer that is right: another connection of its own wrote since its
-    vote. It connects again."""
+    """Refuse a malformed history, and a start that is not where the two logs part."""
     history, start = message.history, message.start_streaming_at
     if not history:
         raise WalRefused(f"elected in term {message.term} with an empty history")
@@ -90,6 +87,8 @@ def check_elected(
     point = highest_common_point(history, seen, flush_lsn)
     expected = history[0].lsn if point is None else point.lsn
     where = f"the leader of term {message.term} starts at {lsn_text(start)}"
+    # A correct proposer may be refused: another connection of its own wrote since its vote. It
+    # connects again.
     if start != expected:
         raise WalRefused(
             f"{where}, but its log and this one part at {lsn_text(expected)}: connect again (here"
@@ -104,10 +103,12 @@ def check_elected(
 
 
 def check_append(request: AppendRequest, elected_term: int | None, write_lsn: int) -> None:
-    """An append of a term whose leader did not announce itself, a rewrite, or a gap; heartbeats
-    too. `elected_term` is that of the last one that did, in this life of the acceptor."""
-    # After a start or a vote the log may hold what another leader left. Neon's acceptors only look
-    # whether the term is higher than theirs, and rely on proposers for the rest
+    """Refuse an append or heartbeat of a term without an announced leader, a rewrite, or a gap.
+
+    `elected_term` is that of the last announcement since the acceptor was opened.
+    """
+    # Stricter than Neon, whose acceptors only compare terms and rely on proposers for the rest:
+    # after a start or a vote the log may hold what another leader left.
     if elected_term != request.term:
         raise WalRefused(f"an append of term {request.term} before its leader was announced")
     begin = request.begin_lsn

@@ -1,24 +1,11 @@
-"""Whole segments of logs in a store of blobs: written once, verified, read back.
+"""Whole segments of logs in a blob store: written once, verified, read back.
 
-Theory of operation. A segment is the object ``<tenant>/<timeline>/<segment>``, the bytes of the
-file of that name; beside it lies its *stamp*, ``<segment>.json``, with its length and CRC-32. The
-stamp is written last, by somebody who has read the segment back and found the bytes that he wrote:
-a segment without a stamp counts for nothing, whatever a crash left of it. All acceptors of a log
-may write the same segment at the same time, because up to what is committed they have the same
-bytes.
+A segment is the object ``<tenant>/<timeline>/<segment>``, the bytes of the file of that name; its
+*stamp*, ``<segment>.json``, has its length and CRC-32. A segment without a stamp does not count.
 
-Rules:
-
-- `keep` returns when the store has given back the very bytes that it was given, now: also where
-  another acceptor wrote them before. Only then may a caller remove its own.
-- A stamp that is not of our bytes ends in `Corrupt`, and nothing is overwritten: one of the two
-  logs is wrong, and nobody here knows which. A segment that is not what its stamp says, while the
-  stamp is of our bytes, was damaged in the store, and is written again.
-- What `segment` gives was checked against its stamp, or is `Corrupt`.
-- Every call ends within ``wal_blob_timeout_ms``, waiting for others included.
-
-Bounded: at most ``wal_blob_segments_max`` segments are remembered for readers; one is fetched at a
-time.
+All acceptors of a log may write one segment at the same time: up to the commit LSN they have the
+same bytes. Every call ends within ``wal_blob_timeout_ms``, waiting for others included. At most
+``wal_blob_segments_max`` segments are cached for readers; one is fetched at a time.
 """
 
 from __future__ import annotations
@@ -47,20 +34,20 @@ STAMP: Final = ".json"
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a segment was when it was verified."""
+    """Length and CRC of a segment that was verified."""
 
     size: int
     crc32: int
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """Of these bytes."""
+        """Return the stamp of these bytes."""
         return cls(len(data), zlib.crc32(data))
 
 
 class Archive:
-    """See the module; `at` makes one of a URL. `open_tenant` gives the store of one tenant, whose
-    keys are ``<timeline>/<segment>``."""
+    """Stores segments; `at` opens the archive of a URL. `open_tenant` opens the store of one
+    tenant, whose keys are ``<timeline>/<segment>``."""
 
     def __init__(self, open_tenant: Callable[[str], Awaitable[Blob]], settings: Settings) -> None:
         self._open_tenant = open_tenant
@@ -72,9 +59,9 @@ class Archive:
 
     @classmethod
     async def at(cls, url: str, settings: Settings, clock: Clock) -> Self:
-        """The one that a URL names (`actors.persist.places`). A bucket is asked nothing yet.
+        """Open the archive of a URL (`actors.persist.places`). A bucket is not contacted yet.
         Raises `InvalidUsage`, `StorageError`."""
-        # It loads all of persist, pyarrow too: three times what an acceptor needs to start.
+        # Imported here: it loads persist and pyarrow, three times what an acceptor needs to start.
         from actors.persist.places import open_blob
 
         async def open_tenant(tenant: str) -> Blob:
@@ -84,12 +71,13 @@ class Archive:
         return cls(open_tenant, settings)
 
     async def keep(self, tenant: str, timeline: str, number: int, data: bytes) -> bool:
-        """Sees to it that the store has a whole segment, verified now; whether anything had to be
-        written. Raises `Corrupt` when it has another one of that name, `StorageError`."""
+        """Ensure that the store has a whole segment, verified now; return whether it had to be
+        written. Raises `Corrupt` when the store has another one of that name, `StorageError`."""
         key, ours = _key(timeline, number), Stamp.of(data)
         async with self._within(f"keep segment {key}", determinate=False):
             blob = await self._blob(tenant)
             stamp = await self._stamp(blob, key)
+            # Nothing is overwritten: one of the two logs is wrong, and it is not known which.
             if stamp not in (None, ours):
                 raise Corrupt(
                     f"segment {key} of tenant {tenant} is kept with {stamp}, and here it is {ours}:"
@@ -98,6 +86,8 @@ class Archive:
                     determinate=True,
                 )
             if stamp is not None:
+                # Read back also if another acceptor wrote it: callers may remove their own segment
+                # now.
                 if await blob.get(key) == data:
                     return False
                 log.warning("segment %s was damaged in its store: it is written again", key)
@@ -109,19 +99,21 @@ class Archive:
                     determinate=True,
                 )
             if stamp is None:
+                # Last, after the segment was read back: a stamp is proof that the segment is whole.
                 await blob.set(key + STAMP, msgspec.json.encode(ours))
             return True
 
     async def has(self, tenant: str, timeline: str, number: int) -> bool:
-        """Whether somebody has kept it. Raises `StorageError`."""
+        """Return whether a segment is archived. Raises `StorageError`."""
         key = _key(timeline, number)
         async with self._within(f"look for segment {key}", determinate=True):
             return await self._stamp(await self._blob(tenant), key) is not None
 
     async def segment(self, tenant: str, timeline: str, number: int) -> bytes | None:
-        """A whole one; None: it is not kept. Raises `Corrupt` for one that is damaged,
-        `StorageError`."""
+        """Return a segment, checked against its stamp; None: it is not archived. Raises `Corrupt`
+        for one that is damaged, `StorageError`."""
         key = _key(timeline, number)
+        # One fetch at a time bounds the memory for segments.
         async with self._within(f"read segment {key}", determinate=True), self._fetching:
             found = self._kept.get((tenant, key))
             if found is not None:
@@ -173,6 +165,7 @@ class Archive:
             with anyio.fail_after(self._limit_ms / 1000):
                 yield
         except TimeoutError:
+            # The store may still carry out a write that timed out; a read has changed nothing.
             raise StorageError(
                 f"could not {what} in {self._limit_ms} ms (wal_blob_timeout_ms)",
                 determinate=determinate,

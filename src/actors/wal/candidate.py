@@ -1,8 +1,6 @@
-"""The first half of a proposer: greetings, the campaign, the votes, up to the election. Pure.
+"""The first half of a proposer: greetings, the campaign and the votes, up to the election. Pure.
 
-Rules: see `proposer`, which goes on from here. The term is chosen once; a membership of a higher
-generation is adopted before the campaign alone, and then whoever was greeted with an older one is
-greeted anew; no node votes twice.
+`proposer` has the rules, and the second half.
 """
 
 from __future__ import annotations
@@ -38,20 +36,21 @@ from actors.wal.tail import Tail
 
 
 class Peer:
-    """What the proposer knows of one acceptor."""
+    """State of one acceptor, as the proposer knows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.node_id: int | None = None
         self.session = Session.OFFLINE
         self.term = 0
-        """In its last greeting."""
+        """Term in its last greeting."""
         self.vote: VoteResponse | None = None
         self.streaming_at = 0
         self.acked_lsn = 0
-        """What it is known to hold of our log, for the window."""
+        """End of our log that it is known to hold; bounds the window."""
         self.flush_lsn = 0
-        """In its last answer to an append of this term; it counts also while it is away."""
+        """Flushed LSN in its last reply to an append of this term; counts also while it is
+        offline."""
         self.commit_lsn = 0
         self.told_commit_lsn = 0
         self.heard_ms = 0
@@ -61,7 +60,7 @@ class Peer:
         self.failed_sources: set[int] = set()
 
     def reset(self, session: Session, now_ms: int) -> None:
-        """A connection began or ended."""
+        """Reset the state of the connection, which began or ended."""
         self.session = session
         self.heard_ms = self.sent_ms = now_ms
         self.vote = None
@@ -72,11 +71,11 @@ class Peer:
 
 
 class Candidate(ABC):
-    """A proposer as far as it campaigns."""
+    """A proposer until it is elected."""
 
     def __init__(self, config: ProposerConfig, acceptors: Sequence[int]) -> None:
-        """`acceptors` are the caller's numbers for them (addresses); who they are (node ids) is
-        learnt from their greetings. Raises `InvalidUsage`."""
+        """Create a proposer for `acceptors`, the caller's numbers (addresses); their node ids are
+        learnt from greetings. Raises `InvalidUsage`."""
         if not acceptors or len(set(acceptors)) != len(acceptors):
             raise InvalidUsage(f"acceptors {list(acceptors)}: one at least, and none twice")
         if config.start_lsn <= 0:
@@ -94,17 +93,17 @@ class Candidate(ABC):
         self.membership = config.membership
         self.phase = Phase.COLLECTING
         self.term = 0
-        """0 before the campaign; fixed from then on."""
+        """Chosen once, with the campaign; 0 before."""
         self.start_lsn = 0
-        """Of the term; 0 before the election, and for good if sync finds nothing."""
+        """LSN at which the term begins; 0 before the election, and if sync mode finds no log."""
         self.commit_lsn = 0
         self.truncate_lsn = 0
-        """All acceptors have flushed to here."""
+        """LSN up to which all acceptors have flushed."""
         self.history: tuple[Entry, ...] = ()
-        """With this term's entry, once elected."""
+        """History of the log, with this term's entry once elected."""
         self.donor = acceptors[0]
         self.failure = ""
-        """Why it stopped; empty before."""
+        """Reason why the proposer stopped; empty before."""
         self._peers = {number: Peer(number) for number in acceptors}
         self._tail = Tail(0, config.piece_bytes_max)
         self._now_ms = 0
@@ -141,7 +140,8 @@ class Candidate(ABC):
             self._ask(peer)
 
     def _knows(self, peer: Peer, node_id: int) -> bool:
-        """Nobody may vote twice: a node has one address, for the proposer's life."""
+        """Return whether the node id fits the earlier greetings; otherwise the proposer fails."""
+        # A node that is reached over two addresses would vote twice.
         for other in self._peers.values():
             if other is not peer and other.node_id == node_id:
                 self._fail(
@@ -156,8 +156,9 @@ class Candidate(ABC):
         return True
 
     def _adopts(self, peer: Peer, greeting: AcceptorGreeting) -> bool:
-        """A newer configuration is taken before the campaign alone: votes are of one."""
+        """Adopt a newer configuration, and return whether that was possible."""
         membership = greeting.membership
+        # Votes are of one configuration, so it is fixed when the campaign begins.
         if self.phase is not Phase.COLLECTING:
             self._fail(
                 f"acceptor {peer.number} has generation {membership.generation}, and the campaign"
@@ -166,19 +167,22 @@ class Candidate(ABC):
             return False
         self.membership = membership
         self._set_voters()
+        # The others were greeted with the older configuration: they must be greeted again.
         for other in self._peers.values():
             if other is not peer and other.session is not Session.OFFLINE:
                 self._drop(other, f"greeted before generation {membership.generation} was known")
         return True
 
     def _voter(self, peer: Peer) -> int:
-        """Its name in the sets of voters; -1: none yet."""
+        """Return the acceptor's id in the sets of voters; -1: none yet."""
+        # Without a configuration the voters are the given acceptors, by their numbers.
         if not self.membership.generation:
             return peer.number
         return -1 if peer.node_id is None else peer.node_id
 
     def _ask(self, peer: Peer) -> None:
-        """One that is no member stays greeted, and hears no more."""
+        """Ask an acceptor for its vote; one that is no member stays greeted, and is sent nothing
+        more."""
         if any(self._voter(peer) in voters for voters in self._voters):
             peer.session = Session.VOTING
             self._send(peer, VoteRequest(self.membership.generation, self.term, self._id))
@@ -192,6 +196,8 @@ class Candidate(ABC):
         if vote.generation != self.membership.generation:
             self._fail(f"{name} voted in generation {vote.generation}, not"
                        f" {self.membership.generation}")  # fmt: skip
+        # After the election a refusal in this very term is harmless: the acceptor was in the term
+        # already when it reconnected.
         elif vote.term > self.term or (not vote.vote_given and self.phase is Phase.CAMPAIGN):
             self._fail(f"{name} refused its vote for term {self.term}: it is in {vote.term}")
         elif vote.term < self.term:
@@ -217,6 +223,7 @@ class Candidate(ABC):
             vote = votes[number]
             return last_log_term(vote.history, vote.flush_lsn), vote.flush_lsn
 
+        # The most advanced log of a quorum holds all that was committed.
         self.donor = max(votes, key=rank)
         donor = votes[self.donor]
         self.phase = Phase.ELECTED
@@ -230,6 +237,7 @@ class Candidate(ABC):
         self._tail = Tail(self.start_lsn, self.config.piece_bytes_max)
         truncate_lsn = max(vote.truncate_lsn for vote in votes.values())
         self._effects.append(Elected(self.term, self.start_lsn, self.donor))
+        # Every acceptor has flushed up to `truncate_lsn`: they agree already.
         if self.config.is_sync and truncate_lsn == self.start_lsn:
             self._synced()
             return
@@ -266,8 +274,8 @@ class Candidate(ABC):
 
     @abstractmethod
     def _announce(self, peer: Peer) -> None:
-        """Tells one that has voted that we lead."""
+        """Announce the election to an acceptor that has voted."""
 
     @abstractmethod
     def _check_synced(self) -> None:
-        """Ends sync mode, if somebody's going ends what it waited for."""
+        """End sync mode, if the acceptors that are still connected agree."""

@@ -1,10 +1,9 @@
 """Version 2 of the acceptors' protocol as bytes: packed little-endian structures, tags of 8 bytes.
 
-It knows no generations and no membership: every message is of generation 0, and one of another
-generation cannot be said (`LocalProtocolError`); an acceptor's greeting leaves its membership out.
-A proposer's greeting has the timeline before the tenant, as raw bytes; an acceptor's has the term
-before its number: both are the other way round in version 3. The feedback at the end of an
-`AppendResponse` is big-endian here too.
+Version 2 has no generations and no membership: every message is of generation 0, another cannot be
+encoded (`LocalProtocolError`), and an acceptor's greeting leaves its membership out. A proposer's
+greeting has the timeline before the tenant, as raw bytes, and an acceptor's has the term before its
+number: both are the other way round in version 3.
 
 Trailing bytes of a proposer are ignored, an acceptor's message must have its exact length. Bytes
 that are no message raise `MalformedFrame`.
@@ -52,12 +51,12 @@ _APPEND_RESPONSE: Final = struct.Struct("<QQQqQQ")
 
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
-    """What a proposer said. Trailing bytes are ignored. Raises `MalformedFrame`."""
+    """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
     fields = Fields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
         fields.message = "AppendRequest"
-        # the second was the term's begin once, and is not read
+        # Older releases sent the term's begin as second field; it is ignored.
         term, _, begin, end, commit, truncate, proposer_id = fields.unpack(
             _APPEND_REQUEST, "its head"
         )
@@ -78,13 +77,15 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
 
 
 def decode_acceptor(data: Bytes) -> AcceptorMessage:
-    """What an acceptor said, in exactly these bytes. Raises `MalformedFrame`."""
+    """Decode an acceptor's message, which must have exactly these bytes. Raises
+    `MalformedFrame`."""
     fields = Fields(data, "an acceptor's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     message: AcceptorMessage
     if tag == APPEND:
         fields.message = "AppendResponse"
         term, flush_lsn, commit_lsn, *standby = fields.unpack(_APPEND_RESPONSE, "its body")
+        # The feedback is big-endian in version 2, too.
         feedback = read_feedback(fields) if fields.remaining else None
         hot_standby = HotStandbyFeedback(*standby)
         message = AppendResponse(0, term, flush_lsn, commit_lsn, hot_standby, feedback)
@@ -97,7 +98,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
         term, given, flush_lsn, truncate_lsn = fields.unpack(_VOTE_RESPONSE, "its head")
         vote_given = fields.flag(given, "vote_given")
         history = fields.history(_U32, _ENTRY)
-        # the timeline's begin once; always 0 now
+        # Older releases sent the timeline's begin here; now it is always 0.
         fields.unpack(_U64, "the zero at its end")
         message = VoteResponse(0, term, vote_given, flush_lsn, truncate_lsn, history)
     else:
@@ -107,7 +108,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
 
 
 def encode_proposer(message: ProposerMessage) -> bytes:
-    """Its bytes. Raises `LocalProtocolError`."""
+    """Encode a proposer's message. Raises `LocalProtocolError`."""
     match message:
         case AppendRequest():
             _check_generation(message.generation)
@@ -150,7 +151,7 @@ def encode_proposer(message: ProposerMessage) -> bytes:
 
 
 def encode_acceptor(message: AcceptorMessage) -> bytes:
-    """Its bytes, of exact length. Raises `LocalProtocolError`."""
+    """Encode an acceptor's message, of exact length. Raises `LocalProtocolError`."""
     match message:
         case AppendResponse(hot_standby=hot_standby, pageserver=pageserver):
             _check_generation(message.generation)
@@ -213,7 +214,7 @@ def _raw(name: str, what: str) -> bytes:
 
 
 def _proposer_id(proposer_id: bytes) -> bytes:
-    # `struct` would cut or fill it without a word
+    # `struct` would silently cut or pad it.
     if len(proposer_id) != 16:
         raise LocalProtocolError(f"a proposer's id has 16 bytes, not {len(proposer_id)}")
     return proposer_id

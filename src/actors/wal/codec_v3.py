@@ -1,10 +1,8 @@
 """Version 3 of the acceptors' protocol as bytes: all integers big-endian, no padding, one tag byte.
 
-What a proposer sends may be longer than its message: the rest is ignored, as Neon's acceptors do.
-What an acceptor sends must have its exact length, or a proposer gives the connection up. Bytes
-that are no message raise `MalformedFrame`, values that no message can carry `LocalProtocolError`.
-
-Configurations: generation 0 has no members, any other has some; nobody is in a set twice.
+A proposer's message may be longer than its fields: the rest is ignored, as Neon's acceptors do. An
+acceptor's message must have its exact length, or a proposer closes the connection. Bytes that are
+no message raise `MalformedFrame`, values that no message can carry `LocalProtocolError`.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ VOTE: Final = ord("v")
 ELECTED: Final = ord("e")
 APPEND: Final = ord("a")
 HOST_BYTES_MAX: Final = 255
-"""A host's name: DNS allows no longer one."""
+"""Longest host name that DNS allows."""
 MEMBER_BYTES_MIN: Final = 11
-"""Of one member: its number, an empty host's NUL, its port."""
+"""Bytes of the shortest member: its number, an empty host's NUL, its port."""
 
 _TAG: Final = struct.Struct(">B")
 _U16: Final = struct.Struct(">H")
@@ -62,7 +60,7 @@ _APPEND_RESPONSE: Final = struct.Struct(">IQQQqQQ")
 
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
-    """What a proposer said. Trailing bytes are ignored. Raises `MalformedFrame`."""
+    """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
     fields = Fields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
@@ -83,7 +81,8 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
 
 
 def decode_acceptor(data: Bytes) -> AcceptorMessage:
-    """What an acceptor said, in exactly these bytes. Raises `MalformedFrame`."""
+    """Decode an acceptor's message, which must have exactly these bytes. Raises
+    `MalformedFrame`."""
     fields = Fields(data, "an acceptor's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     message: AcceptorMessage
@@ -113,7 +112,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
 
 
 def encode_proposer(message: ProposerMessage) -> bytes:
-    """Its bytes. What version 2 alone carries is left out. Raises `LocalProtocolError`."""
+    """Encode a proposer's message without the fields of version 2. Raises `LocalProtocolError`."""
     match message:
         case AppendRequest():
             check_wal(message.begin_lsn, message.end_lsn, message.wal)
@@ -146,7 +145,7 @@ def encode_proposer(message: ProposerMessage) -> bytes:
 
 
 def encode_acceptor(message: AcceptorMessage) -> bytes:
-    """Its bytes, of exact length. Raises `LocalProtocolError`."""
+    """Encode an acceptor's message, of exact length. Raises `LocalProtocolError`."""
     match message:
         case AppendResponse(hot_standby=hot_standby, pageserver=pageserver):
             body = pack(
@@ -185,7 +184,7 @@ def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
 
 
 def _read_id(fields: Fields, what: str) -> str:
-    # the digits may be of either case, as one would write them
+    # Either case is accepted, and lower case is kept: ids name folders.
     name = fields.text(ID_DIGITS, what).lower()
     if not is_id(name):
         raise fields.malformed(f"{what} {name!r} is not {ID_DIGITS} hexadecimal digits")
@@ -226,6 +225,7 @@ def _pack_membership(membership: Membership) -> list[bytes]:
 
 def _wrong_with(membership: Membership) -> str | None:
     generation, members = membership.generation, membership.members
+    # Generation 0 means "no configuration", and each set must name a node once.
     if generation and not members:
         return f"generation {generation} has no members"
     if not generation and (members or membership.new_members):

@@ -1,19 +1,12 @@
-"""The control file: all that an acceptor keeps besides the log, in Neon's format.
+"""The control file: all state of an acceptor besides the log, in Neon's format.
 
-`encode` and `decode` are pure. Bytes, all integers little-endian: magic u32, version u32, the
-body, CRC-32C of all before, u32. Version 10, or 9 while the membership's generation is 0 (so that
-older acceptors can read it). The body is a fixed sequence: ids as 32 hexadecimal digits behind a
-u64 count, sequences behind a u64 count, an option behind a byte 0 or 1. Version 9 lacks the
-membership and the time of creation, and has the (always empty) peers behind the LSNs.
+Bytes, all integers little-endian: magic u32, version u32, the body, CRC-32C of all before, u32. The
+body is a fixed sequence: ids as 32 hexadecimal digits after a u64 count, sequences after a u64
+count, an option after a byte 0 or 1. Version 9 lacks the membership and the time of creation, and
+has the (always empty) peers after the LSNs.
 
 `FileControl` keeps the file: a new one is written beside it, flushed, renamed over it, and the
-folder flushed. So there is a whole file at every instant, and what `state` says is on disk. Where
-the renaming fails nobody knows which of the two is on disk: it refuses all further ones until it
-is opened again, and opening flushes what it finds before anybody acts upon it. Where it fails
-before that the file is as it was, and the next replacement begins anew.
-
-What the format has and we do not (a partial segment uploaded, a timeline evicted) is written as
-"none", and a file that has it is refused.
+folder flushed. So there is a whole file at every instant, and `state` is on disk.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ MAGIC: Final = 0xCAFECEEF
 VERSION: Final = 10
 VERSION_WITHOUT_MEMBERS: Final = 9
 CONTROL_BYTES_MAX: Final = 1 << 24
-"""A million entries of history; no file of an acceptor comes near."""
+"""Room for a million entries of history; no file of an acceptor comes near."""
 
 _U8, _U16, _U32, _U64 = Struct("<B"), Struct("<H"), Struct("<I"), Struct("<Q")
 _HEX: Final = frozenset(b"0123456789abcdef")
@@ -53,7 +46,9 @@ _ENTRY_BYTES: Final = 16
 
 
 def encode(state: ControlState) -> bytes:
-    """The whole file. Raises `InvalidUsage` for a state that the format cannot hold."""
+    """Return the bytes of the whole file. Raises `InvalidUsage` for a state that the format cannot
+    hold."""
+    # Version 9 while there is no membership, so that older acceptors can read the file.
     members = state.membership.generation != 0
     parts = [
         _U32.pack(MAGIC),
@@ -84,7 +79,7 @@ def encode(state: ControlState) -> bytes:
 
 
 def decode(data: bytes) -> ControlState:
-    """The state in a file's bytes. Raises `Corrupt`."""
+    """Return the state in a file's bytes. Raises `Corrupt`."""
     if len(data) < 12 or _U32.unpack_from(data)[0] != MAGIC:
         raise _corrupt(f"{len(data)} bytes that do not begin with {MAGIC:08X}")
     (wanted,) = _U32.unpack_from(data, len(data) - 4)
@@ -117,7 +112,7 @@ def _members(members: tuple[Member, ...]) -> bytes:
 
 
 class _Body:
-    """Reads what `encode` wrote; each method takes its bytes or raises `Corrupt`."""
+    """Parses what `encode` wrote; each method takes its bytes or raises `Corrupt`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -168,7 +163,7 @@ class _Body:
         return number
 
     def _count(self, each_bytes_min: int) -> int:
-        """Of a sequence: no more than there is room for."""
+        """Return the length of a sequence, for which there must be room."""
         count = self._number(_U64)
         if count * each_bytes_min > len(self._data) - self._at:
             raise _corrupt(f"{count} things are to come at {self._at} of {len(self._data)} bytes")
@@ -181,6 +176,8 @@ class _Body:
         return data.decode()
 
     def _none(self, kind: Struct, what: str) -> None:
+        # The format has partial uploads and evictions, this acceptor has not: dropping them would
+        # be wrong.
         if count := self._number(kind):
             raise _corrupt(f"it has {what} ({count}), which this acceptor does not know")
 
@@ -217,15 +214,16 @@ class FileControl:
 
     @classmethod
     def open(cls, folder: Path, files: Files | None = None) -> FileControl:
-        """The one that is there. Raises `Corrupt`, or `StorageError` when it cannot be read."""
+        """Open the control file of a folder. Raises `Corrupt`, or `StorageError` when it cannot be
+        read."""
         files = files or Disk()
         place = folder / CONTROL_NAME
         try:
             file = files.open(place)
             try:
                 data = file.read_at(0, CONTROL_BYTES_MAX + 1)
-                # Who wrote it may have died before it was on disk; nobody acts upon what the next
-                # crash could take back.
+                # Its writer may have died before it was on disk: flushed before anything relies on
+                # a state that the next crash could take back.
                 file.sync()
             finally:
                 file.close()
@@ -238,7 +236,7 @@ class FileControl:
 
     @classmethod
     def create(cls, folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
-        """A new one in a folder that is there and has none. Raises `InvalidUsage`,
+        """Create a control file in a folder that has none. Raises `InvalidUsage`,
         `StorageError`."""
         files = files or Disk()
         try:
@@ -253,12 +251,12 @@ class FileControl:
 
     @property
     def state(self) -> ControlState:
-        """What is on disk."""
+        """Return the state on disk."""
         return self._state
 
     def persist(self, state: ControlState) -> None:
-        """Replaces it, atomically; on disk when this returns. Raises `StorageError`; after one
-        that is not `determinate` it must be opened again."""
+        """Replace the state, atomically; on disk when this returns. Raises `StorageError`; after
+        one that is not `determinate` the file must be opened again."""
         if self._broken:
             raise StorageError(self._broken, determinate=True)
         self._replace(state)
@@ -278,11 +276,13 @@ class FileControl:
                 file.sync()
             finally:
                 file.close()
+            # Set before the call: a rename that fails may still have happened.
             renaming = True
             self._files.rename(partial, self._folder / CONTROL_NAME)
             self._files.sync_folder(self._folder)
         except OSError as error:
-            if renaming:  # until then the file is as it was, and the next attempt begins anew
+            # After a failed rename either file may be on disk. Before it the old file is intact.
+            if renaming:
                 self._broken = f"the control file of {self._folder} must be opened again: {error}"
             what = f"replace the control file of {self._folder}"
             raise storage_error(what, error, determinate=not renaming) from error
@@ -290,9 +290,9 @@ class FileControl:
 
 
 def create_timeline(folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
-    """A timeline's folder with its control file, made whole beside its place and then renamed: a
-    crash leaves all of it or a folder ``….temp`` that the next attempt removes. The folder above
-    must be there. Raises `InvalidUsage` where there is one, `StorageError`."""
+    """Create a timeline's folder with its control file: whole beside its place, then renamed. A
+    crash leaves all of it, or a folder ``….temp`` that the next attempt removes. The folder above
+    must exist. Raises `InvalidUsage` where the timeline exists, `StorageError`."""
     files = files or Disk()
     temporary = folder.with_name(f"{folder.name}.temp")
     renaming = False
@@ -300,6 +300,7 @@ def create_timeline(folder: Path, state: ControlState, files: Files | None = Non
         names = files.names(folder.parent)
         if folder.name in names:
             raise InvalidUsage(f"{folder} is there already; open it")
+        # Left by a crash before the rename: no acceptor has ever served it.
         if temporary.name in names:
             for name in files.names(temporary):
                 files.remove(temporary / name)

@@ -1,13 +1,12 @@
-"""A connection to an acceptor, opened as libpq would: startup, password, one command, the copy.
+"""A connection to an acceptor, opened as libpq does: startup, password, one command, the copy.
 
-Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
-for `receive`, whose caller decides; what an acceptor answers with an error is raised as
-`WalRefused` with its text (by its code as `WalRemoved` where the log is no longer kept, and as
-`PeerRejected` where to come again does not help), an end of the stream as `Broken`, bytes that are
-no messages as `MalformedFrame`. One task receives, one sends. A token is shown to acceptors of this
-machine, and to others over TLS alone. With TLS nothing else is spoken: an acceptor that has none is
-an error; its certificate must be of the authority that is trusted, and for the host that was
-dialled.
+`dial` has a timeout; all other waits are the caller's to bound. An acceptor's error is raised as
+`WalRefused` with its text (by its SQLSTATE as `WalRemoved` where the log is no longer kept, and as
+`PeerRejected` where reconnecting does not help), an end of the stream as `Broken`, bytes that are
+no messages as `MalformedFrame`. One task receives, one sends.
+
+With TLS nothing is sent in the clear: an acceptor without TLS is an error, and its certificate must
+be of the trusted authority and for the host that was dialled.
 
 Source: PostgreSQL's documentation, "Message Formats"; the parameters are those of Neon's proposer.
 """
@@ -39,7 +38,7 @@ from actors.wal.startup import NO_PASSWORD, REJECTED, REMOVED
 
 PORT: Final = 5454
 BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
-"""Of one message: a piece of log, or a vote with a long history."""
+"""Most bytes of one message: a piece of log, or a vote with a long history."""
 _HEADER: Final = struct.Struct("!cI")
 _U32: Final = struct.Struct("!I")
 _VERSION_3: Final = 3 << 16
@@ -52,7 +51,7 @@ _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 
 class AcceptorAddress(msgspec.Struct, frozen=True):
-    """Where an acceptor listens."""
+    """Host and port of an acceptor."""
 
     host: str
     port: int = PORT
@@ -62,12 +61,13 @@ class AcceptorAddress(msgspec.Struct, frozen=True):
 
 
 def parse_addresses(text: str) -> tuple[AcceptorAddress, ...]:
-    """``host:port,host,[::1]:port``. Raises `InvalidUsage`."""
+    """Parse ``host:port,host,[::1]:port``. Raises `InvalidUsage`."""
     return tuple(_parse_address(part.strip()) for part in text.split(","))
 
 
 def _parse_address(text: str) -> AcceptorAddress:
     host, sign, port = text.rpartition(":")
+    # An IPv6 address in brackets without a port has colons, too.
     if not sign or text.endswith("]"):
         host, port = text, str(PORT)
     host = host.removeprefix("[").removesuffix("]")
@@ -87,7 +87,7 @@ class AcceptorConnection:
         self._writer = writer
 
     async def send(self, bodies: Sequence[bytes]) -> None:
-        """Each as one CopyData; waits while the peer is slow. Raises `Broken`."""
+        """Send each body as one CopyData; wait while the peer is slow. Raises `Broken`."""
         try:
             for body in bodies:
                 self._writer.write(_HEADER.pack(b"d", len(body) + 4))
@@ -97,19 +97,21 @@ class AcceptorConnection:
             raise Broken(f"acceptor {self.address}: {error}") from None
 
     async def receive(self) -> bytes:
-        """The body of the next CopyData. Raises `Broken` at the end of the copy or the stream,
-        `WalRefused`, `MalformedFrame`, `FrameTooLarge`."""
+        """Return the body of the next CopyData. Raises `Broken` at the end of the copy or the
+        stream, `WalRefused`, `MalformedFrame`, `FrameTooLarge`."""
         while True:
             kind, body = await self._message()
             if kind == b"d":
                 return body
             if kind == b"c":
                 raise Broken(f"acceptor {self.address} ended the stream")
+            # Notices, parameters, CommandComplete and ReadyForQuery carry no log.
             if kind not in b"NSCZ":
                 raise MalformedFrame(f"a message of type {kind!r} in a copy of {self.address}")
 
     async def end_copy(self) -> None:
-        """Sends nothing more, and waits until the peer has taken it all. Raises as `receive`."""
+        """End the own side of the copy, and wait until the peer has taken it all. Raises as
+        `receive`."""
         await self._write(b"c", b"")
         while True:
             kind, _ = await self._message()
@@ -117,7 +119,7 @@ class AcceptorConnection:
                 return
 
     async def command(self, query: str) -> None:
-        """Sends a command that begins a copy both ways, and waits for that."""
+        """Send a command that begins a copy both ways, and wait for its begin."""
         await self._write(b"Q", query.encode() + b"\0")
         while True:
             kind, _ = await self._message()
@@ -127,7 +129,7 @@ class AcceptorConnection:
                 raise MalformedFrame(f"{query.split()[0]} was answered by {kind!r}, not by a copy")
 
     async def query(self, text: str) -> list[tuple[str | None, ...]]:
-        """The rows of a query, as text; NULL is None. Raises as `receive`."""
+        """Return the rows of a query, as text; NULL is None. Raises as `receive`."""
         await self._write(b"Q", text.encode() + b"\0")
         found: list[tuple[str | None, ...]] = []
         while True:
@@ -140,7 +142,7 @@ class AcceptorConnection:
                 raise MalformedFrame(f"{text!r} was answered by {kind!r}")
 
     async def start_up(self, tenant: str, timeline: str, token: str) -> None:
-        """From the first packet until commands are taken."""
+        """Authenticate: from the startup packet until the acceptor takes commands."""
         parameters = {
             "user": "penstock",
             "database": "replication",
@@ -154,9 +156,11 @@ class AcceptorConnection:
             kind, body = await self._message()
             if kind == b"Z":
                 return
+            # 0: let in. 3: a password is asked for, in clear text.
             if kind == b"R" and body != _U32.pack(0):
                 if body != _U32.pack(3) or not token:
                     raise PeerRejected(f"acceptor {self.address} wants a token: give it one")
+                # A token is sent over TLS, or to an acceptor on this machine.
                 is_safe = self._writer.get_extra_info("ssl_object") is not None
                 if not is_safe and not is_of_this_machine(self._writer.get_extra_info("peername")):
                     raise PeerRejected(
@@ -177,6 +181,7 @@ class AcceptorConnection:
     async def _message(self) -> tuple[bytes, bytes]:
         try:
             kind, length = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            # The length is checked before any of the body is kept.
             if length < 4:
                 raise MalformedFrame(f"a message of {length} bytes from {self.address}")
             if length - 4 > BODY_BYTES_MAX:
@@ -196,12 +201,12 @@ class AcceptorConnection:
         return kind, body
 
     def abort(self) -> None:
-        """Closes at once."""
+        """Close at once."""
         self._writer.transport.abort()
 
 
 def read_row(body: bytes) -> tuple[str | None, ...]:
-    """The cells of a DataRow; None: null. Raises `MalformedFrame`."""
+    """Parse the cells of a DataRow; NULL is None. Raises `MalformedFrame`."""
     try:
         (count,) = struct.unpack_from("!H", body)
         at, cells = 2, list[str | None]()
@@ -224,7 +229,7 @@ def _error_field(body: bytes, code: bytes) -> str:
 
 
 def is_of_this_machine(peer: Any) -> bool:
-    """Whether a socket's other end, as ``getpeername`` says, cannot be another machine."""
+    """Return whether a socket's other end, as ``getpeername`` says, cannot be another machine."""
     if not isinstance(peer, tuple):
         return True  # a Unix socket's
     return ipaddress.ip_address(str(peer[0]).partition("%")[0]).is_loopback
@@ -239,7 +244,7 @@ async def dial(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> AcceptorConnection:
-    """Connects and starts up. Raises `Broken`, `WalRefused`, `MalformedFrame`."""
+    """Connect and authenticate. Raises `Broken`, `WalRefused`, `MalformedFrame`."""
     writer = None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -249,6 +254,7 @@ async def dial(
                 reader, writer = await _open_encrypted(address, tls)
             raw = writer.get_extra_info("socket")
             if raw is not None:
+                # Small messages await replies: Nagle's algorithm would delay them.
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = AcceptorConnection(address, reader, writer)
             await connection.start_up(tenant, timeline, token)
@@ -256,7 +262,7 @@ async def dial(
     except BaseException as error:
         if writer is not None:
             writer.transport.abort()
-        if isinstance(error, OSError):  # a timeout too
+        if isinstance(error, OSError):  # TimeoutError is one, too
             text = str(error) or f"no answer in {timeout_ms} ms"
             raise Broken(f"cannot connect to acceptor {address}: {text}") from None
         raise
@@ -265,9 +271,7 @@ async def dial(
 async def _open_encrypted(
     address: AcceptorAddress, tls: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Asks for TLS and begins it. Of what comes in the clear one byte is read and no more, so that
-    nothing that somebody put behind it counts as said over TLS. Raises `OSError` and
-    `PeerRejected`."""
+    """Connect and begin TLS. Raises `OSError` and `PeerRejected`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     failure = OSError(f"no address of {address.host}")
@@ -277,6 +281,7 @@ async def _open_encrypted(
             sock.setblocking(False)
             await loop.sock_connect(sock, place)
             await loop.sock_sendall(sock, _SSL_REQUEST)
+            # One byte and no more: injected bytes after it must not count as sent over TLS.
             answer = await loop.sock_recv(sock, 1)
             if answer != b"S":
                 raise PeerRejected(
@@ -293,14 +298,14 @@ async def _open_encrypted(
 
 
 async def start_push(connection: AcceptorConnection) -> None:
-    """From here on messages of version 3 go both ways."""
+    """Begin to exchange messages of version 3, both ways."""
     await connection.command("START_WAL_PUSH (proto_version '3', allow_timeline_creation 'true')")
 
 
 async def start_replication(
     connection: AcceptorConnection, start_lsn: int, term: int | None = None
 ) -> None:
-    """What is committed from `start_lsn` on comes; with a term: all that is flushed, for as long
-    as the acceptor is in that term."""
+    """Begin to read the committed log from `start_lsn` on; with a term, all that is flushed, for as
+    long as the acceptor is in that term."""
     options = f" (term='{term}')" if term is not None else ""
     await connection.command(f"START_REPLICATION PHYSICAL {lsn_text(start_lsn)}{options}")

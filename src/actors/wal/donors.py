@@ -1,25 +1,18 @@
-"""Bringing an acceptor up to date from another one, without a proposer: the rules. Pure.
+"""The rules by which an acceptor catches up from another one, without a proposer. Pure.
 
-Theory of operation. Acceptors ask one another how far they are (`PeerStatus`). One that is behind
-may take the log of a *donor*, and for itself plays the leader whose log the donor has: it asks
-itself for a vote in the donor's term, announces the donor's history to itself, and appends what it
-reads from the donor. Nothing here can do what that leader could not have done:
+One that is behind takes the log of a *donor* (`PeerStatus`), and acts to itself as the leader whose
+log the donor has: it asks itself for a vote in the donor's term, announces the donor's history to
+itself, and appends what it reads from the donor. It can do nothing that this leader could not have
+done (`can_give`): the log is truncated only where that leader would have truncated it.
 
-- The donor's ``term == last_log_term``: the term's leader was elected, and announced itself to the
-  donor. So the donor's log is a beginning of that leader's log, and holds all that was committed
-  in earlier terms. What that leader would have cut off here is cut off, no more.
-- ``donor.term >= own term``: this acceptor has not promised its vote to anybody later. The vote is
-  its promise not to take anything from earlier leaders any more.
-- ``(last_log_term, flush_lsn)`` of the donor is greater: there is something to gain.
 - The log is read for as long as the donor stays in that term (START_REPLICATION with a term).
-- Appends say nothing of a commit. A peer's commit counts when the ends of both logs are of one
-  term (`Acceptor.record_peer`).
+- Appends carry no commit. A peer's commit counts when both logs end in one term
+  (`Acceptor.record_peer`).
+- A leader that connects meanwhile goes first: where the positions of the two cross, either is
+  refused and begins again.
 
-A leader that connects meanwhile goes first: its announcement is of the same log or of a later term,
-and either of the two is refused where their positions cross, and begins again.
-
-What it does not do: it makes no timeline that this acceptor has never heard of, and does not help
-one whose own term is higher than that of all logs; both wait for a proposer.
+A timeline that this acceptor has never heard of, and an acceptor whose term is higher than that of
+all logs, wait for a proposer.
 
 Source: Neon's recovery of safekeepers from their peers; the generation is this acceptor's own.
 """
@@ -39,11 +32,12 @@ from actors.wal.messages import Entry, ProposerElected, VoteRequest, VoteRespons
 
 _LSNS: Final = ("flush", "commit", "horizon", "consumed", "backup")
 COLUMNS: Final = ("node_id", "term", *(f"{name}_lsn" for name in _LSNS), "history")
-"""Of the answer to PEER_STATUS, all text: LSNs as X/X, the history as ``term@X/X`` with spaces."""
+"""Columns of the answer to PEER_STATUS, all text: LSNs as X/X, the history as ``term@X/X`` with
+spaces."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """How far an acceptor is. `history` is the visible one."""
+    """The positions of an acceptor. `history` is the visible one."""
 
     node_id: int
     term: int
@@ -56,19 +50,20 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
     @property
     def last_log_term(self) -> int:
-        """In which the end of its log was written."""
+        """Return the term in which the end of its log was written."""
         return self.history[-1].term if self.history else 0
 
     @property
     def position(self) -> tuple[int, int]:
-        """By which logs are compared."""
+        """Return the key by which logs are compared."""
         return self.last_log_term, self.flush_lsn
 
     def as_peer(self) -> Peer:
-        """What of it an acceptor takes over. Not what is kept elsewhere: each sees for itself."""
+        """Return what another acceptor takes over of the status."""
         return Peer(
             self.last_log_term,
             self.commit_lsn,
+            # Not the backup LSN: each acceptor verifies archived segments itself.
             0,
             self.horizon_lsn,
             self.consumed_lsn,
@@ -76,7 +71,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
 
 def status_of(acceptor: Acceptor) -> PeerStatus:
-    """Of one's own."""
+    """Return the status of the local acceptor."""
     state = acceptor.state
     return PeerStatus(
         acceptor.node_id,
@@ -91,14 +86,14 @@ def status_of(acceptor: Acceptor) -> PeerStatus:
 
 
 def status_row(status: PeerStatus) -> tuple[str, ...]:
-    """As `COLUMNS` has it."""
+    """Return the status as a row of `COLUMNS`."""
     lsns = (lsn_text(getattr(status, f"{name}_lsn")) for name in _LSNS)
     history = " ".join(f"{entry.term}@{lsn_text(entry.lsn)}" for entry in status.history)
     return str(status.node_id), str(status.term), *lsns, history
 
 
 def parse_status(row: Sequence[str | None]) -> PeerStatus:
-    """What `status_row` wrote. Raises `MalformedFrame`."""
+    """Parse the row that `status_row` made. Raises `MalformedFrame`."""
     try:
         cells = [cell or "" for cell in row]
         if len(cells) != len(COLUMNS):
@@ -120,7 +115,10 @@ def parse_status(row: Sequence[str | None]) -> PeerStatus:
 
 
 def can_give(donor: PeerStatus, own: PeerStatus) -> bool:
-    """Whether `own` may take the donor's log, and gains by it."""
+    """Return whether `own` may take the donor's log, and gains by it."""
+    # The donor's term is its log's: that term's leader was elected and announced itself to the
+    # donor, so this log is a prefix of the leader's and holds all that was committed in earlier
+    # terms. `own` has promised no vote to a later leader.
     return (
         donor.node_id != own.node_id
         and donor.term == donor.last_log_term >= own.term
@@ -129,13 +127,14 @@ def can_give(donor: PeerStatus, own: PeerStatus) -> bool:
 
 
 def vote_request(donor: PeerStatus, generation: int) -> VoteRequest:
-    """To oneself, in one's own generation."""
+    """Return the request for the acceptor's own vote, in its own generation."""
     return VoteRequest(generation, donor.term)
 
 
 def elected(donor: PeerStatus, vote: VoteResponse) -> ProposerElected | None:
-    """To oneself, after that vote; None: there is nothing to gain (any more), or somebody later
-    was promised it. Raises `WalRefused` where the two logs cannot be of one timeline."""
+    """Return the announcement to the acceptor itself after that vote; None when it gains nothing
+    (any more), or has voted for a later leader. Raises `WalRefused` where the logs cannot be of one
+    timeline."""
     own = vote.history
     last = own[-1].term if own else 0
     if vote.term != donor.term or donor.position <= (last, vote.flush_lsn):

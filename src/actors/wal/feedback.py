@@ -1,10 +1,9 @@
-"""How far a consumer of the log is, as it stands at the end of an `AppendResponse`.
+"""The position of a consumer of the log, as it ends an `AppendResponse`.
 
 A number of keys (u8), then per key: its name with a NUL, the value's length (i32), the value. All
-of it is big-endian, in version 2 of the protocol too. Keys that are not known are skipped by their
-length; each of the four positions has two names, the older of which is written. A key that comes
-twice counts as it came last. Keys that do not come are 0. The same bytes are the body of a
-standby's ``z`` message.
+of it is big-endian, in version 2 of the protocol too. Unknown keys are skipped by their length;
+each of four positions has two names, the older of which is written. The last of equal keys counts,
+and missing keys are 0. A reader's ``z`` message has the same bytes as its body.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _U8: Final = struct.Struct(">B")
 KEY_BYTES_MIN: Final = 5
-"""A NUL and a length: an empty name and no value."""
+"""Bytes of the shortest key: an empty name's NUL, a length, and no value."""
 
 WRITTEN: Final = (
     ("current_timeline_size", "current_timeline_bytes", _U64),
@@ -36,14 +35,14 @@ WRITTEN: Final = (
 )
 """(key, field of `PageserverFeedback`, layout), in the order in which they are written."""
 ALWAYS: Final = 5
-"""So many are written in any case, the others unless they are 0."""
+"""Number of keys that are written in any case; the others only if they are not 0."""
 NEWER: Final = {
     "last_received_lsn": "ps_writelsn",
     "disk_consistent_lsn": "ps_flushlsn",
     "remote_consistent_lsn": "ps_applylsn",
     "replytime": "ps_replytime",
 }
-"""Names that newer peers write, and the older ones."""
+"""Keys as newer peers write them, and the older ones."""
 _KNOWN: Final = {key: (field, layout) for key, field, layout in WRITTEN} | {
     newer: (field, layout)
     for newer, older in NEWER.items()
@@ -53,7 +52,7 @@ _KNOWN: Final = {key: (field, layout) for key, field, layout in WRITTEN} | {
 
 
 def encode_feedback(feedback: PageserverFeedback) -> bytes:
-    """Its bytes. Raises `LocalProtocolError` for numbers that have no room."""
+    """Encode the feedback. Raises `LocalProtocolError` for numbers out of range."""
     parts = []
     for index, (key, field, layout) in enumerate(WRITTEN):
         value = int(getattr(feedback, field))
@@ -63,7 +62,7 @@ def encode_feedback(feedback: PageserverFeedback) -> bytes:
 
 
 def decode_feedback(data: Bytes) -> PageserverFeedback:
-    """What these bytes say, all of them. Raises `MalformedFrame`."""
+    """Decode exactly these bytes. Raises `MalformedFrame`."""
     fields = Fields(data, "PageserverFeedback")
     feedback = read_feedback(fields)
     fields.end()
@@ -71,7 +70,7 @@ def decode_feedback(data: Bytes) -> PageserverFeedback:
 
 
 def read_feedback(fields: Fields) -> PageserverFeedback:
-    """The feedback that comes next. Raises `MalformedFrame`."""
+    """Read the feedback that comes next. Raises `MalformedFrame`."""
     found: dict[str, Any] = {}
     for _ in range(fields.count(_KEYS, KEY_BYTES_MIN, "keys of the feedback")):
         key = fields.text(KEY_BYTES_MAX, "a key of the feedback")
@@ -79,6 +78,7 @@ def read_feedback(fields: Fields) -> PageserverFeedback:
         if length < 0:
             raise fields.malformed(f"the length of {key!r} is {length}")
         value = fields.take(length, f"the value of {key!r}")
+        # Newer peers may send more keys.
         if key not in _KNOWN:
             continue
         field, layout = _KNOWN[key]

@@ -1,9 +1,9 @@
-"""All that the disk side of a log asks of a file system, so that tests can take its place.
+"""The calls that a log's disk side makes to a file system, as protocols that tests can implement.
 
-Calls block and raise `OSError`. What is *durable* survives a crash of the machine: a file's bytes
-after `sync` or `sync_data`, names (made, renamed, removed) after `sync_folder`. A rename is atomic
-either way. After a sync that failed nothing is known of what was written before it: the operating
-system may have dropped it and call the next sync a success.
+Calls block and raise `OSError`. *Durable* bytes and names survive a crash of the machine: a file's
+bytes after `sync` or `sync_data`, names (created, renamed, removed) after `sync_folder`. A rename
+is atomic either way. After a failed sync the state of earlier writes is unknown: the operating
+system may have dropped them and report the next sync as a success.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ class File(Protocol):
     """An open file."""
 
     def write_at(self, offset: int, data: bytes) -> None:
-        """All of it; not durable."""
+        """Write all of the data; not durable."""
         ...
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Fewer bytes at the file's end."""
+        """Read `size` bytes; fewer at the file's end."""
         ...
 
     def set_length(self, length: int) -> None:
-        """Cuts it off, or adds zeros; not durable."""
+        """Truncate the file, or extend it with zeros; not durable."""
         ...
 
     def sync(self) -> None:
-        """Bytes and length are durable when this returns."""
+        """Make bytes and length durable."""
         ...
 
     def sync_data(self) -> None:
-        """As `sync`, without what is not needed to read the bytes again."""
+        """Make durable what is needed to read the bytes again."""
         ...
 
     def close(self) -> None:
-        """Does not make anything durable."""
+        """Close the file; nothing becomes durable."""
         ...
 
 
@@ -45,35 +45,35 @@ class Files(Protocol):
     """A file system."""
 
     def create(self, path: Path) -> File:
-        """An empty file of that name, to read and write; one that was there is emptied."""
+        """Create an empty file to read and write; an existing one is emptied."""
         ...
 
     def open(self, path: Path) -> File:
-        """A file that is there, to read and write. Raises `FileNotFoundError`."""
+        """Open an existing file to read and write. Raises `FileNotFoundError`."""
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Takes the place of what has the new name, atomically."""
+        """Rename atomically, in place of what has the new name."""
         ...
 
     def remove(self, path: Path) -> None:
-        """A file. Raises `FileNotFoundError`."""
+        """Remove a file. Raises `FileNotFoundError`."""
         ...
 
     def make_folder(self, path: Path) -> None:
-        """May be there."""
+        """Create a folder, which may exist."""
         ...
 
     def remove_folder(self, path: Path) -> None:
-        """An empty one."""
+        """Remove an empty folder."""
         ...
 
     def names(self, folder: Path) -> list[str]:
-        """Of all that is in it, in no order."""
+        """Return the names of all entries, in no order."""
         ...
 
     def sync_folder(self, folder: Path) -> None:
-        """The names in it are durable when this returns."""
+        """Make the names in the folder durable."""
         ...
 
 
@@ -85,6 +85,7 @@ class _DiskFile:
         self._number = os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def write_at(self, offset: int, data: bytes) -> None:
+        # One call may write less than it was given.
         done = os.pwrite(self._number, data, offset)
         while done < len(data):
             done += os.pwrite(self._number, memoryview(data)[done:], offset + done)
@@ -96,7 +97,8 @@ class _DiskFile:
         at = os.fstat(self._number).st_size
         if length <= at:
             os.ftruncate(self._number, length)
-        while at < length:  # zeros, not a hole: to fill one, each flush changes the file's map, too
+        # Zeros, not a hole: each flush of bytes that fill a hole changes the file's map, too.
+        while at < length:
             at += os.pwrite(self._number, ZEROS[: length - at], at)
 
     def sync(self) -> None:
@@ -110,7 +112,7 @@ class _DiskFile:
 
 
 class Disk:
-    """The operating system's."""
+    """The operating system's file system."""
 
     def create(self, path: Path) -> File:
         """See `Files`."""

@@ -1,11 +1,10 @@
-"""Where the first record of a log stands, when the log is read from a page's begin on. Pure.
+"""Finds the first record of a log that is read from a page's begin on. Pure.
 
-A log can be begun at a record alone (`records`), and a server's log is read from a segment's begin
-on, where a record of the segment before may go on. Each page's header says how much of it is still
-to come, so headers alone are looked at: what begins behind the rest is the first record. Where
-nothing goes on the page's own begin is the answer: the log is whole from its header on.
+A log of acceptors begins at a record, while a server's log is read from a segment's begin on, where
+a record of the segment before may continue. Each page's header has the number of its bytes still to
+come, so only headers are read.
 
-Source: PostgreSQL's xlog_internal.h (`records` tells the format).
+Source: PostgreSQL's xlog_internal.h (`records` describes the format).
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ _PAGE: Final = struct.Struct("<HHIQI")
 
 
 class FirstRecord:
-    """Is fed a log from a page's begin on. Raises `Corrupt` for a version that is not known."""
+    """Searches a log that is fed from a page's begin on. Raises `Corrupt` for an unknown
+    version."""
 
     def __init__(self, page_lsn: int, pg_version: int) -> None:
         if page_lsn % PAGE_BYTES:
             raise InvalidUsage(f"{lsn_text(page_lsn)} is no begin of a page")
         self._magics = magics_of(pg_version)
         self._page_lsn = page_lsn
-        """Whose header is read, or awaited."""
+        """LSN of the page whose header is read, or awaited."""
         self._lsn = page_lsn
         self._header = b""
 
     def feed(self, wal: bytes) -> int | None:
-        """The log goes on with `wal`; the LSN of the first record once it is known. Raises
-        `Corrupt`."""
+        """Take the log's next bytes, and return the LSN of the first record once it is known.
+        Raises `Corrupt`."""
         while wal:
             if self._lsn < self._page_lsn:
                 skipped = min(len(wal), self._page_lsn - self._lsn)
@@ -60,6 +60,7 @@ class FirstRecord:
                 f" it says that it is the one of {lsn_text(address)}",
                 determinate=True,
             )
+        # Without a continued record the log is whole from the page's own header on.
         if not info & CONTINUED:
             return page_lsn
         header = LONG_HEADER_BYTES if page_lsn % SEGMENT_BYTES == 0 else SHORT_HEADER_BYTES

@@ -1,27 +1,14 @@
-"""The committed log of a timeline, read from whichever acceptor has it.
+"""Reads the committed log of a timeline from any acceptor that has it.
 
-Theory of operation. Committed bytes are the same on every acceptor that has them, so the log is one
-stream of bytes, and it does not matter who gives which. One acceptor is read at a time. Where it
-breaks off, errs, or says nothing for `silence_ms`, the next is asked for the bytes from the same
-place on. Each is asked first how far its commit is (TIMELINE_STATUS): one that is not as far as the
-place is *behind*, and taken only when none is further.
+Committed bytes are the same on every acceptor, so the log is one stream. One acceptor is read at a
+time; when it fails, or sends nothing for `silence_ms`, the next is asked for the bytes from the
+same LSN on. Each is first asked for its commit LSN (TIMELINE_STATUS): one that is *behind* is read
+only when none is further. Every `look_ms` all acceptors are asked for their commit LSN, beside the
+reading, and get the consumer's position (`consume`).
 
-Now and then (`look_ms`) all acceptors are asked how far they are, beside the reading. So a reader
-whose acceptor is cut off from its proposer, and would tell of nothing new for ever, sees that
-others are further: when it still has not what was known there at the look before, it goes to the
-furthest. With the same look every acceptor hears how far this consumer is (`consumed`), on a
-connection of its own. The connection that is read stays a plain reader's: a consumer's is ended by
-the acceptor whenever there is nothing more to do.
-
-Rules:
-- bytes come in order, without a gap, each once: ``next_lsn`` is behind the last one given;
-- only committed bytes are asked for;
-- acceptors hear of what `consume` said, never of more;
-- every acceptor that failed since the last word of any is asked once; then `next` raises. Whoever
-  calls waits, and calls again;
-- ``known_lsn >= next_lsn``, and it never falls.
-
-What it does not do: it finds no records, and decides nothing about retries in time.
+Rules: bytes come in order, without a gap, each once; only committed bytes are asked for; acceptors
+never get a position beyond `consume`; ``known_lsn >= next_lsn``, and it never falls. `next` raises
+after every acceptor has failed once since any sent something; the caller decides when to retry.
 """
 
 from __future__ import annotations
@@ -44,16 +31,15 @@ from actors.wal.replication import pg_time
 Dial: TypeAlias = Callable[[AcceptorAddress], Awaitable[AcceptorConnection]]
 """Connects to an acceptor of the timeline. Raises `PenstockError`."""
 REPORT_MS: Final = 60_000
-"""An acceptor that is read hears from us so often, also while it has much to send: one of which
-nothing is heard is given up there."""
+"""Interval of status reports to the acceptor that is read: it disconnects silent readers."""
 GRACE_S: Final = 0.25
-"""So long data that has come waits for a look that is not done."""
+"""Seconds for which received data waits for an unfinished look."""
 AGAIN_MS: Final = 1_000
-"""When somebody is further, the look that decides comes so soon."""
+"""Milliseconds until the next look when another acceptor is further."""
 
 
 class AllRemoved(WalRemoved):
-    """No acceptor keeps the log from the place that is next."""
+    """No acceptor keeps the log from the next LSN on."""
 
 
 class NoTimeline(Broken):
@@ -61,23 +47,24 @@ class NoTimeline(Broken):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What is known of one acceptor."""
+    """Last known state of one acceptor."""
 
     commit_lsn: int = 0
     error: str = ""
-    """Why it could not be asked, the last time."""
+    """Error of the last attempt; empty if none."""
     is_absent: bool = False
-    """It has no such timeline."""
+    """True if the acceptor has no such timeline."""
 
 
 def choose(commits: Mapping[AcceptorAddress, int], next_lsn: int) -> AcceptorAddress | None:
-    """Of those that are further than `next_lsn`, the furthest; the first of several."""
+    """Return the furthest acceptor whose commit LSN exceeds `next_lsn`, the first of several."""
     further = [address for address, commit in commits.items() if commit > next_lsn]
     return max(further, key=lambda address: commits[address], default=None)
 
 
 class Follower:
-    """See the module. One task calls `next`; the rest never waits."""
+    """Follows a log over several acceptors. One task calls `next`; `consume` and `close` never
+    wait."""
 
     def __init__(
         self,
@@ -92,7 +79,7 @@ class Follower:
         self.next_lsn = start_lsn
         self.known_lsn = start_lsn
         self.seen: dict[AcceptorAddress, Seen] = {}
-        """Of each acceptor, at the last look or attempt."""
+        """State of each acceptor at the last look or attempt."""
         self._addresses = tuple(dict.fromkeys(addresses))
         self._dial = dial
         self._clock = clock
@@ -100,29 +87,30 @@ class Follower:
         self._look_ms = look_ms
         self._reader: LogReader | None = None
         self._at = self._addresses[0]
-        """Who is read, or is asked first."""
+        """The acceptor that is read, or is asked first."""
         self._failed: dict[AcceptorAddress, PenstockError] = {}
-        """Since any acceptor said something."""
+        """Errors since any acceptor last sent something."""
         self._look_due_ms = clock.monotonic_ms() + look_ms
         self._expected_lsn = 0
-        """Another acceptor had committed that much at the last look; 0: none was further."""
+        """Commit LSN of the furthest other acceptor at the last look; 0: none was further."""
         self._consumed_lsn = 0
         self._told: dict[AcceptorAddress, int] = {}
         self._reported_ms = 0.0
 
     def consume(self, lsn: int) -> None:
-        """All before `lsn` is durable here: acceptors need not keep it for this consumer."""
+        """Record that all before `lsn` is durable here: acceptors need not keep it for this
+        consumer."""
         self._consumed_lsn = max(self._consumed_lsn, lsn)
 
     def close(self) -> None:
-        """Ends the connection; twice is fine."""
+        """Close the connection. Twice is harmless."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.abort()
 
     async def next(self) -> bytes:
-        """The next bytes; none: there is nothing new just now. Raises `AllRemoved`, `Broken`
-        with what each acceptor said; then nothing is lost, and it may be called again."""
+        """Return the next bytes; empty if there are none just now. Raises `AllRemoved`, or `Broken`
+        with each acceptor's error; nothing is lost then, and it may be called again."""
         while True:
             if self._reader is None:
                 await self._begin()
@@ -137,7 +125,7 @@ class Follower:
     # -- one acceptor ----------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Finds one to read from, and asks it."""
+        """Find an acceptor to read from, and start the stream."""
         first = self._addresses.index(self._at)
         behind: dict[AcceptorAddress, int] = {}
         for address in self._addresses[first:] + self._addresses[:first]:
@@ -148,7 +136,7 @@ class Follower:
                 return
             if commit_lsn is not None:
                 behind[address] = commit_lsn
-        # What others have removed comes to nobody who lacks it.
+        # An acceptor that lacks bytes which others have removed will never get them.
         if not any(isinstance(error, WalRemoved) for error in self._failed.values()):
             for address in sorted(behind, key=lambda each: -behind[each]):
                 await self._try(address, only_ahead=False)
@@ -157,7 +145,8 @@ class Follower:
         raise self._nobody(behind)
 
     def _nobody(self, behind: Mapping[AcceptorAddress, int]) -> PenstockError:
-        """Why there is nobody to read from."""
+        """Return the error that no acceptor can be read from."""
+        # The next call asks every acceptor again.
         failed, self._failed = self._failed, {}
         reasons = [str(failed[each]) for each in self._addresses if each in failed]
         reasons += [
@@ -173,8 +162,8 @@ class Follower:
         return Broken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {told}")
 
     async def _try(self, address: AcceptorAddress, *, only_ahead: bool) -> int | None:
-        """Begins to read from it; its commit LSN, None when it failed. `only_ahead`: not when it
-        is behind the place that is next."""
+        """Start to read from an acceptor, and return its commit LSN; None if that failed. With
+        `only_ahead` not if it is behind `next_lsn`."""
         connection: AcceptorConnection | None = None
         try:
             with anyio.fail_after(self._silence_s):
@@ -217,11 +206,12 @@ class Follower:
         self.close()
         self._failed[address] = error
         self._saw_fail(address, error)
+        # The next attempt begins with another acceptor.
         turn = self._addresses.index(address) + 1
         self._at = self._addresses[turn % len(self._addresses)]
 
     async def _receive(self) -> bytes | PenstockError:
-        """What the acceptor says; or why it says nothing more."""
+        """Return what the acceptor sends, or the error that ends its stream."""
         reader = self._reader
         assert reader is not None, "begun"
         try:
@@ -241,7 +231,7 @@ class Follower:
     # -- all acceptors ---------------------------------------------------------------------------
 
     async def _receive_and_look(self) -> bytes | PenstockError:
-        """Looks beside the next word of the acceptor that is read."""
+        """Look at all acceptors while receiving from the one that is read."""
         looked = False
 
         async def look() -> None:
@@ -252,25 +242,29 @@ class Follower:
         async with anyio.create_task_group() as group:
             group.start_soon(look)
             while not (found := await self._receive()) and not looked:
-                pass  # it says now and then that it is there
+                pass  # keepalives end this wait, too
+            # Received bytes must not wait long for an acceptor that does not answer the look.
             group.cancel_scope.deadline = anyio.current_time() + GRACE_S
         self._judge(may_leave=found == b"")
         return found
 
     def _judge(self, *, may_leave: bool) -> None:
-        """Whether another acceptor is to be read, after a look."""
+        """Decide after a look whether another acceptor is to be read."""
         commits = {each: seen.commit_lsn for each, seen in self.seen.items() if not seen.error}
         given = max(self.next_lsn, self.seen[self._at].commit_lsn)
         furthest = choose(commits, given)
+        # An acceptor that is cut off from its proposer never has anything new. It is left when the
+        # LSN that others had at the look before has not come from it since.
         if may_leave and furthest is not None and self.next_lsn < self._expected_lsn:
             self.close()
             self._at = furthest
         self._expected_lsn = 0 if furthest is None else commits[furthest]
+        # One look alone may have come between two appends: the next one, soon, decides.
         wait_ms = self._look_ms if furthest is None else min(AGAIN_MS, self._look_ms)
         self._look_due_ms = self._clock.monotonic_ms() + wait_ms
 
     async def look(self) -> None:
-        """Asks every acceptor how far it is, and tells it how far this consumer is."""
+        """Ask every acceptor for its commit LSN, and send it the consumer's position."""
         async with anyio.create_task_group() as group:
             for address in self._addresses:
                 group.start_soon(self._look_at, address)
@@ -284,6 +278,8 @@ class Follower:
                 self._saw(address, commit_lsn)
                 consumed_lsn = self._consumed_lsn
                 if consumed_lsn > self._told.get(address, 0):
+                    # On a connection of its own: an acceptor ends a consumer's stream when nothing
+                    # more can come, and the stream that is read must stay.
                     await start_replication(connection, commit_lsn)
                     await connection.send([consumer_feedback(consumed_lsn, self._clock.now_ms())])
                     await connection.end_copy()
@@ -296,7 +292,7 @@ class Follower:
 
 
 async def committed(connection: AcceptorConnection) -> int:
-    """How far the timeline is committed there. Raises as `AcceptorConnection.receive`, and
+    """Return the timeline's commit LSN at an acceptor. Raises as `AcceptorConnection.receive`, and
     `NoTimeline`."""
     rows = await connection.query("TIMELINE_STATUS")
     if not rows:
@@ -305,7 +301,7 @@ async def committed(connection: AcceptorConnection) -> int:
 
 
 def consumer_feedback(lsn: int, now_ms: int) -> bytes:
-    """A consumer's message: it has everything before `lsn` for good."""
+    """Return a consumer's message that it has everything before `lsn` durably."""
     told = PageserverFeedback(
         last_received_lsn=lsn,
         disk_consistent_lsn=lsn,

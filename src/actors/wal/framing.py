@@ -1,26 +1,12 @@
-"""Penstock's own changes as records of a WAL: payload to bytes of the log, and back. Pure.
+"""Encodes Penstock's own changes as records of a WAL, and decodes them. Pure.
 
-Theory of operation. Acceptors read records (they report positions only at ends of records), so a
-log of ours has PostgreSQL's form: pages of `PAGE_BYTES`, each with a header; records that begin at
-multiples of 8, go on over pages, and carry a CRC-32C. A payload is the main data of one record of
-the resource manager `MANAGER`, one of those that PostgreSQL leaves to extensions.
+Acceptors report positions only at ends of records, so our log has PostgreSQL's form: pages of
+`PAGE_BYTES`, each with a header; records that begin at multiples of 8, span pages, and carry a
+CRC-32C. A payload is the main data of one record of the resource manager `MANAGER`.
 
-A record is its header of 24 bytes (whole length u32, transaction u32, previous record u64, info
-u8, manager u8, 2 bytes, CRC u32; little-endian), the main data's head (255, u32 length), and the
-payload. The CRC is of what follows the header, then of its first 20 bytes. Behind it come zeros up
-to a multiple of 8.
-
-Rules:
-- `encode` depends on nothing but the payload and the LSN at which it will stand: the same bytes
-  whoever writes them, and a log may be continued by one that has not read it. So the previous
-  record's LSN is not told: it is 0, as it is in the first record of a log, and acceptors do not
-  look at it;
-- at a page's begin the header is written first; a log that begins in the middle of a page is begun
-  by the acceptor, which writes that page's header itself;
-- `Decoder` gives a payload with the LSN behind it, padding included: where the next begins, or at
-  a page's begin, its header. Reading can begin at every such LSN, and at the log's begin;
-- what has another manager or is no record at all raises `Corrupt`: such a log is not ours;
-- a payload has `PAYLOAD_BYTES_MAX` at most, and a length is checked before bytes are kept.
+A record is its header of 24 bytes (total length u32, transaction u32, previous record u64, info u8,
+manager u8, 2 bytes, CRC u32; little-endian), the main data's header (255, u32 length), the payload,
+and zeros up to a multiple of 8. The CRC covers what follows the header, then its first 20 bytes.
 
 Source: PostgreSQL's xlogrecord.h, xlog_internal.h, rmgr.h, version 17.
 """
@@ -38,13 +24,13 @@ from actors.errors import Corrupt, InvalidUsage
 from actors.wal.lsn import ALIGNMENT, PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 
 PG_VERSION: Final = 170005
-"""The version whose form is written."""
+"""Version of PostgreSQL whose form is written."""
 MAGIC: Final = 0xD116
 MANAGER: Final = 169
-"""Of PostgreSQL's custom resource managers (128 to 255). Not registered with anybody."""
+"""One of PostgreSQL's custom resource managers (128 to 255); it is not registered."""
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
 START_LSN: Final = SEGMENT_BYTES + 40
-"""Where a new log of ours begins: behind the header of its first page, in the first segment that
+"""LSN at which a new log of ours begins: after the first page's header, in the first segment that
 PostgreSQL would use."""
 
 _SHORT: Final = struct.Struct("<HHIQI4x")
@@ -60,6 +46,8 @@ _OVERHEAD: Final = _HEADER.size + _HEAD.size
 def _record(payload: bytes) -> bytes:
     body = _HEAD.pack(_MAIN_DATA_LONG, len(payload)) + payload
     length = _HEADER.size + len(body)
+    # The previous record's LSN stays 0, so that the bytes depend on payload and LSN alone and a
+    # proposer that has not read the log can continue it. Acceptors do not check that field.
     first = _HEADER.pack(length, 0, 0, 0, MANAGER, 0)[:20]
     crc: int = google_crc32c.extend(google_crc32c.value(body), first)
     return first + crc.to_bytes(4, "little") + body
@@ -75,15 +63,15 @@ def _page_header(lsn: int, rest: int, system_id: int) -> bytes:
 
 
 def framed_bytes_max(payload_bytes: int) -> int:
-    """The most that a payload of so many bytes takes in the log."""
+    """Return the most bytes that a payload of this size takes in the log."""
     record = _OVERHEAD + payload_bytes + ALIGNMENT
     pages = record // (PAGE_BYTES - _LONG.size) + 2
     return record + pages * _LONG.size
 
 
 def encode(payload: bytes, lsn: int, system_id: int = 0) -> bytes:
-    """The log from `lsn` on with the payload in it. `lsn` is the end of another record, or the
-    log's begin. Raises `InvalidUsage`."""
+    """Return the log's bytes from `lsn` on that hold the payload. `lsn` is the end of another
+    record, or the log's begin. Raises `InvalidUsage`."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise InvalidUsage(f"a change record of {len(payload)} bytes: at most {PAYLOAD_BYTES_MAX}")
     if lsn % ALIGNMENT or not _is_content(lsn):
@@ -92,6 +80,7 @@ def encode(payload: bytes, lsn: int, system_id: int = 0) -> bytes:
     out: list[bytes] = []
     at = 0
     while at < len(record):
+        # A log that begins inside a page has that page's header from the acceptor that created it.
         if lsn % PAGE_BYTES == 0:
             header = _page_header(lsn, len(record) - at if at else 0, system_id)
             out.append(header)
@@ -109,7 +98,7 @@ def _header_bytes(page_lsn: int) -> int:
 
 
 def _is_content(lsn: int) -> bool:
-    """A page's begin, or behind its header."""
+    """Return whether `lsn` is a page's begin or lies after that page's header."""
     within = lsn % PAGE_BYTES
     return within == 0 or within >= _header_bytes(lsn - within)
 
@@ -119,40 +108,42 @@ class Framed(msgspec.Struct, frozen=True, gc=False):
 
     payload: bytes
     end_lsn: int
-    """Where reading goes on behind it."""
+    """LSN after the record and its padding, at which reading can resume."""
 
 
 class Decoder:
-    """Payloads out of a log that comes in pieces of any size, from where a record begins.
+    """Decodes the payloads of a log that is fed in pieces of any size, from a record's begin on.
 
-    ``next_lsn`` is where the next one begins that was not given yet. It keeps the bytes of one
-    record that is not whole and of the piece fed last."""
+    `next_lsn` is the begin of the next payload's record. The decoder keeps the bytes of one
+    incomplete record and of the piece fed last. A record of another manager, or no record at all,
+    is `Corrupt`.
+    """
 
     def __init__(self, lsn: int) -> None:
         if lsn % ALIGNMENT or not _is_content(lsn):
             raise InvalidUsage(f"no record can begin at {lsn_text(lsn)}")
         self.next_lsn = lsn
         self._lsn = lsn
-        """Of the first byte in `_raw`."""
+        """LSN of the first byte in `_raw`."""
         self._raw = bytearray()
         self._record = bytearray()
-        """What there is of the next record, without headers of pages."""
+        """Bytes of the next record so far, without page headers."""
         self._length = 0
-        """Of the next record, padding included; 0: not known yet."""
+        """Length of the next record, padding included; 0 while it is unknown."""
 
     @property
     def fed_lsn(self) -> int:
-        """Behind the last byte fed."""
+        """Return the LSN after the last byte fed."""
         return self._lsn + len(self._raw)
 
     def feed(self, wal: bytes) -> list[Framed]:
-        """The log goes on with `wal`; the payloads that are whole now. Raises `Corrupt`; then it
-        is of no more use."""
+        """Return the payloads that are complete after `wal`, the log's next bytes. Raises
+        `Corrupt`, after which the decoder must not be used."""
         return list(self.payloads(wal))
 
     def payloads(self, wal: bytes) -> Iterator[Framed]:
-        """As `feed`, one after another: of a log that becomes `Corrupt`, those before it come
-        first. To be taken to the end before more is fed."""
+        """Yield what `feed` returns, one by one: payloads before the first `Corrupt` byte come
+        first. The iterator must be exhausted before more is fed."""
         self._raw += wal
         at = 0
         while at < len(self._raw):
@@ -165,6 +156,7 @@ class Decoder:
                 self._check_page(lsn, bytes(self._raw[at : at + size]))
                 at += size
                 continue
+            # The header first: it has the length of the rest.
             wanted = (self._length or _HEADER.size) - len(self._record)
             size = min(wanted, left, PAGE_BYTES - lsn % PAGE_BYTES)
             self._record += self._raw[at : at + size]
@@ -193,6 +185,7 @@ class Decoder:
 
     def _check_length(self) -> int:
         length = self._unpadded()
+        # Checked before any byte of the body is kept.
         if not _OVERHEAD <= length <= _OVERHEAD + PAYLOAD_BYTES_MAX:
             raise self._corrupt(self.next_lsn, f"a record of {length} bytes")
         if self._record[17] != MANAGER:

@@ -1,15 +1,12 @@
-"""Histories of terms: in which term the log was written from which LSN on.
+"""Histories of terms: the term in which each part of a log was written.
 
 A history is a tuple of `Entry`, terms strictly ascending, LSNs ascending. An entry is valid up to
-the next one's LSN; the last one of a proposer goes on without end, the last one of an acceptor
-ends where its log does. Two histories that have an entry of the same term must have it at the same
-LSN: a term has one leader, and a leader begins once.
+the next one's LSN; the last one of a proposer has no end, the last one of an acceptor ends with its
+log. A term has one leader that begins once, so entries of one term have the same LSN in all
+histories.
 
-An acceptor keeps the history of the last leader whole, also what lies behind the log it holds; the
-part that counts is the *visible* one. An entry whose LSN equals the log's end is visible: a leader
-raises the last term of an acceptor's log without writing a byte.
-
-Pure functions; LSNs are byte positions.
+An acceptor keeps the last leader's whole history, also entries past the end of its own log; only
+the *visible* part counts. Pure functions; LSNs are byte positions.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ History = tuple[Entry, ...]
 
 
 def history_text(history: History, entries_max: int = 8) -> str:
-    """For messages: the newest entries, as ``term@LSN``."""
+    """Return the newest entries as text, ``term@LSN``."""
     shown = " ".join(f"{entry.term}@{lsn_text(entry.lsn)}" for entry in history[-entries_max:])
     return f"[... {shown}]" if len(history) > entries_max else f"[{shown}]"
 
 
 def check_history(history: History) -> None:
-    """Raises `WalRefused` unless terms rise and LSNs do not fall."""
+    """Raise `WalRefused` unless terms rise and LSNs do not fall."""
     for older, newer in pairwise(history):
         if not (older.term < newer.term and older.lsn <= newer.lsn):
             raise WalRefused(
@@ -40,12 +37,13 @@ def check_history(history: History) -> None:
 
 
 def visible(history: History, flush_lsn: int) -> History:
-    """The entries that lie in a log that ends at `flush_lsn`."""
+    """Return the entries that lie in a log that ends at `flush_lsn`."""
+    # An entry at the very end counts: a leader raises the last term without writing a byte.
     return tuple(takewhile(lambda entry: entry.lsn <= flush_lsn, history))
 
 
 def last_log_term(history: History, flush_lsn: int) -> int:
-    """The term of the last visible entry; 0 where there is none."""
+    """Return the term of the last visible entry; 0 if there is none."""
     seen = visible(history, flush_lsn)
     return seen[-1].term if seen else 0
 
@@ -53,12 +51,11 @@ def last_log_term(history: History, flush_lsn: int) -> int:
 def highest_common_point(
     proposer: History, acceptor: History, acceptor_end_lsn: int
 ) -> Entry | None:
-    """Up to where an acceptor's log is the proposer's: the last common term, and the LSN at which
-    the logs part. None: they have no term in common.
+    """Return the last common term and the LSN at which the logs part; None without a common term.
 
     `acceptor` is the visible history of a log that ends at `acceptor_end_lsn`. Raises `WalRefused`
-    when a common term begins at two LSNs, or `acceptor` goes on behind its end: then somebody broke
-    the protocol, and no answer would be safe."""
+    when a common term begins at two LSNs, or `acceptor` extends past its end.
+    """
     if acceptor and acceptor[-1].lsn > acceptor_end_lsn:
         raise WalRefused(
             f"the history {history_text(acceptor)} goes on behind the log's end"
@@ -68,6 +65,7 @@ def highest_common_point(
     for ours, theirs in zip(proposer, acceptor, strict=False):
         if ours.term != theirs.term:
             break
+        # A peer broke the protocol: no common point would be safe.
         if ours.lsn != theirs.lsn:
             raise WalRefused(
                 f"term {ours.term} begins at {lsn_text(ours.lsn)} for the proposer and at"

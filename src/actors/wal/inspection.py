@@ -1,7 +1,7 @@
-"""What a segment says, for people: its pages, its records, where and why it ends.
+"""Parses one segment for people: its pages, its records, and where and why it ends.
 
-`inspect` reads one file from its first record (or the one after what the first page says goes on
-from the segment before) to its end, or to what is no record. It changes nothing.
+`inspect` reads one file from its first record (or the one after a record that continues from the
+segment before) to its end, or to bytes that are no record. It changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MANAGERS: Final = (
     "Generic",
     "LogicalMessage",
 )
-"""By number, as PostgreSQL 14 to 17 count them."""
+"""Resource managers by number, in PostgreSQL 14 to 17."""
 
 _PAGE: Final = Struct("<HHIQI4x")
 _LONG: Final = Struct("<QII")
@@ -70,7 +70,7 @@ class Page(msgspec.Struct, frozen=True):
     timeline: int
     address: int
     to_come_bytes: int
-    """Of a record that began before it."""
+    """Bytes that follow of a record begun before the page."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -86,30 +86,30 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """What one file holds."""
+    """Content of one file."""
 
     begin_lsn: int
     whole: bool
-    """By its name."""
+    """True if the segment is full, by the file's name."""
     file_bytes: int
     system_id: int
-    """By its first page."""
+    """System id in the first page."""
     segment_bytes: int
-    """By its first page."""
+    """Segment size in the first page."""
     major: int
-    """Of the PostgreSQL whose magic it has; 0: none that is known."""
+    """Major version of PostgreSQL, by the pages' magic; 0 if unknown."""
     pages: tuple[Page, ...]
-    """Those that have a header; pages of zeros are left out."""
+    """Pages that have a header; pages of zeros are left out."""
     records: tuple[Record, ...]
     end_lsn: int
-    """Behind the last whole record."""
+    """LSN after the last whole record."""
     ends: str
-    """Why there."""
+    """Reason why the records end there."""
 
 
 def inspect(path: Path) -> Inspected:
-    """One segment's file. Raises `InvalidUsage` when it is named or cut otherwise, `Corrupt` when
-    it does not even begin as a segment, `StorageError`."""
+    """Inspect one segment's file. Raises `InvalidUsage` for a wrong name or length, `Corrupt` when
+    its first page is zeros, `StorageError`."""
     number, whole = parse_segment_name(path.name)
     try:
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ def inspect(path: Path) -> Inspected:
 
 
 def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> Inspected:
-    """As `inspect`, of a file's bytes. Raises `Corrupt`."""
+    """Inspect a file's bytes, as `inspect` does. Raises `Corrupt`."""
     pages = tuple(_pages(data, begin_lsn))
     if not pages or pages[0].lsn != begin_lsn:
         raise Corrupt(
@@ -146,7 +146,7 @@ def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> Inspected:
         ends = "a record that began in an earlier segment goes on in all of it"
     else:
         scanner = RecordScanner(start_lsn, found=found)
-        # A page at a time: what is found before the first bad byte is kept.
+        # A page at a time: a failed `feed` takes nothing, and records before it are to be shown.
         try:
             for at in range(start_lsn - begin_lsn, len(data), PAGE_BYTES):
                 scanner.feed(data[at : at + PAGE_BYTES])
@@ -185,8 +185,10 @@ def _pages(data: bytes, begin_lsn: int) -> Iterator[Page]:
 
 
 def _first_record(data: bytes, pages: tuple[Page, ...], begin_lsn: int) -> int:
-    """Where the first record of the segment begins: behind the one that goes on from the segment
-    before; in the first segment of a log, where the page of its start pretends that one ends."""
+    """Return where the segment's first record begins: after one that continues from the segment
+    before."""
+    # The first segment of a log begins with an empty page; the page of the log's start pretends
+    # that a record ends there (`segments.first_headers`).
     empty = not any(data[LONG_HEADER_BYTES : LONG_HEADER_BYTES + 8])
     if empty and not pages[0].info & CONTINUED and len(pages) > 1:
         pages = pages[1:]
@@ -200,7 +202,7 @@ def _first_record(data: bytes, pages: tuple[Page, ...], begin_lsn: int) -> int:
 
 
 def lines(found: Inspected) -> Iterator[str]:
-    """What ``penstock wal inspect`` prints."""
+    """Yield the lines that ``penstock wal inspect`` prints."""
     name = "whole" if found.whole else f"not full by its name ({PARTIAL})"
     major = f"PostgreSQL {found.major}" if found.major else "no known PostgreSQL"
     yield (

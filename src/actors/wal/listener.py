@@ -1,13 +1,12 @@
-"""The port of a node: who connects is let in, asks, and becomes a proposer or a reader.
+"""The port of a node: lets connections in, answers their queries, serves proposers and readers.
 
-Theory of operation. Each connection is a task. Until it is let in it has ``connect_timeout_ms``;
-then it asks simple queries, until it pushes a log (a `Receiver` below a system of actors) or reads
-one (a `Sender`). What it does wrong is told to it in an ErrorResponse, and ends it alone; so does
-a fault of ours. Two ends have no words: a timeline that is absent and may not be made, and a
-connection that is cut.
+Each connection is a task. It must be let in within ``connect_timeout_ms``; then it sends simple
+queries, until it pushes a log (a `Receiver` below a system of actors) or reads one (a `Sender`). An
+error is sent in an ErrorResponse and ends its own connection only, also a fault of ours. Two ends
+have no message: a timeline that is absent and may not be created, and a connection that is cut.
 
-At most ``connections_max`` at a time; others are closed. When the listener stops, connections are
-cut, and what their proposers sent and was not yet taken is theirs to send again.
+At most ``connections_max`` are open at a time; others are closed. When the listener stops, it cuts
+its connections, and proposers send again what was not taken yet.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ log = logging.getLogger("penstock.wal")
 
 ACCEPT_RETRY_S: Final = 0.1
 SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
-"""What PostgreSQL's own receivers ask for before they begin."""
+"""Parameters that PostgreSQL's own receivers ask for before they begin."""
 
 
 class WalListener:
@@ -100,7 +99,7 @@ class WalListener:
         self.connections = 0
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
-        """Accepts and serves, until it is cancelled."""
+        """Accept and serve connections, until cancelled."""
         async with anyio.create_task_group() as group:
             for sock in sockets:
                 group.start_soon(self._accept, sock, group)
@@ -111,6 +110,7 @@ class WalListener:
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:
+                # Out of file descriptors, for example: open connections are still served.
                 log.warning("cannot accept connections just now: %s", error)
                 await anyio.sleep(ACCEPT_RETRY_S)
                 continue
@@ -119,6 +119,7 @@ class WalListener:
                 sock.close()
                 continue
             if sock.family != socket.AF_UNIX:
+                # Small messages await replies: Nagle's algorithm would delay them.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.connections += 1
             self._number += 1
@@ -154,7 +155,7 @@ class WalListener:
         await stream.aclose(self._settings.connect_timeout_ms / 1000, last)
 
     async def _talk(self, stream: PgStream, number: int) -> bytes:
-        """The whole conversation; what is said last."""
+        """Hold the whole conversation; return the last bytes to send."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
                 target = await self._let_in(stream)
@@ -169,7 +170,7 @@ class WalListener:
             try:
                 command = parse_command(parse_text(found[1]))
                 answer = self._answer(command, target)
-            except WalRefused as error:  # the next one may be better
+            except WalRefused as error:  # the connection goes on: the next query may be right
                 await stream.send(error_response(str(error), SYNTAX_ERROR) + READY)
                 continue
             if answer is not None:
@@ -209,14 +210,14 @@ class WalListener:
     # -- queries ---------------------------------------------------------------------------------
 
     def _answer(self, command: Command, target: Target) -> bytes | None:
-        """Of a query; None: a copy begins."""
+        """Return the answer to a query; None: a copy begins."""
         match command:
             case IdentifySystem():
                 timeline = self._found(target)
                 ends = timeline.ends.value
                 columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
-                # Not what is flushed: a reader begins here, and what was written up to it and is
-                # not committed yet would be missing to it for good, or never be committed.
+                # Not the flushed LSN: a reader begins here, and would never get the bytes before it
+                # that are not committed yet, or are replaced by another leader's.
                 lsn = lsn_text(ends.commit_lsn)
                 return rows(columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)])
             case TimelineStatus():
@@ -272,6 +273,7 @@ class WalListener:
         greeting = codec.decode_proposer(data)
         if not isinstance(greeting, ProposerGreeting):
             raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
+        # The connection was authenticated for its own tenant: a greeting must not name another one.
         asked = (target.tenant or greeting.tenant, target.timeline or greeting.timeline)
         if asked != (greeting.tenant, greeting.timeline):
             raise PeerRejected("the greeting is about another timeline than the connection")
@@ -291,7 +293,8 @@ class WalListener:
             return farewell(await outcome.wait())
         finally:
             if not outcome.answered:
-                stream.abort()  # whoever writes to it is let go
+                stream.abort()  # wakes the writer, which may wait for the peer
+            # Also when the listener is cancelled: the receiver must release its slot.
             with anyio.CancelScope(shield=True):
                 await self._system.stop_root(receiver)
 
@@ -303,18 +306,20 @@ class WalListener:
         try:
             await Sender(stream, timeline, command, number, self._clock).run()
         except BaseExceptionGroup as group:
+            # Callers handle the error of the sender's task, not a group.
             raise group.exceptions[0] from None
 
 
 def code_of(error: PenstockError) -> str:
-    """Return what tells a peer whether it is to come again, as a code of PostgreSQL's."""
+    """Return the SQLSTATE that tells a peer whether to reconnect."""
     if isinstance(error, WalRemoved):
         return REMOVED
     return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
 
 
 def farewell(outcome: Outcome) -> bytes:
-    """What a proposer is told at the end of its stream; nothing where nobody listens."""
+    """Return the last message to a proposer at the end of its stream; empty where the peer is
+    gone."""
     error = outcome.error
     if error is not None:
         if outcome.from_acceptor:

@@ -1,8 +1,8 @@
 """Positions in a log (LSN: log sequence numbers), as PostgreSQL counts, writes and cuts them.
 
-An LSN is the number of bytes before a place, in [0, 2**64). 0 (`INVALID`) means: none. A log is
-kept in segments of `segment_bytes` each (a power of two, 1 MiB to 1 GiB), a segment in pages of
-`PAGE_BYTES`. Records begin at multiples of `ALIGNMENT`.
+An LSN is the number of bytes before a position, in [0, 2**64). 0 (`INVALID`) means "no position". A
+log is kept in segments of `segment_bytes` each (a power of two, 1 MiB to 1 GiB), a segment in pages
+of `PAGE_BYTES`. Records begin at multiples of `ALIGNMENT`.
 
 Source: PostgreSQL's xlogdefs.h and xlog_internal.h (names of files, "X/X" in texts).
 """
@@ -18,22 +18,24 @@ LSN_MAX: Final = 2**64 - 1
 PAGE_BYTES: Final = 8192
 ALIGNMENT: Final = 8
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
-"""The usual size, and the only one whose records can be read here."""
+"""PostgreSQL's default size, and the only one whose records can be read here."""
 SEGMENT_BYTES_MIN: Final = 1024 * 1024
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 PARTIAL: Final = ".partial"
-"""How the name of the newest segment ends, while it is not full."""
+"""Suffix of the newest segment's file name, while the segment is not full."""
 
 
 def lsn_text(lsn: int) -> str:
-    """As PostgreSQL writes it: two hexadecimal halves of 32 bits, ``16/B374D848``."""
+    """Return the LSN as PostgreSQL writes it: two hexadecimal halves of 32 bits,
+    ``16/B374D848``."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def parse_lsn(text: str) -> int:
-    """What `lsn_text` wrote. Raises `InvalidUsage`."""
+    """Parse the text of an LSN, as `lsn_text` writes it. Raises `InvalidUsage`."""
     high, slash, low = text.partition("/")
     digits = "0123456789abcdefABCDEF"
+    # Digits are checked one by one, since `int` would accept signs, underscores and spaces.
     if not slash or not all(
         half and len(half) <= 8 and not half.strip(digits) for half in (high, low)
     ):
@@ -42,7 +44,7 @@ def parse_lsn(text: str) -> int:
 
 
 def check_segment_bytes(segment_bytes: int) -> None:
-    """Raises `InvalidUsage` for a size that no PostgreSQL has."""
+    """Raise `InvalidUsage` for a segment size that PostgreSQL does not allow."""
     if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX or segment_bytes & (
         segment_bytes - 1
     ):
@@ -53,18 +55,21 @@ def check_segment_bytes(segment_bytes: int) -> None:
 
 
 def segment_number(lsn: int, segment_bytes: int = SEGMENT_BYTES) -> int:
-    """The segment in which the byte at `lsn` stands."""
+    """Return the number of the segment that holds the byte at `lsn`."""
     return lsn // segment_bytes
 
 
 def segment_name(number: int, segment_bytes: int = SEGMENT_BYTES, timeline: int = 1) -> str:
-    """The file's name as in ``pg_wal``: 24 hexadecimal digits."""
+    """Return the segment's file name as in ``pg_wal``: 24 hexadecimal digits."""
+    # PostgreSQL groups segments by 4 GiB: digits 9 to 16 name the group, the last 8 the segment in
+    # it.
     a_part = 0x1_0000_0000 // segment_bytes
     return f"{timeline:08X}{number // a_part:08X}{number % a_part:08X}"
 
 
 def parse_segment_name(name: str, segment_bytes: int = SEGMENT_BYTES) -> tuple[int, bool]:
-    """(number, whole) of a file's name, with or without ``.partial``. Raises `InvalidUsage`."""
+    """Return (number, whole) of a file's name, with or without ``.partial``. Raises
+    `InvalidUsage`."""
     stem = name.removesuffix(PARTIAL)
     a_part = 0x1_0000_0000 // segment_bytes
     if len(stem) == 24 and not stem.strip("0123456789ABCDEF") and int(stem[16:], 16) < a_part:
@@ -73,5 +78,5 @@ def parse_segment_name(name: str, segment_bytes: int = SEGMENT_BYTES) -> tuple[i
 
 
 def aligned(lsn: int) -> int:
-    """The next place at which a record may begin."""
+    """Return the next LSN at which a record may begin."""
     return -(-lsn // ALIGNMENT) * ALIGNMENT

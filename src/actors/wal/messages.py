@@ -1,9 +1,9 @@
-"""What proposers and acceptors tell one another, as values; `codec_v3` and `codec_v2` give bytes.
+"""Messages between proposers and acceptors, as values; `codec_v3` and `codec_v2` encode them.
 
-Protocol: Neon's safekeeper, versions 3 and 2. All LSNs are byte positions (`lsn`), 0 where there
-is none. `generation` is that of the membership configuration; version 2 has none, which is 0.
-`tenant` and `timeline` are 32 hexadecimal digits, lower case. A history is a tuple of `Entry`, by
-term ascending: in which term the log was written from which LSN on.
+The protocol is that of Neon's safekeeper, versions 3 and 2. All LSNs are byte positions (`lsn`), 0
+for none. `generation` is that of the membership configuration, always 0 in version 2. `tenant` and
+`timeline` are 32 hexadecimal digits, lower case. A history is a tuple of `Entry`, ascending by
+term.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 WAL_BYTES_MAX: Final = 131_072
-"""Of log in one `AppendRequest`: 16 pages."""
+"""Most bytes of log in one `AppendRequest`: 16 pages."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """From `lsn` on the log was written in `term`."""
+    """One term of a history: the log from `lsn` on was written in `term`."""
 
     term: int
     lsn: int
@@ -32,9 +32,11 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """Who votes. `new_members` is empty unless two sets must agree at once (a joint one).
+    """The sets of voters. `new_members` is empty except in a joint configuration, where both sets
+    must agree.
 
-    Generation 0 is "no configuration" and has no members; any other has at least one."""
+    Generation 0 means "no configuration" and has no members; any other has at least one.
+    """
 
     generation: int = 0
     members: tuple[Member, ...] = ()
@@ -48,17 +50,17 @@ class ProposerGreeting(msgspec.Struct, frozen=True):
     timeline: str
     membership: Membership
     pg_version: int
-    """As 170005; 0: unknown."""
+    """Version number, such as 170005; 0 if unknown."""
     system_id: int
     segment_bytes: int
     proposer_id: bytes = bytes(16)
-    """16 bytes; version 2 alone carries it."""
+    """16 bytes; only version 2 carries it."""
     pg_timeline: int = 1
-    """PostgreSQL's own timeline; version 2 alone carries it."""
+    """PostgreSQL's own timeline; only version 2 carries it."""
 
 
 class AcceptorGreeting(msgspec.Struct, frozen=True):
-    """The answer to a greeting: who the acceptor is and its term."""
+    """The reply to a greeting: the acceptor's node id, membership and term."""
 
     node_id: int
     membership: Membership
@@ -66,16 +68,16 @@ class AcceptorGreeting(msgspec.Struct, frozen=True):
 
 
 class VoteRequest(msgspec.Struct, frozen=True, gc=False):
-    """A proposer asks to be elected in a term."""
+    """A proposer's request for a vote in `term`."""
 
     generation: int
     term: int
     proposer_id: bytes = bytes(16)
-    """Version 2 alone carries it."""
+    """Only version 2 carries it."""
 
 
 class VoteResponse(msgspec.Struct, frozen=True, gc=False):
-    """The acceptor's own term, whether it gave its vote for it just now, and what it holds."""
+    """The acceptor's term, whether it gave its vote just now, and the extent of its log."""
 
     generation: int
     term: int
@@ -86,15 +88,15 @@ class VoteResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProposerElected(msgspec.Struct, frozen=True, gc=False):
-    """The proposer was elected: `history` is the log's from now on, and this acceptor is sent it
-    from `start_streaming_at` on (what it holds behind that place it must cut off). No answer."""
+    """Announces an elected proposer; it has no reply. `history` replaces the acceptor's, and the
+    log is streamed from `start_streaming_at` on: the acceptor must truncate its log there."""
 
     generation: int
     term: int
     start_streaming_at: int
     history: tuple[Entry, ...]
     timeline_start_lsn: int = 0
-    """Version 2 alone carries it, and nobody reads it."""
+    """Only version 2 carries it, and no acceptor reads it."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True, gc=False):
@@ -110,11 +112,11 @@ class AppendRequest(msgspec.Struct, frozen=True, gc=False):
     truncate_lsn: int
     wal: bytes = b""
     proposer_id: bytes = bytes(16)
-    """Version 2 alone carries it."""
+    """Only version 2 carries it."""
 
 
 class HotStandbyFeedback(msgspec.Struct, frozen=True, gc=False):
-    """Of those that read the log: `ts` µs since 2000-01-01, oldest transactions still seen."""
+    """The oldest transactions that readers of the log still see. `ts` is µs since 2000-01-01."""
 
     ts: int = 0
     xmin: int = 0
@@ -122,7 +124,7 @@ class HotStandbyFeedback(msgspec.Struct, frozen=True, gc=False):
 
 
 class PageserverFeedback(msgspec.Struct, frozen=True, gc=False):
-    """How far a consumer of the log is. `replytime` is µs since 2000-01-01."""
+    """The position of a consumer of the log. `replytime` is µs since 2000-01-01."""
 
     current_timeline_bytes: int = 0
     last_received_lsn: int = 0
@@ -134,9 +136,11 @@ class PageserverFeedback(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendResponse(msgspec.Struct, frozen=True, gc=False):
-    """What is durable here. `commit_lsn` is the one on disk, `flush_lsn` ends on a record.
+    """The durable end of the acceptor's log. `commit_lsn` is the one on disk, `flush_lsn` ends on a
+    record.
 
-    Where the acceptor's term is greater than the request's: that term, and nothing else."""
+    When the acceptor's term is greater than the request's, only generation and term are set.
+    """
 
     generation: int
     term: int

@@ -1,21 +1,16 @@
-"""Copies the committed whole segments of all timelines into an `Archive`, and says so to them.
+"""Copies the committed whole segments of all timelines into an `Archive`.
 
-Theory of operation. One task looks at every timeline each ``wal_offload_ms``. The next segment of
-a timeline is that of its `backup_lsn`; it is due when all of it is committed. It is read here,
-kept in the archive (which reads it back), and only then `backup_lsn` moves to its end; what that
-allows to remove is removed by `timelines`. A crash anywhere in between does the same again, which
-finds the same bytes.
+Every ``wal_offload_ms`` each timeline is checked. Its next segment is that of its `backup_lsn`,
+and due when all of it is committed. It is read here and archived (the archive reads it back); only
+then `backup_lsn` moves to its end. A crash in between repeats that, with the same bytes.
 
-*Who does it.* All acceptors of a log have the same bytes up to what is committed, so any may, and
-two at a time do no harm. That not all do everything, they take turns (`turn`) by the number of the
-segment and their own: the first at once, the others when it is not kept after a while
-(``wal_offload_turn_ms``) or falls behind by so many segments. Nobody needs to know who is up.
-Each of them reads back what another has kept before its own `backup_lsn` moves: no acceptor
-removes what it has not seen elsewhere.
+All acceptors of a log have the same committed bytes, so any may archive a segment, and two at a
+time do no harm. To share the work they take turns (`turn`) by the segment's number and their own:
+the first archives at once, the others when it is not archived after ``wal_offload_turn_ms``, or
+several segments later.
 
-Rules: never anything above `commit_lsn`, never a part of a segment, in order, without gaps. What
-fails is tried again after a random pause that grows, timeline by timeline; no acceptor waits for
-it: the log is read in pieces, between appends.
+Segments are archived in order, without gaps. A failure is tried again after a random pause that
+grows, for each timeline apart.
 """
 
 from __future__ import annotations
@@ -40,13 +35,13 @@ from actors.wal.timeline import Timeline
 log = logging.getLogger("penstock.wal")
 
 TURNS: Final = 3
-"""As many acceptors as a log has, mostly."""
+"""Usual number of acceptors of a log."""
 READ_BYTES: Final = 1 << 20
-"""Of the log, while appends wait."""
+"""Bytes of the log read in one call, while appends wait."""
 
 
 def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
-    """The number of the first segment that is to be kept; None while it is not committed whole.
+    """Return the number of the next segment to archive; None while it is not committed whole.
     `backup_lsn` 0: it is not yet known where the log begins."""
     if not backup_lsn:
         return None
@@ -55,28 +50,29 @@ def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
 
 
 def turn(node_id: int, number: int) -> int:
-    """After how many others this acceptor keeps a segment: 0 to ``TURNS - 1``."""
+    """Return after how many others this acceptor archives a segment: 0 to ``TURNS - 1``."""
     return (node_id + number) % TURNS
 
 
 def is_due(own_turn: int, ahead_segments: int, waited_ms: float, turn_ms: int) -> bool:
-    """Whether an acceptor does not wait for those before it any more. `ahead_segments`: committed
-    behind the one in question."""
+    """Return whether an acceptor waits no longer for those before it. `ahead_segments`: committed
+    segments after the one in question."""
+    # Two segments behind for each acceptor before it: those seem to be down.
     return waited_ms >= own_turn * turn_ms or ahead_segments >= 2 * own_turn
 
 
 class _Progress(msgspec.Struct):
-    """Of one timeline."""
+    """State of one timeline."""
 
     number: int = -1
     since_ms: float = 0.0
-    """When it was first seen that this segment is to be kept."""
+    """Time when this segment was first seen to be due."""
     failures: int = 0
     not_before_ms: float = 0.0
 
 
 class Offload:
-    """See the module. `timelines` gives those that are served now."""
+    """Archives segments of the served timelines, which `timelines` returns."""
 
     def __init__(
         self,
@@ -96,15 +92,18 @@ class Offload:
         self._progress: dict[tuple[str, str], _Progress] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Archive segments, until cancelled."""
         while True:
+            # After progress the next segment may be due already.
             if not await self.look():
                 await anyio.sleep(self._settings.wal_offload_ms / 1000)
 
     async def look(self) -> bool:
-        """At every timeline, once; whether any came on. Raises nothing of the archive's."""
+        """Look at every timeline once, and return whether any made progress. Raises no error of the
+        archive."""
         came_on = False
         for timeline in self._timelines():
+            # A stopped timeline is opened again by `Timelines`, as another object.
             if timeline.acceptor.stopped is None:
                 came_on |= await self._look_at(timeline)
         return came_on
@@ -126,6 +125,7 @@ class Offload:
         except PenstockError as error:
             progress.failures += 1
             pause_ms = self._settings.retry_delay_ms(progress.failures)
+            # Random, so that the acceptors of a log do not retry at the same time.
             pause_ms = round(pause_ms * self._random.uniform(0.5, 1.0))
             progress.not_before_ms = self._clock.monotonic_ms() + pause_ms
             measure(WAL_OFFLOAD_FAILURES, 1)
@@ -142,13 +142,16 @@ class Offload:
         return kept
 
     async def _keep(self, timeline: Timeline, number: int, waited_ms: float) -> bool:
-        """Whether it is kept, by whomever."""
+        """Archive a segment if it is this acceptor's turn; return whether any acceptor has archived
+        it."""
         begin_lsn, end_lsn = number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES
         ahead = (timeline.acceptor.commit_lsn - end_lsn) // SEGMENT_BYTES
         own = turn(self._node_id, number)
         mine = is_due(own, ahead, waited_ms, self._settings.wal_offload_turn_ms)
         if not mine and not await self._archive.has(timeline.tenant, timeline.name, number):
             return False
+        # Also when another acceptor has archived it: `Archive.keep` compares the bytes, and no
+        # acceptor removes a segment that it has not verified elsewhere.
         pieces = [
             await timeline.read(at, READ_BYTES, None)
             for at in range(begin_lsn, end_lsn, READ_BYTES)

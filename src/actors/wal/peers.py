@@ -1,18 +1,14 @@
-"""Acceptors of one log hear of one another, and one that is behind fetches what it lacks.
+"""Acceptors of one log exchange their positions, and one that is behind fetches what it lacks.
 
-Theory of operation. Every ``wal_peer_interval_ms`` each timeline asks each of its peers how far
-it is (PEER_STATUS), over a connection that is kept. What is heard goes to the acceptor, which may
-raise its commit by it. When no proposer streams to this acceptor and the peer can give something
-(`donors`), the log is read from there and taken, as if from the leader that wrote it, until as far
-as the peer had said; then the next answer is looked at. It is flushed as what a proposer sends is:
-when nothing follows, and every ``wal_flush_ms``. One recovery of a timeline at a time; it
-ends when a proposer begins to stream, and with any error, and the next interval begins anew.
+Every ``wal_peer_interval_ms`` each timeline asks each of its peers for its PEER_STATUS, over a
+connection that is kept. The acceptor may raise its commit LSN by it. When no proposer streams to
+this acceptor and the peer can give something (`donors`), the log is read from the peer up to the
+end that it reported, and appended as if from the leader that wrote it. A recovery ends when a
+proposer begins to stream, and with any error; the next interval begins another.
 
-Peers are those of ``wal_peers``, or, where there are none, the members of the timeline's
-configuration. This acceptor may be among them: it recognizes itself.
-
-Bounded: one connection for asking and one for reading a timeline and peer; each answer and each
-piece has ``connect_timeout_ms``.
+Peers are those of ``wal_peers``, or, without that setting, the members of the timeline's
+configuration. A timeline and peer have one connection for asking and one for reading; each answer
+and each piece must come within ``connect_timeout_ms``.
 """
 
 from __future__ import annotations
@@ -43,12 +39,12 @@ log = logging.getLogger("penstock.wal")
 
 QUERY: Final = "PEER_STATUS"
 Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnection]]
-"""(address, tenant, timeline) -> a connection on which nothing was asked yet."""
+"""Opens a connection: (address, tenant, timeline) -> one on which nothing was asked yet."""
 _Way: TypeAlias = tuple[str, str, AcceptorAddress]
 
 
 class Peers:
-    """See the module. `timelines` gives those that are served now."""
+    """Asks the peers of the served timelines, which `timelines` returns, and recovers from them."""
 
     def __init__(
         self,
@@ -70,10 +66,10 @@ class Peers:
         self._asked: set[_Way] = set()
         self._recovering: set[tuple[str, str]] = set()
         self._silent: set[_Way] = set()
-        """Those whose last answer was none: said once."""
+        """Peers whose last attempt failed; that is logged once."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Ask all peers at intervals, until cancelled."""
         try:
             async with anyio.create_task_group() as group:
                 while True:
@@ -92,7 +88,7 @@ class Peers:
                     group.start_soon(self._look, timeline, way)
 
     def addresses(self, timeline: Timeline) -> tuple[AcceptorAddress, ...]:
-        """Of a timeline's peers."""
+        """Return the addresses of a timeline's peers."""
         if self._given:
             return self._given
         membership = timeline.acceptor.state.membership
@@ -118,7 +114,8 @@ class Peers:
             self._asked.discard(way)
 
     async def _ask(self, way: _Way) -> PeerStatus | None:
-        """None: it has no such timeline. Raises `PenstockError`."""
+        """Return a peer's status; None when it has no such timeline. Raises `PenstockError`."""
+        # Kept again only after a whole answer: a connection that failed is not reused.
         connection = self._connections.pop(way, None)
         try:
             with anyio.fail_after(self._limit_s):
@@ -139,8 +136,10 @@ class Peers:
     async def _heard(self, timeline: Timeline, way: _Way, status: PeerStatus) -> None:
         acceptor = timeline.acceptor
         own = status_of(acceptor)
+        # `wal_peers` may list this acceptor, too.
         if status.node_id == own.node_id:
             return
+        # Only if a position can move: every call takes the disk's lock.
         if own.last_log_term == status.last_log_term and (
             own.flush_lsn > own.commit_lsn < status.commit_lsn
             or own.horizon_lsn < status.horizon_lsn
@@ -150,6 +149,7 @@ class Peers:
         if not can_give(status, own) or timeline.registry.streaming:
             return
         key = (timeline.tenant, timeline.name)
+        # One recovery of a timeline at a time.
         if key in self._recovering:
             return
         self._recovering.add(key)
@@ -161,12 +161,14 @@ class Peers:
     # -- recovery --------------------------------------------------------------------------------
 
     async def _recover(self, timeline: Timeline, way: _Way, donor: PeerStatus) -> None:
-        """Takes the donor's log up to what it said. Raises `PenstockError`."""
+        """Append the donor's log up to the end that it reported. Raises `PenstockError`."""
         generation = timeline.acceptor.state.membership.generation
         with timeline.registry.register(None) as guard:
             vote = await _tell(timeline, vote_request(donor, generation))
             assert isinstance(vote, VoteResponse), "it was asked for a vote"
+            # The vote is a promise to take nothing from earlier leaders any more.
             announced = elected(donor, vote)
+            # A proposer goes first: its log is the same one, or of a later term.
             if announced is None or timeline.registry.streaming:
                 return
             begin_lsn = announced.start_streaming_at
@@ -191,8 +193,8 @@ class Peers:
     async def _copy(
         self, timeline: Timeline, reader: LogReader, donor: PeerStatus, generation: int
     ) -> None:
-        """Reads from the donor and puts it into the timeline, one beside the other. What was read
-        is taken and flushed however the reading ends, as of a proposer that is gone."""
+        """Read from the donor and append to the timeline, concurrently. However the reading ends,
+        what was read is appended and flushed, as after a proposer that is gone."""
         ended: list[PenstockError] = []
         sending, pieces = anyio.create_memory_object_stream[AppendRequest](
             gathered_max(self._settings)
@@ -224,7 +226,8 @@ class Peers:
         generation: int,
         sending: MemoryObjectSendStream[AppendRequest],
     ) -> None:
-        """Raises `PenstockError`, and `TimeoutError` when the donor says nothing."""
+        """Send the donor's log into `sending`. Raises `PenstockError`, and `TimeoutError` when the
+        donor sends nothing."""
         with anyio.fail_after(self._limit_s):
             await reader.start(donor.term)
         while reader.next_lsn < donor.flush_lsn:
@@ -232,17 +235,19 @@ class Peers:
             with anyio.fail_after(self._limit_s):
                 wal = await reader.next()
             end_lsn = reader.next_lsn
+            # No commit LSN: a peer's commit counts through `record_peer` alone.
             request = AppendRequest(generation, donor.term, begin_lsn, end_lsn, 0, 0, wal)
             try:
-                sending.send_nowait(request)  # all that is there goes in before one is taken
+                # Without yielding while there is room, so that many pieces share one flush.
+                sending.send_nowait(request)
             except anyio.WouldBlock:
                 await sending.send(request)
 
     async def _take(
         self, timeline: Timeline, pieces: MemoryObjectReceiveStream[AppendRequest]
     ) -> None:
-        """Flushes when nothing follows, and every `wal_flush_ms`, as the acceptor of a proposer
-        does. Raises what the timeline does, `WalRefused`."""
+        """Append the pieces. Flush when nothing follows, and every `wal_flush_ms`, as `accepting`
+        does. Raises the timeline's errors, and `WalRefused`."""
         group = GroupFlush(self._settings.wal_flush_ms)
 
         async def flush(*, idle: bool) -> None:
@@ -259,7 +264,7 @@ class Peers:
                 group.taken(self._clock.monotonic_ms())
                 answer = await _tell(timeline, AppendUnflushed(request))
                 if answer is not None and answer.term > request.term:
-                    break  # a later leader was promised it meanwhile
+                    break  # this acceptor has voted for a later leader meanwhile
                 measure(WAL_RECOVERED_BYTES, len(request.wal))
         except anyio.EndOfStream:
             pass
@@ -270,7 +275,7 @@ class Peers:
 
 
 async def _tell(timeline: Timeline, message: Message) -> AcceptorMessage | None:
-    """One message to one's own acceptor. Raises what it does, `WalRefused`."""
+    """Pass one message to the local acceptor. Raises its errors, and `WalRefused`."""
     done = await timeline.process([message])
     if done.error is not None:
         raise done.error

@@ -1,38 +1,23 @@
-"""A proposer: gets itself elected by a quorum of acceptors, streams a log to them, and says what
-of it is committed. Pure: events in, effects out; no clock, no socket, no randomness.
+"""A proposer: it campaigns among acceptors, streams a log to them, and tracks the commit LSN.
 
-Theory of operation
--------------------
-- **Term.** When a quorum was greeted by, the proposer takes ``max(term) + 1`` for its whole life.
-  An acceptor that shows a higher one, or refuses its vote before the election, ends this life
-  (`Fatal`): another leads or will, and only a new proposer may campaign again.
+Pure: events in, effects out; no clock, no socket, no randomness.
+
+- **Term.** It takes ``max(term) + 1`` of a quorum of greetings, once. An acceptor with a higher
+  term, or that refuses its vote before the election, ends this proposer (`Fatal`).
 - **Election.** With a quorum of votes the *donor* is the voter of the greatest (last log term,
-  flushed LSN). What it has flushed is where the term begins (`start_lsn`); the history is the
-  donor's and this term's entry. An acceptor is told so once it voted, or, late, once it was asked:
-  a vote refused in this very term by one that comes back is no harm then.
-- **Streaming.** Each acceptor gets the log from the highest common point on, in order, in pieces
-  of `piece_bytes_max`, no more than `pending_bytes_max` ahead of what it has flushed. What is
-  needed and not in memory (`tail`) is read from another acceptor: from any that has flushed it in
-  this term, or from the donor up to the term's begin. So a proposer has no log of its own on disk,
-  and what an earlier leader left is recovered by the same way as a laggard catches up.
-- **Heartbeats** are empty appends, `heartbeat_ms` after the last message. An acceptor that owes an
-  answer and says nothing for `silence_ms_max` is dropped; it comes back through the whole
-  handshake.
-- **Commit** (`quorum.committed`): what a quorum of every set of voters has flushed, where LSNs
-  below `start_lsn` count as nothing. A new one is told to all at once. It is the end of a record,
-  as acceptors report them; the rest of a segment behind a switch belongs to the switch.
-- **Sync mode** appends nothing: it ends when the acceptors connected agree up to `start_lsn`.
+  flushed LSN). The term begins at the donor's flushed LSN (`start_lsn`); the history is the donor's
+  and this term's entry.
+- **Streaming.** Each acceptor gets the log from the highest common point on, in order, at most
+  `pending_bytes_max` ahead of what it has flushed. Bytes that are not in memory (`tail`) are read
+  from another acceptor, so a proposer has no log of its own on disk.
+- **Heartbeats** are empty appends, `heartbeat_ms` after the last message. An acceptor that owes a
+  reply for `silence_ms_max` is dropped, and repeats the handshake.
+- **Commit** is what a quorum of every set of voters has flushed (`quorum.committed`). It is the
+  end of a record, as acceptors report them.
+- **Sync mode** appends nothing: it ends when the connected acceptors agree up to `start_lsn`.
 
-Invariants (`validate`)
------------------------
-``truncate_lsn <= commit_lsn <= end_lsn``; ``commit_lsn`` is 0 or at least ``start_lsn``;
-``end_lsn - max(commit_lsn, start_lsn) <= pending_bytes_max``; ``tail.begin_lsn`` is at most
-``max(commit_lsn, start_lsn)``, and what is kept before it at most `retained_bytes_max`; for each
-acceptor that is active ``acked_lsn <= streaming_at <= end_lsn`` and
-``streaming_at - acked_lsn <= pending_bytes_max``; before the election nobody is active.
-
-What it does not do: it connects to the addresses it was given, and does not follow members of a
-configuration to other ones; it looks at no record (pieces may end anywhere).
+`validate` checks the invariants. A proposer connects to the given addresses only, and parses no
+records (pieces may end anywhere).
 """
 
 from __future__ import annotations
@@ -83,24 +68,25 @@ __all__ = [
 ]
 
 OWES = (Session.GREETING, Session.VOTING, Session.ACTIVE)
-"""The states in which an acceptor owes an answer."""
+"""States in which an acceptor owes a reply."""
 
 
 class Proposer(Candidate):
-    """One proposer, one term. Every event returns the effects, to be performed in order.
+    """One proposer, one term. Every event returns effects, to be performed in order.
 
-    Time is that of the last `tick` (milliseconds of any steady clock)."""
+    Time is that of the last `tick` (milliseconds of any steady clock).
+    """
 
-    # -- what is known --
+    # -- state --
 
     @property
     def end_lsn(self) -> int:
-        """Behind the last byte appended; 0 before the election."""
+        """Return the LSN after the last byte appended; 0 before the election."""
         return self._tail.end_lsn
 
     @property
     def room(self) -> int:
-        """How many bytes `append` takes now."""
+        """Return how many bytes `append` takes now."""
         if self.phase is not Phase.ELECTED or self.config.is_sync:
             return 0
         pending = self.end_lsn - max(self.commit_lsn, self.start_lsn)
@@ -110,13 +96,14 @@ class Proposer(Candidate):
         return self._peers[acceptor].session
 
     def flushed(self, acceptor: int) -> int:
-        """What it reported in this term; 0: nothing yet."""
+        """Return the LSN that the acceptor has flushed in this term, by its reports; 0: none
+        yet."""
         return self._peers[acceptor].flush_lsn
 
     # -- events --
 
     def connected(self, acceptor: int) -> list[Effect]:
-        """A connection to it is open and takes messages."""
+        """Greet an acceptor to which a connection is open."""
         if self._is_over():
             return []
         peer = self._peers[acceptor]
@@ -135,8 +122,9 @@ class Proposer(Candidate):
         return self._done()
 
     def received(self, acceptor: int, message: AcceptorMessage) -> list[Effect]:
-        """A message came over its connection."""
+        """Handle a message of an acceptor."""
         peer = self._peers[acceptor]
+        # Messages of a dropped connection may still arrive.
         if self._is_over() or peer.session is Session.OFFLINE:
             return []
         peer.heard_ms = self._now_ms
@@ -153,7 +141,7 @@ class Proposer(Candidate):
         return self._done()
 
     def disconnected(self, acceptor: int) -> list[Effect]:
-        """Its connection is gone."""
+        """Handle the end of an acceptor's connection."""
         peer = self._peers[acceptor]
         if self._is_over() or peer.session is Session.OFFLINE:
             return []
@@ -162,9 +150,10 @@ class Proposer(Candidate):
         return self._done()
 
     def fetched(self, acceptor: int, begin_lsn: int, wal: bytes) -> list[Effect]:
-        """What a `Fetch` for `acceptor` gave: 1 byte at least, perhaps fewer than asked for."""
+        """Handle the bytes of a `Fetch` for `acceptor`, which may be fewer than asked for."""
         peer = self._peers[acceptor]
         asked = peer.fetching
+        # A fetch that a drop has cancelled may still return.
         if self._is_over() or asked is None or asked.begin_lsn != begin_lsn:
             return []
         if not wal:
@@ -176,8 +165,8 @@ class Proposer(Candidate):
         return self._done()
 
     def fetch_failed(self, acceptor: int, begin_lsn: int) -> list[Effect]:
-        """The `Fetch` for `acceptor` gave nothing; it is tried again at a later `tick`, from
-        another source if one has it."""
+        """Handle a failed `Fetch` for `acceptor`: a later `tick` tries it again, from another
+        source if one has the bytes."""
         peer = self._peers[acceptor]
         asked = peer.fetching
         if not self._is_over() and asked is not None and asked.begin_lsn == begin_lsn:
@@ -187,8 +176,8 @@ class Proposer(Candidate):
         return []
 
     def append(self, wal: bytes) -> list[Effect]:
-        """Goes on with the log at `end_lsn`. Raises `InvalidUsage` when not elected, in sync mode,
-        or for more than `room`."""
+        """Append to the log at `end_lsn`. Raises `InvalidUsage` when not elected, in sync mode, or
+        for more than `room`."""
         if len(wal) > self.room:
             raise InvalidUsage(
                 f"{len(wal)} bytes of log, and there is room for {self.room}"
@@ -200,11 +189,13 @@ class Proposer(Candidate):
         return self._done()
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Some time went by: a few times a heartbeat."""
+        """Advance the time, drop silent acceptors and send heartbeats; call it a few times a
+        heartbeat."""
         self._now_ms = max(self._now_ms, now_ms)
         if self._is_over():
             return []
         for peer in self._peers.values():
+            # A fetch that failed may be tried again now.
             peer.waits_for_tick = False
             if peer.session in OWES and self._now_ms - peer.heard_ms >= self.config.silence_ms_max:
                 self._drop(peer, f"no message for {self._now_ms - peer.heard_ms} ms")
@@ -216,7 +207,7 @@ class Proposer(Candidate):
         return self._done()
 
     def _announce(self, peer: Peer) -> None:
-        """Tells it that we lead, and from where its log goes on."""
+        """Announce the election to an acceptor, and where its log goes on."""
         vote = peer.vote
         assert vote is not None
         try:
@@ -226,7 +217,7 @@ class Proposer(Candidate):
             return
         at = point.lsn if point is not None else self.history[0].lsn
         if at > self.end_lsn:
-            # Behind a switch of segments, as long as the rest of the segment was not appended.
+            # Happens after a switch of segments, until the rest of the segment is appended.
             self._drop(
                 peer, f"it holds {lsn_text(at)}, and the log ends at {lsn_text(self.end_lsn)}"
             )
@@ -263,7 +254,7 @@ class Proposer(Candidate):
         )
 
     def _stream(self, peer: Peer) -> None:
-        """Sends what it lacks, as far as its window goes; asks for what is not in memory."""
+        """Send the bytes that an acceptor lacks, within its window; fetch those not in memory."""
         while peer.streaming_at < self.end_lsn and peer.fetching is None:
             ahead = peer.streaming_at - peer.acked_lsn
             room = min(self.config.piece_bytes_max, self.config.pending_bytes_max - ahead)
@@ -283,11 +274,13 @@ class Proposer(Candidate):
             for each in self._active()
             if each is not peer and each.flush_lsn > begin
         }
+        # The donor's log up to the term's begin is this log, even before it has reported anything.
         if begin < self.start_lsn and self._peers[self.donor].session is not Session.OFFLINE:
             held.setdefault(self.donor, self.start_lsn)
         untried = {each: lsn for each, lsn in held.items() if each not in peer.failed_sources}
         if not untried:
             peer.failed_sources.clear()
+            # Every source has failed: all are tried again, but not before the next tick.
             peer.waits_for_tick = True
             return
         source = max(untried, key=lambda each: untried[each])
@@ -307,8 +300,8 @@ class Proposer(Candidate):
         if response.term < self.term:
             self._drop(peer, f"an answer of term {response.term}, and ours is {self.term}")
             return
-        # Behind a switch of segments it counts the rest of the segment, which was not all sent
-        # yet. What lies between is no record's end, and must not be committed: acceptors would
+        # After a switch of segments an acceptor counts the rest of the segment, which was not all
+        # sent yet. An LSN in between is no record's end and must not be committed: acceptors would
         # look for a record there after a crash.
         peer.acked_lsn = max(peer.acked_lsn, min(response.flush_lsn, peer.streaming_at))
         if response.flush_lsn <= peer.streaming_at:
@@ -334,6 +327,8 @@ class Proposer(Candidate):
         if moved:
             self._effects.append(CommitMoved(commit_lsn))
             for peer in self._active():
+                # A heartbeat carries the new commit LSN at once, without waiting for the next
+                # append.
                 if peer.told_commit_lsn < commit_lsn:
                     self._append_to(peer, b"")
 
@@ -343,6 +338,8 @@ class Proposer(Candidate):
         if self._peers[self.donor].session is not Session.OFFLINE:
             self._donor_seen_ms = self._now_ms
         gone_ms = self._now_ms - self._donor_seen_ms
+        # Only the donor may have the log up to the term's begin. Without it this term can commit
+        # nothing, while a new proposer may be elected by the others.
         if (
             self.phase is Phase.ELECTED
             and self.commit_lsn < self.start_lsn
@@ -368,7 +365,7 @@ class Proposer(Candidate):
             self._synced()
 
     def validate(self) -> None:
-        """Raises `AssertionError` when an invariant does not hold."""
+        """Raise `AssertionError` when an invariant does not hold."""
         commit, start, config = self.commit_lsn, self.start_lsn, self.config
         self._tail.validate()
         assert self.truncate_lsn <= commit <= self.end_lsn, (self.truncate_lsn, commit)

@@ -1,4 +1,4 @@
-"""What a proposer is told, what it asks of the world, and its states; `proposer` has the rules.
+"""The configuration, effects and states of a proposer; `proposer` has the rules.
 
 LSNs are byte positions, times milliseconds. `acceptor` is the caller's number of an acceptor.
 """
@@ -17,38 +17,38 @@ from actors.wal.messages import WAL_BYTES_MAX, Membership, ProposerMessage
 
 
 class ProposerConfig(msgspec.Struct, frozen=True):
-    """What a proposer is told once."""
+    """Configuration of a proposer, fixed for its life."""
 
     tenant: str
     timeline: str
     start_lsn: int
-    """Where the log begins when no acceptor holds any of it (ignored otherwise)."""
+    """LSN at which the log begins when no acceptor holds any of it (ignored otherwise)."""
     membership: Membership = Membership()
-    """Generation 0: all acceptors given vote, a majority of them is a quorum."""
+    """Generation 0: all acceptors given vote, and a majority of them is a quorum."""
     pg_version: int = 170005
     system_id: int = 0
     segment_bytes: int = SEGMENT_BYTES
     proposer_id: bytes = bytes(16)
     is_sync: bool = False
-    """Brings acceptors to agree on what is there, appends nothing, and ends with `Synced`."""
+    """True: makes acceptors agree on the log that they have, appends nothing, and ends with
+    `Synced`."""
     heartbeat_ms: int = 1000
     silence_ms_max: int = 10_000
-    """Without a message from an acceptor that owes one, its connection is dropped."""
+    """Longest silence of an acceptor that owes a reply, before its connection is dropped."""
     donor_absent_ms_max: int = 30_000
-    """While what the log's end at the election needs is only with an acceptor that is gone, and
-    the others are a quorum: after so long the proposer gives up, so that the next one campaigns
-    without it."""
+    """Longest absence of the donor while only it has the log up to the term's begin and the others
+    are a quorum; then the proposer gives up, so that the next one campaigns without the donor."""
     pending_bytes_max: int = 16 * 1024 * 1024
-    """Of log appended and not committed; also what one acceptor may be sent and not have flushed.
-    No record may be longer; the rest of its segment counts to one that switches segments."""
+    """Most bytes appended and not committed, and sent to one acceptor and not flushed by it. No
+    record may be longer; a record that switches segments includes the rest of its segment."""
     piece_bytes_max: int = WAL_BYTES_MAX
-    """Of log in one message; acceptors take no more than `WAL_BYTES_MAX`."""
+    """Most bytes of log in one message; acceptors take no more than `WAL_BYTES_MAX`."""
     retained_bytes_max: int = 16 * 1024 * 1024
-    """Of committed log that is kept for acceptors that lag; they are given what is older from
-    another acceptor."""
+    """Most bytes of committed log kept for acceptors that lag; older bytes come from another
+    acceptor."""
 
     def timed(self, settings: Settings) -> Self:
-        """The same, with the times that the settings say."""
+        """Return the same configuration with the times of the settings."""
         return replace(
             self,
             heartbeat_ms=settings.wal_heartbeat_ms,
@@ -58,22 +58,22 @@ class ProposerConfig(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Give `message` to acceptor `acceptor`, over the connection it has now, in order."""
+    """Sends `message` to acceptor `acceptor` over its current connection, in order."""
 
     acceptor: int
     message: ProposerMessage
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """Close the connection to `acceptor` and make another in a while. No event of the old
-    connection may come any more (a `disconnected` for it is ignored)."""
+    """Closes the connection to `acceptor`, and makes another one later. No event of the old
+    connection may follow (a `disconnected` for it is ignored)."""
 
     acceptor: int
     reason: str
 
 
 class Elected(msgspec.Struct, frozen=True):
-    """The proposer leads `term`; the log goes on at `start_lsn`, where `append` begins."""
+    """The proposer leads `term`; `append` continues the log at `start_lsn`."""
 
     term: int
     start_lsn: int
@@ -82,18 +82,19 @@ class Elected(msgspec.Struct, frozen=True):
 
 
 class CommitMoved(msgspec.Struct, frozen=True):
-    """All before `lsn` is on the disks of a quorum."""
+    """A quorum has all bytes before `lsn` on disk."""
 
     lsn: int
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Read [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source`, as
-    START_REPLICATION with ``term`` does (it must still be in that term, and gives what it has
-    flushed), for acceptor `acceptor`; answered by `fetched` or `fetch_failed`.
+    """Reads [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source` for
+    acceptor `acceptor`; answered by `fetched` or `fetch_failed`.
 
-    An acceptor has at most one outstanding; dropping it or its disconnection cancels it (an answer
-    that comes all the same is ignored)."""
+    The read is a START_REPLICATION with ``term``: the source must still be in that term, and gives
+    what it has flushed. An acceptor has at most one fetch outstanding; its drop or disconnection
+    cancels the fetch, and a late result is ignored.
+    """
 
     acceptor: int
     source: int
@@ -103,13 +104,13 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """Sync mode is through: the log ends at `lsn` for all (0: there is none)."""
+    """Sync mode has ended: the acceptors' logs end at `lsn` (0: there is none)."""
 
     lsn: int
 
 
 class Fatal(msgspec.Struct, frozen=True):
-    """The proposer must stop; a new one may campaign again. No event has an effect after this."""
+    """The proposer must stop; a new one may campaign. Later events have no effect."""
 
     reason: str
 
@@ -118,27 +119,27 @@ Effect: TypeAlias = Send | Drop | Elected | CommitMoved | Fetch | Synced | Fatal
 
 
 class Phase(enum.Enum):
-    """Of the proposer."""
+    """State of the proposer."""
 
     COLLECTING = "collecting"
     """Waits for a quorum of greetings."""
     CAMPAIGN = "campaign"
-    """Has its term, waits for a quorum of votes."""
+    """Has its term, and waits for a quorum of votes."""
     ELECTED = "elected"
     SYNCED = "synced"
     FAILED = "failed"
 
 
 class Session(enum.Enum):
-    """Of one acceptor's connection."""
+    """State of one acceptor's connection."""
 
     OFFLINE = "offline"
     GREETING = "greeting"
-    """Was greeted, its greeting is awaited."""
+    """Was sent a greeting, and owes its own."""
     GREETED = "greeted"
     """Waits for the campaign."""
     VOTING = "voting"
-    """Was asked for its vote."""
+    """Was asked for its vote, and owes it."""
     VOTED = "voted"
     """Waits for the election."""
     ACTIVE = "active"

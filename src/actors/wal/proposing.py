@@ -1,15 +1,14 @@
-"""The shell around `proposer`: connections to acceptors, time, and those who wait for a commit.
+"""The asyncio shell of `proposer`: connections to acceptors, time, and tasks that wait for a
+commit.
 
-Theory of operation. One task an acceptor dials it, hands what comes to the core, and writes what
-the core sends; when its connection ends it dials again, after a pause that doubles. One task ticks.
-A fetch reads from another acceptor by a connection of its own, which is kept for the next piece.
-The core is told one event at a time and never awaited. All that is appended in one turn of the
-loop is one append to it, so that of many who were woken by one commit the next is made.
+One task per acceptor dials it, passes its messages to the core, and writes those of the core; when
+the connection ends it dials again, after a pause that doubles. One task ticks. A fetch reads from
+another acceptor over a connection of its own, which is kept for the next piece. The core gets one
+event at a time and never waits.
 
-Rules: `append` returns when a quorum has it on disk; those who append wait in order while there is
-no room; what the core calls fatal ends all of them with an error that says that it may have
-happened; of a connection that ended nothing is told to the core any more. Before the election an
-end comes too when each acceptor has said, as its last word, that to come again does not help.
+Appending tasks wait in order while there is no room. A fatal error of the core ends all of them; it
+is indeterminate for bytes that were appended. Before the election the proposer also ends when the
+last answer of every acceptor was a `PeerRejected`.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ from actors.wal.reading import LogReader
 log = logging.getLogger("penstock.wal")
 
 WRITE_BYTES: Final = 512 * 1024
-"""Of messages that are written before the socket is waited for."""
+"""Bytes of messages that are written before the socket is awaited."""
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """How long the shell waits."""
+    """Intervals and timeouts of the shell."""
 
     tick_ms: int = 100
     connect_timeout_ms: int = 5_000
@@ -69,7 +68,7 @@ class Timing(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """As the settings say."""
+        """Return the timing that the settings configure."""
         return cls(
             connect_timeout_ms=settings.connect_timeout_ms,
             retry_delay_ms_min=settings.retry_delay_ms_min,
@@ -79,7 +78,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class _Link:
-    """One connection's way out."""
+    """Outgoing messages of one connection."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -93,7 +92,7 @@ class _Link:
 
 
 class LeadingProposer:
-    """A proposer at work; `propose` makes it."""
+    """A running proposer; `propose` creates it."""
 
     def __init__(
         self,
@@ -116,59 +115,61 @@ class LeadingProposer:
         self._synced = anyio.Event()
         self._order = anyio.Lock(fast_acquire=True)
         self._gathered: list[bytes] = []
-        """Behind the log's end: what is appended in this turn of the loop, and sent as one."""
+        """Bytes after the log's end that are appended in this turn of the loop."""
         self._gathered_bytes = 0
         self._moved = anyio.Event()
         self._waiting: list[tuple[int, int, anyio.Event]] = []
         self._numbers = itertools.count()
         self._error: PenstockError | None = None
         self._rejections: dict[int, PeerRejected] = {}
-        """Of the acceptors whose last word it was."""
+        """Rejections by the acceptors whose last answer was one."""
 
-    # -- for those who append --
+    # -- for appending tasks --
 
     @property
     def commit_lsn(self) -> int:
-        """All before is on the disks of a quorum."""
+        """Return the LSN before which all is on the disks of a quorum."""
         return self.core.commit_lsn
 
     @property
     def end_lsn(self) -> int:
-        """Behind the last byte appended."""
+        """Return the LSN after the last byte appended."""
         return self.core.end_lsn + self._gathered_bytes
 
     async def elected(self) -> int:
-        """Waits for the election; where the log goes on. Raises `Broken` when it was lost, and
-        `PeerRejected` with what each acceptor said when none takes this proposer."""
+        """Wait for the election, and return where the log goes on. Raises `Broken` when it was
+        lost, and `PeerRejected` with each acceptor's reason when none takes this proposer."""
         await self._elected.wait()
         self._check()
         return self.core.start_lsn
 
     async def synced(self) -> int:
-        """In sync mode: waits until the acceptors agree; where their log ends (0: there is none).
-        Raises as `elected`."""
+        """Wait until the acceptors agree (sync mode), and return where their log ends (0: there is
+        none). Raises as `elected`."""
         await self._synced.wait()
         self._check()
         return self.core.start_lsn
 
     async def append(self, wal: bytes) -> int:
-        """Goes on with the log, and returns its end when a quorum has it on disk."""
+        """Append to the log, and return its end when a quorum has it on disk."""
         return await self.append_at(lambda _: wal, len(wal))
 
     async def append_at(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
-        """Appends what `encode` makes for the LSN at which it will stand (`bytes_max` at most).
+        """Append what `encode` makes for the LSN that it gets, `bytes_max` at most, as `append`
+        does.
 
-        Raises what `put` does, and `committed`."""
+        Raises as `put` and `committed`.
+        """
         end_lsn = await self.put(encode, bytes_max)
         await self.committed(end_lsn)
         return end_lsn
 
     async def put(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
-        """As `append_at`, but it waits for room alone: the end of what was appended, which is
-        committed when `committed` says so.
+        """Append as `append_at`, but wait for room alone, and return the end for `committed`.
 
-        Raises `InvalidUsage` when it can never fit, `Broken` (which may have happened) when this
-        proposer leads no more, `Closed`."""
+        Raises `InvalidUsage` when the bytes can never fit, `Broken` when this proposer leads no
+        more, `Closed`; then nothing was appended.
+        """
         if self.core.config.is_sync:
             raise InvalidUsage("a proposer in sync mode appends nothing")
         if bytes_max > self.core.config.pending_bytes_max:
@@ -177,6 +178,7 @@ class LeadingProposer:
                 " (pending_bytes_max) may wait for a commit"
             )
         await self.elected()
+        # In order: a small append must not overtake a large one that waits for room.
         async with self._order:
             while self.core.room < self._gathered_bytes + bytes_max:
                 self._check()
@@ -184,6 +186,7 @@ class LeadingProposer:
                 await moved.wait()
             self._check()
             wal = encode(self.end_lsn)
+            # One commit wakes many tasks: all that they append in this turn becomes one message.
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._append_gathered)
             self._gathered.append(wal)
@@ -196,21 +199,25 @@ class LeadingProposer:
         if self._error is None:
             try:
                 self._perform(self.core.append(wal))
-            except InvalidUsage as error:  # nobody else hears of what goes wrong in this turn
+            except InvalidUsage as error:  # a callback has no caller that could handle it
                 self._stop(error)
 
     async def committed(self, lsn: int) -> None:
-        """Waits until all before `lsn` is committed. Raises `Broken`, which may have happened."""
+        """Wait until all before `lsn` is committed. Raises `Broken`, which is indeterminate: the
+        bytes may still be committed."""
         if self.core.commit_lsn < lsn:
             self._check(determinate=False)
             event = anyio.Event()
+            # The number breaks ties: events have no order.
             heapq.heappush(self._waiting, (lsn, next(self._numbers), event))
+            # `_stop` sets the event, too.
             await event.wait()
             if self.core.commit_lsn < lsn:
                 self._check(determinate=False)
 
     def _check(self, *, determinate: bool = True) -> None:
         if self._error is not None:
+            # A copy for each waiting task, since determinacy differs between them.
             error = type(self._error)(str(self._error))
             error.determinate = determinate
             raise error
@@ -234,6 +241,7 @@ class LeadingProposer:
                 case CommitMoved(lsn):
                     self._wake(lsn)
                 case Fetch():
+                    # A task of its own: the core must go on while the bytes come.
                     self._group.start_soon(self._fetch, effect)
                 case Fatal(reason):
                     self._stop(Broken(f"this proposer leads no more: {reason}"))
@@ -260,13 +268,13 @@ class LeadingProposer:
         self._group.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Ends it; what waits is raised `Closed`."""
+        """Close the proposer; waiting tasks are raised `Closed`."""
         self._stop(Closed("the proposer was closed"))
 
     # -- tasks --
 
     async def run(self) -> None:
-        """Starts the tasks."""
+        """Start the tasks."""
         for acceptor in range(len(self._addresses)):
             self._group.start_soon(self._keep, acceptor)
         self._group.start_soon(self._tick)
@@ -277,7 +285,7 @@ class LeadingProposer:
             await anyio.sleep(self._timing.tick_ms / 1000)
 
     async def _keep(self, acceptor: int) -> None:
-        """One acceptor: a connection after another."""
+        """Keep a connection to one acceptor, dialling again whenever it ends."""
         delay_ms = self._timing.retry_delay_ms_min
         warned = ""
         while True:
@@ -286,12 +294,12 @@ class LeadingProposer:
                 await self._converse(acceptor)
             except PenstockError as error:
                 self._note_rejection(acceptor, error)
-                # Once a reason: what stays wrong must be seen, and fills no log.
+                # One warning for each reason: a lasting fault must be seen, and not flood the log.
                 level = logging.INFO if str(error) == warned else logging.WARNING
                 warned = str(error)
                 log.log(level, "acceptor %s: %s", self._addresses[acceptor], error)
             if (anyio.current_time() - began) * 1000 > self._timing.retry_delay_ms_max:
-                delay_ms = self._timing.retry_delay_ms_min  # it had lasted
+                delay_ms = self._timing.retry_delay_ms_min  # the connection had lasted
             await anyio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, self._timing.retry_delay_ms_max)
 
@@ -300,7 +308,7 @@ class LeadingProposer:
         if not isinstance(error, PeerRejected):
             return
         self._rejections[acceptor] = error
-        # A leader stays: its acceptors took it once, and what they miss may be mended.
+        # An elected proposer goes on: its acceptors took it before, so the fault may be mended.
         if len(self._rejections) == len(self._addresses) and not self._elected.is_set():
             said = "; ".join(str(self._rejections[n]) for n in sorted(self._rejections))
             self._stop(PeerRejected(f"no acceptor takes this writer: {said}"))
@@ -322,6 +330,7 @@ class LeadingProposer:
         try:
             with anyio.fail_after(self._timing.connect_timeout_ms / 1000):
                 await start_push(connection)
+            # Before the core knows of the connection: its greeting is sent over this link.
             self._links[acceptor] = link
             with link.scope:
                 async with anyio.create_task_group() as group:
@@ -338,6 +347,7 @@ class LeadingProposer:
             connection.abort()
             if self._links.get(acceptor) is link:
                 del self._links[acceptor]
+                # The core has dropped this connection itself, and must get no more events of it.
                 if not link.is_over:
                     self._perform(self.core.disconnected(acceptor))
 
@@ -354,12 +364,13 @@ class LeadingProposer:
             await connection.send(bodies)
 
     async def _fetch(self, asked: Fetch) -> None:
-        """Reads one piece; the connection is kept for the next one."""
+        """Read one piece, and keep the connection for the next one."""
         reader: LogReader | None = None
         try:
             with anyio.fail_after(self._timing.fetch_timeout_ms / 1000):
                 reader = await self._reader(asked)
                 wal = b""
+                # Keepalives are empty.
                 while not wal:
                     wal = await reader.next()
         except (PenstockError, TimeoutError) as error:
@@ -374,7 +385,7 @@ class LeadingProposer:
             raise
         if len(wal) <= asked.end_lsn - asked.begin_lsn:
             self._readers[asked.acceptor] = (asked.source, reader)
-        else:  # more than was asked for: the rest would be lost
+        else:  # the core cuts off what it did not ask for: the next piece would have a gap
             reader.abort()
         self._perform(self.core.fetched(asked.acceptor, asked.begin_lsn, wal))
 
@@ -382,6 +393,7 @@ class LeadingProposer:
         kept = self._readers.pop(asked.acceptor, None)
         if kept is not None:
             source, reader = kept
+            # The kept stream is of use only if it goes on exactly there.
             if source == asked.source and reader.next_lsn == asked.begin_lsn:
                 return reader
             reader.abort()
@@ -394,14 +406,14 @@ class LeadingProposer:
         return reader
 
     def abort_readers(self) -> None:
-        """Closes what was kept for fetching."""
+        """Close the connections that are kept for fetches."""
         for _, reader in self._readers.values():
             reader.abort()
         self._readers.clear()
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    """One of them: a connection ends once."""
+    """Return one error of the group: a connection ends once."""
     found: Exception = errors
     while isinstance(found, ExceptionGroup):
         found = found.exceptions[0]
@@ -417,8 +429,8 @@ async def propose(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[LeadingProposer]:
-    """A proposer that campaigns, and once `elected` leads, until the block ends. When it cannot
-    lead any more, everything that waits for it raises `Broken`; the block is not interrupted."""
+    """Run a proposer that campaigns and, once `elected`, leads until the block ends. When it leads
+    no more, everything that waits for it raises `Broken`; the block is not interrupted."""
     if not addresses:
         raise InvalidUsage("no acceptor was given")
     failed: Exception | None = None
@@ -434,6 +446,7 @@ async def propose(
                 await ready[0].run()
                 made.set()
 
+        # The tasks have a group of their own: their end must not cancel the caller's block.
         outer.start_soon(work)
         await made.wait()
         try:

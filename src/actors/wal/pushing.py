@@ -1,14 +1,13 @@
-"""Changes as lines into a committed log: what ``penstock wal push`` does.
+"""Appends lines of changes to a committed log: the work of ``penstock wal push``.
 
-A line is a JSON object ``{"table": "orders", "row": {...}, "diff": 1}`` (`diff` may be left out:
-1) and becomes one record of the log (`framing`), as compact JSON. Lines go in batches: the next
-one is appended when a quorum has the one before on disk.
+A line is a JSON object ``{"table": "orders", "row": {...}, "diff": 1}`` (`diff` may be left out: 1)
+and becomes one record of the log (`framing`), as compact JSON. Lines go in batches: the next one is
+appended when a quorum has the one before on disk.
 
-Resuming: who is told `Pushed` knows how many lines are acknowledged and behind which LSN. Of the
-batch that followed, any number may be in the log, and whole records of it only. So a later run that
-is given both reads the records from that LSN up to where its own term begins, and passes over so
-many lines more: every line is in the log once, as long as nobody else has appended in between (a
-record that is not the line that stands there is refused).
+A run resumes from a `Pushed`: the number of acknowledged lines, and the LSN after them. Of the
+batch that followed, any number of whole records may be in the log. So the run reads the records
+from that LSN up to where its own term begins, and skips as many lines: every line is in the log
+once, as long as no other writer has appended in between.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from actors.wal.proposing import LeadingProposer
 from actors.wal.reading import LogReader
 
 BATCH_BYTES: Final = 256 * 1024
-"""Of payload, about, in one append."""
+"""Bytes of payload in one append, about."""
 LINE_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 PAUSE: Final = b""
-"""Instead of a line: what has come is to be appended, more may take a while."""
+"""Stands between lines: what has come is to be appended, since more may take a while."""
 READ_TIMEOUT_S: Final = 30.0
-"""Without anything from an acceptor that is read."""
+"""Seconds within which one acceptor must give all records to be skipped."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line."""
+    """One line of input."""
 
     table: str
     row: dict[str, Any]
@@ -53,12 +52,12 @@ class Pushed(msgspec.Struct, frozen=True):
 
 
 def pushed_text(done: Pushed) -> str:
-    """``LINES@X/X``."""
+    """Return the acknowledgement as ``LINES@X/X``."""
     return f"{done.lines}@{lsn_text(done.lsn)}"
 
 
 def parse_pushed(text: str) -> Pushed:
-    """What `pushed_text` wrote. Raises `InvalidUsage`."""
+    """Parse the text that `pushed_text` made. Raises `InvalidUsage`."""
     lines, sign, lsn = text.partition("@")
     if not sign or not lines.isdecimal():
         raise InvalidUsage(f"{text!r}: it should look like 1000@16/B374D848")
@@ -66,7 +65,7 @@ def parse_pushed(text: str) -> Pushed:
 
 
 def payload_of(line: bytes, number: int) -> bytes:
-    """The record of a line. Raises `InvalidUsage` with the line's number, from 1."""
+    """Return the record of a line. Raises `InvalidUsage` with the line's number, from 1."""
     try:
         change = msgspec.json.decode(line, type=Change)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -92,11 +91,12 @@ async def push(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> Pushed:
-    """Appends all lines (empty ones are no lines), behind those that are in the log already, and
-    tells of each batch that is committed.
+    """Append all lines (empty ones are skipped) after those that are in the log already, and call
+    `told` after each batch that is committed.
 
-    Raises `InvalidUsage` for a line that is no change (those before it are in the log), `Broken`,
-    `WalRefused`, `Corrupt`."""
+    Raises `InvalidUsage` for a malformed line (those before it are in the log), `Broken`,
+    `WalRefused`, `Corrupt`.
+    """
     start_lsn = await log.elected()
     done = resume or Pushed(0, start_lsn)
     if done.lsn > start_lsn:
@@ -106,6 +106,7 @@ async def push(
     payloads = _payloads(lines, done.lines)
     batches = _batches(payloads)
     if done.lsn < start_lsn:
+        # An earlier run appended these, and was cut off before their acknowledgement.
         held = await _held(log, done.lsn, start_lsn, addresses, token, tls)
         for number, payload in enumerate(held, done.lines + 1):
             ours = await anyio.to_thread.run_sync(_next, payloads, abandon_on_cancel=True)
@@ -118,7 +119,7 @@ async def push(
         await log.committed(start_lsn)
         told(done)
     system_id = log.core.config.system_id
-    # In a thread: reading may wait, and heartbeats must go on.
+    # In a thread: reading the input may block, and heartbeats must go on.
     while batch := await anyio.to_thread.run_sync(_next_batch, batches, abandon_on_cancel=True):
         lsn = await log.append_at(
             functools.partial(_framed, batch, system_id),
@@ -130,10 +131,11 @@ async def push(
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file or pipe; `PAUSE` where no more have come yet."""
+    """Yield the lines of a file or pipe; `PAUSE` where no more have come yet."""
     rest = b""
     while piece := file.read1(BATCH_BYTES):  # type: ignore[attr-defined]
         *whole, rest = (rest + piece).split(b"\n")
+        # Bounds memory: input without line ends would be kept whole.
         if len(rest) > LINE_BYTES_MAX:
             raise InvalidUsage(f"a line is longer than {LINE_BYTES_MAX} bytes")
         yield from (line + b"\n" for line in whole)
@@ -143,7 +145,7 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _payloads(lines: Iterable[bytes], skipped: int) -> Iterator[bytes]:
-    """Those behind the first `skipped`, and `PAUSE` where there is one."""
+    """Yield the payloads after the first `skipped`, and `PAUSE` where there is one."""
     count = number = 0
     for line in lines:
         number += line != PAUSE
@@ -156,12 +158,12 @@ def _payloads(lines: Iterable[bytes], skipped: int) -> Iterator[bytes]:
 
 
 def _next(payloads: Iterator[bytes]) -> bytes | None:
-    """The next one; None at the end."""
+    """Return the next payload; None at the end."""
     return next((payload for payload in payloads if payload != PAUSE), None)
 
 
 def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Bounded by bytes; a bad line does not keep those before it from being appended."""
+    """Yield batches, bounded by bytes."""
     batch: list[bytes] = []
     size = 0
     try:
@@ -172,6 +174,7 @@ def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
             if batch and (payload == PAUSE or size >= BATCH_BYTES):
                 yield batch
                 batch, size = [], 0
+    # A malformed line does not keep those before it from being appended.
     except InvalidUsage:
         if batch:
             yield batch
@@ -181,7 +184,7 @@ def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _next_batch(batches: Iterator[list[bytes]]) -> list[bytes]:
-    """The next one; empty at the end."""
+    """Return the next batch; empty at the end."""
     return next(batches, [])
 
 
@@ -200,8 +203,9 @@ async def _held(
     token: str,
     tls: ssl.SSLContext | None,
 ) -> list[bytes]:
-    """The payloads of [begin_lsn, end_lsn), from any acceptor that has them all; less than a batch,
-    about. Waits until the quorum has them: then they are read as what is committed."""
+    """Return the payloads of [begin_lsn, end_lsn), about a batch at most, from any acceptor that
+    has them all."""
+    # Only then they are sure to stay in the log.
     await log.committed(end_lsn)
     config = log.core.config
     failures: list[str] = []
@@ -213,6 +217,7 @@ async def _held(
                     address, config.tenant, config.timeline, timeout_ms=5_000, token=token, tls=tls
                 )
                 reader = LogReader(connection, begin_lsn)
+                # In this term alone: under another leader the acceptor's log may be replaced.
                 await reader.start(log.core.term)
                 decoder = Decoder(begin_lsn)
                 found: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Quorums: who must have agreed, and what so many have on disk. Pure.
+"""Quorums: whether enough voters agree, and the LSN that enough of them have on disk. Pure.
 
 A configuration is one set of voters, or two that must each agree (a joint one). A quorum of `n`
 voters is `n // 2 + 1`: any two quorums of one set share a voter.
@@ -11,37 +11,40 @@ from collections.abc import Callable, Collection, Sequence
 from actors.wal.messages import Membership
 
 Voters = tuple[frozenset[int], ...]
-"""One set, or two."""
+"""One set of node ids, or two."""
 
 
 def voters_of(membership: Membership) -> Voters:
-    """The node ids that vote; of generation 0: nobody is named."""
+    """Return the node ids that vote; none for generation 0."""
     sets = (membership.members, membership.new_members)
     return tuple(frozenset(member.node_id for member in members) for members in sets if members)
 
 
 def quorum_of(count: int) -> int:
-    """The least number of `count` members such that any two such sets share one."""
+    """Return the least number of `count` members such that any two such sets share one."""
     return count // 2 + 1
 
 
 def agrees(voters: Voters, those: Collection[int]) -> bool:
-    """Whether `those` hold a quorum of every set."""
+    """Return whether `those` contain a quorum of every set."""
     held = frozenset(those)
     return bool(voters) and all(len(each & held) >= quorum_of(len(each)) for each in voters)
 
 
 def committed(voters: Voters, flushed: Callable[[int], int], term_start_lsn: int) -> int:
-    """What a quorum of every set has flushed in this term; 0 when that is nothing.
+    """Return the LSN that a quorum of every set has flushed in this term; 0 if there is none.
 
-    What an acceptor has below `term_start_lsn` counts as nothing: it may be another leader's, or
-    the leader's history may not have reached it. Source: the protocol's commit rule, which is
-    Raft's ban on committing what earlier terms wrote by counting."""
+    Source: the protocol's commit rule, which is Raft's ban on committing entries of earlier terms
+    by counting.
+    """
 
     def of_set(each: frozenset[int]) -> int:
+        # LSNs below the term's begin count as 0: those bytes may be another leader's, or the
+        # acceptor may not have the leader's history yet.
         lsns: Sequence[int] = sorted(
             lsn if lsn >= term_start_lsn else 0 for lsn in map(flushed, each)
         )
+        # Ascending, so exactly a quorum has flushed at least this much.
         return lsns[len(lsns) - quorum_of(len(lsns))]
 
     return min((of_set(each) for each in voters), default=0)

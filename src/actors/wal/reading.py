@@ -19,23 +19,23 @@ _STATUS: Final = struct.Struct("!cQQQqB")
 
 
 class LogReader:
-    """What comes from `next_lsn` on."""
+    """Reads a log from `next_lsn` on."""
 
     def __init__(self, connection: AcceptorConnection, start_lsn: int) -> None:
         self._connection = connection
         self.next_lsn = start_lsn
         self.known_lsn = start_lsn
-        """What the acceptor had to give, when it last said."""
+        """End of the log at the acceptor, by its last report."""
         self.answers_asked = False
-        """It wants to hear of us: `report`."""
+        """True if the acceptor asked for a `report`."""
 
     async def start(self, term: int | None = None) -> None:
-        """Asks for it. Raises what `AcceptorConnection` does."""
+        """Start the stream. Raises the errors of `AcceptorConnection`."""
         await start_replication(self._connection, self.next_lsn, term)
 
     async def next(self) -> bytes:
-        """The next bytes; empty: the acceptor says only that it is there. Raises what
-        `AcceptorConnection.receive` does, `MalformedFrame` for a gap."""
+        """Return the next bytes; empty for a keepalive. Raises as `AcceptorConnection.receive`, and
+        `MalformedFrame` for a gap."""
         body = await self._connection.receive()
         if body[:1] == b"w" and len(body) >= _DATA.size:
             _, begin, end, _ = _DATA.unpack_from(body)
@@ -55,11 +55,11 @@ class LogReader:
         raise MalformedFrame(f"{body[:1]!r} of {len(body)} bytes is no message of a stream")
 
     async def report(self, flushed_lsn: int) -> None:
-        """All before is durable here."""
+        """Report that all before `flushed_lsn` is durable here."""
         status = _STATUS.pack(b"r", flushed_lsn, flushed_lsn, flushed_lsn, 0, 0)
         self.answers_asked = False
         await self._connection.send([status])
 
     def abort(self) -> None:
-        """Closes at once."""
+        """Close at once."""
         self._connection.abort()

@@ -1,27 +1,15 @@
-"""The way of a proposer's messages into a timeline: reader, acceptor and writer, apart.
+"""Feeds a proposer's messages into a timeline, with separate actors for reading, appending,
+writing.
 
-Theory of operation. A connection that pushes a log is a `Receiver`. It reads its socket beside
-itself and hands each message to its `WalAcceptor`, which puts them into the timeline and hands
-answers to the `Writer`. Both have bounded mailboxes, half of the limit in each: what was taken
-out is in hand, the rest waits. So one chain of waiting leads back to the proposer: the writer's
-mailbox is full → the acceptor waits → its mailbox is full → the socket is not read.
+A connection that pushes a log is a `Receiver`. It reads its socket in an effect and hands each
+message to its `WalAcceptor`, which puts messages into the timeline and hands replies to the
+`Writer`. Both have bounded mailboxes, so backpressure reaches the proposer: the writer's mailbox is
+full → the acceptor waits → its mailbox is full → the socket is not read. At most
+``wal_messages_max`` messages were read and are not in the log.
 
-- **Group flush.** Appends are taken unflushed. When nothing follows, what was taken is flushed and
-  answered in the same call to the disk: a lone append waits for nobody, a burst shares one flush.
-  While more follows it is flushed every ``wal_flush_ms``, and the store flushes a segment that
-  becomes full. So nothing is unflushed while nothing comes.
-- **Feedback** of consumers is attached to a copy of the last append's answer. Before there is one
-  it is dropped: the next says more.
-- **Disconnect.** The acceptor takes all that was read before, flushes, and has ended before the
-  connection does: who asks for the timeline's status afterwards sees all that was read. Answers
-  are written for as long as the socket takes them; when it does not, the acceptor flushes what it
-  has and drops the rest.
-- **Faults.** An acceptor that refuses, fails or crashes ends its own connection, with an error that
-  names it; a crash of anything here reaches nobody else. When a timeline is stopped, nothing is
-  drained or flushed.
-
-Invariants: messages enter the timeline in the order in which they came; answers leave in the order
-in which they were made; at most ``wal_messages_max`` messages were read and are not in the log.
+The acceptor ends before the connection does: a status that is asked for after a disconnect shows
+all that was read. An acceptor that refuses, fails or crashes ends its own connection only, with an
+error that names it. When a timeline is stopped, nothing is drained or flushed.
 """
 
 from __future__ import annotations
@@ -61,7 +49,7 @@ log = logging.getLogger("penstock.wal")
 
 
 class CopyEnd(enum.Enum):
-    """How a peer ends its side of the copy."""
+    """The ways in which a peer ends its side of the copy."""
 
     EOF = "the connection was closed"
     TERMINATE = "the peer said Terminate"
@@ -70,19 +58,20 @@ class CopyEnd(enum.Enum):
 
 
 class Wire(Protocol):
-    """What a receiver needs of a connection."""
+    """The interface of a connection that a receiver needs."""
 
     @property
     def peer(self) -> str:
-        """For people."""
+        """Return the peer's name, for logs."""
         ...
 
     async def next_copy(self) -> bytes | CopyEnd:
-        """What the next CopyData holds. Raises `Broken`, `MalformedFrame`, `FrameTooLarge`."""
+        """Return the body of the next CopyData, or how the peer ended. Raises `Broken`,
+        `MalformedFrame`, `FrameTooLarge`."""
         ...
 
     async def send_copy(self, data: bytes) -> None:
-        """Sends one CopyData, waiting while the peer is slow. Raises `Broken`."""
+        """Send one CopyData, waiting while the peer is slow. Raises `Broken`."""
         ...
 
 
@@ -90,11 +79,11 @@ class Codec(Protocol):
     """One version of the messages: `codec_v3` or `codec_v2`."""
 
     def decode_proposer(self, data: bytes, /) -> ProposerMessage:
-        """Raises `MalformedFrame`."""
+        """Decode a proposer's message. Raises `MalformedFrame`."""
         ...
 
     def encode_acceptor(self, message: AcceptorMessage, /) -> bytes:
-        """Its bytes, exactly."""
+        """Encode an acceptor's message, of exact length."""
         ...
 
 
@@ -102,18 +91,18 @@ class Codec(Protocol):
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False):
-    """To the writer: its feed holds something."""
+    """Tells the writer that its feed is not empty."""
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
-    """To the writer: nothing follows."""
+    """Tells the writer that no message follows."""
 
 
 WriterMessage: TypeAlias = Respond | Spread | Finish
 
 
 class Writer(Actor[WriterMessage]):
-    """Writes answers, and feedback on top of them."""
+    """Writes replies, and feedback attached to copies of them."""
 
     def __init__(
         self,
@@ -130,11 +119,11 @@ class Writer(Actor[WriterMessage]):
         self._last: AppendResponse | None = None
 
     async def on_start(self) -> None:
-        """Listens to consumers."""
+        """Subscribe to the feedback of consumers."""
         self._feed = self._feeds.open(lambda: self.ctx.self.reply(Spread()))
 
     async def receive(self, message: WriterMessage) -> None:
-        """Handles one message."""
+        """Handle one message."""
         try:
             match message:
                 case Respond(answer):
@@ -144,6 +133,8 @@ class Writer(Actor[WriterMessage]):
                 case Spread():
                     assert self._feed is not None, "it has started"
                     for feedback in self._feed.take():
+                        # Before the first append's reply feedback is dropped: the next one says
+                        # more.
                         if self._last is not None:
                             await self._send(replace(self._last, pageserver=feedback))
                 case Finish():
@@ -158,7 +149,7 @@ class Writer(Actor[WriterMessage]):
         await self._wire.send_copy(self._codec.encode_acceptor(answer))
 
     async def on_stop(self) -> None:
-        """Hears no more."""
+        """Unsubscribe from feedback."""
         if self._feed is not None:
             self._feeds.close(self._feed)
 
@@ -167,7 +158,8 @@ class Writer(Actor[WriterMessage]):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How a connection ended: by its peer (`end`), or by `error`: our side's if `from_acceptor`."""
+    """The end of a connection: by its peer (`end`), or by `error`, which is ours if
+    `from_acceptor`."""
 
     end: CopyEnd | None = None
     error: PenstockError | None = None
@@ -180,11 +172,11 @@ class _ReadEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Slow(msgspec.Struct, frozen=True, gc=False):
-    """A message has waited for room."""
+    """A message has waited for room for ``wal_slow_ms``."""
 
 
 class _Sample(msgspec.Struct, frozen=True, gc=False):
-    """It is time to measure the queue."""
+    """Asks for a measure of the queue."""
 
 
 class _AcceptorEnded(msgspec.Struct, frozen=True, gc=False):
@@ -209,7 +201,7 @@ _ReceiverMessage: TypeAlias = (
 
 
 class Receiver(Actor[_ReceiverMessage]):
-    """One connection of a proposer, from its greeting on; answers `outcome` when it is over."""
+    """One connection of a proposer, from its greeting on; sets `outcome` when it is over."""
 
     def __init__(
         self,
@@ -235,7 +227,7 @@ class Receiver(Actor[_ReceiverMessage]):
         self._gone = {"acceptor": False, "writer": False}
 
     async def on_start(self) -> None:
-        """Sets up the chain, and begins to read."""
+        """Start the chain of actors, and begin to read."""
         own, settings = self.ctx.self, self._settings
         self._guard = self._timeline.registry.register(self._wire.peer)
         measure(WAL_RECEIVERS, 1)
@@ -244,6 +236,7 @@ class Receiver(Actor[_ReceiverMessage]):
                 self._wire, self._codec, self._timeline, lambda e: own.reply(_WriterFailed(e))
             ),
             "writer",
+            # The other half of the limit may have been taken out and be in the writer's hands.
             mailbox=settings.wal_replies_max // 2,
             policy=STOP,
         )
@@ -277,10 +270,11 @@ class Receiver(Actor[_ReceiverMessage]):
                     return _ReadEnded(data)
                 await self._put(self._codec.decode_proposer(data))
         except PenstockError as error:
+            # Reported, not raised: messages read before it must still reach the log.
             return _ReadEnded(None, error)
 
     async def _put(self, message: ProposerMessage) -> None:
-        """Hands it to the acceptor, waiting for room. Raises `Closed` or `Broken`."""
+        """Hand a message to the acceptor, waiting for room. Raises `Closed` or `Broken`."""
         given = FromProposer(message)
         try:
             self._acceptor.send_nowait(given)
@@ -302,7 +296,7 @@ class Receiver(Actor[_ReceiverMessage]):
     # -- ending ----------------------------------------------------------------------------------
 
     async def receive(self, message: _ReceiverMessage) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case _Slow():
                 log.warning(
@@ -312,7 +306,7 @@ class Receiver(Actor[_ReceiverMessage]):
                     self._timeline.name,
                     self._settings.wal_slow_ms,
                 )
-            case _Sample():  # here, and not in the acceptor: it waits for the disk
+            case _Sample():  # not in the acceptor, which may be waiting for the disk
                 self._queued.sample()
                 self.ctx.after(self._settings.wal_sample_ms, _Sample())
             case _ReadEnded():
@@ -324,11 +318,14 @@ class Receiver(Actor[_ReceiverMessage]):
                 self._writer_error = error
             case _WriterGone():
                 self._gone["writer"] = True
+                # Nothing can be answered any more: the acceptor flushes what it has, and drops the
+                # rest.
                 if not self._gone["acceptor"]:
                     self._stop_reading()
                     self._tell(self._acceptor, Disconnected())
             case _AcceptorGone():
                 self._gone["acceptor"] = True
+                # The acceptor crashed before it could report.
                 if self._ended is None:
                     self._ended = _AcceptorEnded(await self._crashed())
                 self._stop_reading()
@@ -343,7 +340,7 @@ class Receiver(Actor[_ReceiverMessage]):
             self._reading.cancel()
 
     def _tell(self, address: Address[AcceptorInput] | Address[WriterMessage], last: object) -> None:
-        """The last message to one of ours, which may have ended."""
+        """Send the last message to one of the chain's actors, which may have ended."""
 
         async def tell() -> None:
             with suppress(Closed, Broken):
@@ -352,8 +349,9 @@ class Receiver(Actor[_ReceiverMessage]):
         self.ctx.effect(tell, done=lambda _: None)
 
     async def _crashed(self) -> PenstockError:
-        """Why the acceptor has gone without a word."""
+        """Return why the acceptor ended without a report."""
         try:
+            # Sending to an actor that has ended raises the reason of its end.
             await self._acceptor.send(Disconnected())
         except (Closed, Broken) as error:
             return ActorDead(f"{error}; what it had not answered may have happened: connect again")
@@ -361,6 +359,7 @@ class Receiver(Actor[_ReceiverMessage]):
 
     def _finish(self) -> None:
         assert self._ended is not None, "the acceptor has gone"
+        # The acceptor's error first: those of reader and writer may follow from it.
         error, ours = self._ended.error, True
         if error is None:
             ours = False
@@ -377,7 +376,7 @@ class Receiver(Actor[_ReceiverMessage]):
         self.ctx.stop()
 
     async def on_stop(self) -> None:
-        """Gives its slot back."""
+        """Release the slot, and report an outcome if there is none yet."""
         self._queued.drain()
         if self._guard is not None:
             self._guard.release()
@@ -386,5 +385,5 @@ class Receiver(Actor[_ReceiverMessage]):
             self._outcome.set(Outcome(error=Closed("the acceptor was stopped")))
 
     def describe(self) -> str:
-        """What it is doing or waiting for."""
+        """Return the peer and the timeline's positions."""
         return f"{self._wire.peer}: {self._timeline.positions()}"

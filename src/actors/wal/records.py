@@ -1,34 +1,21 @@
-"""Where records end in a stream of WAL that comes in pieces of any size.
+"""Finds the ends of records in a stream of WAL that comes in pieces of any size.
 
-What it is: `RecordScanner` is fed the bytes of a log from one place on and says behind which byte
-the last whole record ends (`record_lsn`). Nothing else of an acceptor looks into the log.
+`RecordScanner` alone parses the log in an acceptor. It checks page headers, lengths and CRCs, but
+not the content of records, unused bytes, or the chain of previous LSNs (a log that begins in the
+middle has no previous record).
 
 The format (PostgreSQL's xlogrecord.h, xlog_internal.h; integers are little-endian):
 
 - A page is `PAGE_BYTES`. Its header has 24 bytes, 40 on the first page of a segment: magic u16
-  (it names PostgreSQL's major version), info u16, timeline u32, the page's own LSN u64, and how
-  many bytes of a record that began earlier follow, u32.
-- A record begins at a multiple of 8, anywhere behind a page's header; it goes on behind the header
-  of the next page, which then carries `CONTINUED` and the count of bytes to come. Its own header
-  has 24 bytes: whole length u32, transaction u32, previous LSN u64, info u8, manager u8, two bytes
+  (PostgreSQL's major version), info u16, timeline u32, the page's own LSN u64, and the number of
+  bytes that follow of a record begun earlier, u32.
+- A record begins at a multiple of 8 after a page's header; it continues after the header of the
+  next page, which then carries `CONTINUED` and the count of bytes to come. Its own header has 24
+  bytes: total length u32, transaction u32, previous LSN u64, info u8, manager u8, two bytes
   unused, CRC u32. The CRC is CRC-32C of what follows the header, then of its first 20 bytes.
-- Behind the record that switches segments nothing is read until the next segment.
-- A page whose header has `OVERWRITTEN` says that the record before it was never finished (the
-  server died); the record that stands there says so too.
 
-Rules:
-
-- `feed` takes a piece as a whole or not at all: where it raises, nothing has changed, and `bad`
-  says where and why.
-- ``record_lsn <= lsn``, but for padding: the end of a record is rounded up to a multiple of 8, or
-  to the next segment behind a switch, and those bytes need not have come. They are not checked.
-- Memory is bounded: less than `_HELD_MAX` bytes wait for the next piece. A record's body is not
-  kept, only its CRC; a length is checked before anything is done with it.
-- Long pieces go through `runs` first, many records at a time, up to what is not ordinary or not
-  right; it gives no other ends or verdicts. (Not where `found` is told of each record.)
-
-It does not read what records say, does not check their chain of previous LSNs (acceptors never
-did: a log that begins in the middle has no previous record), and does not check unused bytes.
+A record's end is rounded up to a multiple of 8, or, after a switch of segments, to the next
+segment. Those bytes need not have come, so ``record_lsn`` may exceed ``lsn``; they are not checked.
 """
 
 from __future__ import annotations
@@ -45,12 +32,12 @@ from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 from actors.wal.runs import RUN_BYTES_MIN, run_of
 
 MAGICS: Final = {14: 0xD10D, 15: 0xD110, 16: 0xD113, 17: 0xD116}
-"""How the pages of a major version begin."""
+"""Magic number of the pages of each major version."""
 SHORT_HEADER_BYTES: Final = 24
 LONG_HEADER_BYTES: Final = 40
 RECORD_HEADER_BYTES: Final = 24
 RECORD_BYTES_MAX: Final = 1 << 30
-"""No server writes a longer one (1020 MiB since 16, the largest allocation before)."""
+"""No server writes a longer record (1020 MiB since 16, the largest allocation before)."""
 CONTINUED: Final = 0x0001
 LONG: Final = 0x0002
 OVERWRITTEN: Final = 0x0008
@@ -63,20 +50,20 @@ _OVERWRITE: Final = 0x00D0  # manager 0, info 0xD0
 _HELD_MAX: Final = LONG_HEADER_BYTES
 
 Found = Callable[[int, int, bytes], None]
-"""Told of each whole record: where it begins, where the next may, its 24 bytes of header."""
+"""Called with each whole record: its begin, the begin of the next, its header of 24 bytes."""
 
 
 class Bad(msgspec.Struct, frozen=True):
-    """Why a log cannot be read on."""
+    """The reason why a log cannot be read further."""
 
     lsn: int
-    """Where what is wrong stands."""
+    """LSN of the fault."""
     record_lsn: int
-    """Behind the last whole record before it."""
+    """LSN after the last whole record before the fault."""
     why: str
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the reason as text."""
         return (
             f"{self.why} at {lsn_text(self.lsn)}; the last whole record ends at"
             f" {lsn_text(self.record_lsn)}"
@@ -84,7 +71,7 @@ class Bad(msgspec.Struct, frozen=True):
 
 
 class _Wrong(Exception):
-    """What `feed` turns into `Bad`."""
+    """Raised inside the scanner; `feed` turns it into a `Bad`."""
 
     def __init__(self, lsn: int, why: str) -> None:
         super().__init__(why)
@@ -93,7 +80,8 @@ class _Wrong(Exception):
 
 
 def magics_of(pg_version: int) -> frozenset[int]:
-    """The magics that pages of a log of this version (170005) may have; 0: any known one."""
+    """Return the magics that pages of a log of this version (170005) may have; 0: any known one.
+    Raises `Corrupt` for an unknown version."""
     if not pg_version:
         return frozenset(MAGICS.values())
     known = MAGICS.get(pg_version // 10_000)
@@ -108,7 +96,9 @@ def magics_of(pg_version: int) -> frozenset[int]:
 class RecordScanner:
     """Finds the ends of records from `lsn` on, where a record must begin.
 
-    Raises `Corrupt` when `pg_version` is none whose log can be read."""
+    Long pieces go through `runs` first, many records at a time, with the same results. Raises
+    `Corrupt` for a `pg_version` whose log cannot be read.
+    """
 
     def __init__(
         self,
@@ -119,49 +109,50 @@ class RecordScanner:
         found: Found | None = None,
     ) -> None:
         self.bad: Bad | None = None
-        """Why the last `feed` raised."""
+        """Fault that made the last failed `feed` raise."""
         self._magics = magics_of(pg_version)
         self._segment_bytes = segment_bytes
         self._found = found
-        # -- between two pieces; `_scan` alone moves them, and `feed` puts them back
+        # -- state between two pieces: only `_scan` changes it, and a failed `feed` restores it
         self._lsn = lsn
-        """What comes next; behind `_held`."""
+        """LSN of the next byte to come, after `_held`."""
         self._held = b""
-        """The first bytes of a header that has not come whole."""
+        """First bytes of an incomplete header."""
         self._record_lsn = lsn
         self._skip_to = aligned(lsn)
-        """Up to here nothing is looked at."""
+        """Bytes before this LSN are not examined."""
         self._left = 0
-        """Bytes of the record that are still to come; 0: a record is to begin."""
+        """Bytes of the record still to come; 0: a record is to begin."""
         self._begin = 0
         self._header = b""
         self._crc = 0
         self._overwritten = False
-        """The next record must be the one that says so."""
+        """True if the next record must be the one that reports an unfinished record."""
 
     @property
     def lsn(self) -> int:
-        """Behind the last byte taken."""
+        """Return the LSN after the last byte taken."""
         return self._lsn
 
     @property
     def record_lsn(self) -> int:
-        """Behind the last whole record: where the next one may begin."""
+        """Return the LSN after the last whole record, where the next one may begin."""
         return self._record_lsn
 
     def feed(self, piece: bytes) -> None:
-        """Takes the next bytes. Raises `Corrupt` when they are no records; then none was taken,
-        though `found` may have been told of some."""
+        """Scan the next bytes. Raises `Corrupt` when they are no records; then none counts, though
+        `found` may have been called for some."""
         saved = self.saved()
         try:
             self._scan(piece)
         except _Wrong as error:
             self.bad = Bad(error.lsn, self._record_lsn, error.why)
+            # A piece is taken in whole or not at all: callers write only pieces that were scanned.
             self.restore(saved)
             raise Corrupt(f"no WAL: {self.bad}", determinate=True) from None
 
     def saved(self) -> tuple[Any, ...]:
-        """What `restore` takes: all that is known between two pieces."""
+        """Return all state between two pieces, for `restore`."""
         return (
             self._lsn,
             self._held,
@@ -175,7 +166,7 @@ class RecordScanner:
         )
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        """Back to where `saved` was called."""
+        """Restore the state that `saved` returned."""
         (
             self._lsn,
             self._held,
@@ -194,7 +185,7 @@ class RecordScanner:
         self._lsn += len(piece)
         self._held = b""
         at, size = 0, len(data)
-        asked = 0  # before this, runs were looked for
+        asked = 0  # `_run` has examined the bytes before this offset
         while at < size:
             lsn = base + at
             if lsn < self._skip_to:
@@ -213,12 +204,14 @@ class RecordScanner:
                 taken = taken or self._whole_records(data, at, lsn, room)
                 taken = taken or self._begin_record(data, at, lsn, room)
             if not taken:
+                # At most an incomplete header (`_HELD_MAX`) is kept; of a record's body only the
+                # CRC is.
                 self._held = data[at:]
                 return
             at += taken
 
     def _page_header(self, data: bytes, at: int, lsn: int) -> int:
-        """Bytes taken; 0: more are needed."""
+        """Check a page's header and return its length; 0: more bytes are needed."""
         length = SHORT_HEADER_BYTES if lsn % self._segment_bytes else LONG_HEADER_BYTES
         if len(data) - at < length:
             return 0
@@ -228,7 +221,8 @@ class RecordScanner:
             raise _Wrong(lsn, f"the page's magic is {magic:04X}, not {wanted}")
         if address != lsn:
             raise _Wrong(lsn, f"the page says that it is the one of {lsn_text(address)}")
-        if self._left and info & OVERWRITTEN:  # what began before is no record, and never will be
+        # The server died inside the record before: it stays unfinished, and the next one says so.
+        if self._left and info & OVERWRITTEN:
             self._left, self._overwritten = 0, True
         if bool(info & CONTINUED) != bool(self._left):
             is_so = "says" if info & CONTINUED else "does not say"
@@ -240,7 +234,8 @@ class RecordScanner:
         return length
 
     def _run(self, data: bytes, at: int, lsn: int) -> tuple[int, int]:
-        """As `runs.run_of`; nothing where each record is of interest."""
+        """Return `runs.run_of` of the bytes from `at` on."""
+        # A run neither reports single records nor checks the one that follows an unfinished record.
         if self._overwritten or self._found is not None:
             return 0, len(data) - at
         taken, looked = run_of(data, at, lsn, self._magics, self._segment_bytes)
@@ -249,8 +244,8 @@ class RecordScanner:
         return taken, looked
 
     def _whole_records(self, data: bytes, at: int, lsn: int, room: int) -> int:
-        """Bytes of the records that stand whole in this page and this piece, and are no special
-        ones. The rest is `_begin_record`'s. All that is asked of most records is in this loop."""
+        """Check the ordinary records that lie whole in this page and piece; return their bytes.
+        `_begin_record` handles the rest."""
         start, stop = at, min(len(data), at + room)
         last = stop - RECORD_HEADER_BYTES
         unpack, value = _RECORD.unpack_from, google_crc32c.value
@@ -258,6 +253,7 @@ class RecordScanner:
         shift = lsn - at
         if self._overwritten:
             return 0
+        # Most records pass through this loop alone, so all their checks are inline.
         while at <= last:
             length, kind, crc = unpack(data, at)
             end = at + length
@@ -277,7 +273,7 @@ class RecordScanner:
         return min(at, stop) - start
 
     def _begin_record(self, data: bytes, at: int, lsn: int, room: int) -> int:
-        """Takes as much of a record's header as the page has; 0: more is needed."""
+        """Take as much of a record's header as the page has; return 0 when more is needed."""
         part = min(RECORD_HEADER_BYTES, room)  # a multiple of 8: records are aligned
         if len(data) - at < part:
             return 0
@@ -290,7 +286,7 @@ class RecordScanner:
         return part
 
     def _go_on(self, data: bytes, at: int, lsn: int, room: int) -> int:
-        """More of a record that has begun; 0: more of its header is needed."""
+        """Take more of a record that has begun; return 0 when more of its header is needed."""
         missing = RECORD_HEADER_BYTES - len(self._header)
         if missing:
             if len(data) - at < missing:
@@ -322,6 +318,7 @@ class RecordScanner:
         if google_crc32c.extend(self._crc, self._header[:20]) != crc:
             raise _Wrong(self._begin, f"the CRC of a record of {length} bytes is wrong")
         following = aligned(end)
+        # Nothing is read between a record that switches segments and the next segment.
         if kind & _KIND_MASK == _SWITCH:
             following = -(-end // self._segment_bytes) * self._segment_bytes
         self._record_lsn = self._skip_to = following

@@ -1,14 +1,8 @@
-"""Where a log on disk ends: found by reading its records from a known place on.
+"""Finds the end of a log on disk by reading its records from the commit LSN on.
 
-The known place is the control file's ``commit_lsn``: a record begins there, and all before is on
-disk. What follows may have been interrupted at any byte; the log ends at the first record that is
-not whole and right, and what stands behind it was never acknowledged (or was cut off).
-
-A program that died, or whose flush failed, leaves bytes that can be read and yet are not on disk:
-the operating system may have dropped what it could not write and call the next flush a success.
-Only the last segment can have such bytes (every other one was flushed before the next was made),
-so what was found in it is written once more, the same bytes, and flushed. Only then is the end that
-was found on disk.
+A record begins at the control file's ``commit_lsn``, and all before it is on disk. Later bytes may
+have been interrupted anywhere: the log ends at the first record that is not whole and right, and
+what follows it was never acknowledged (or was truncated).
 """
 
 from __future__ import annotations
@@ -23,20 +17,20 @@ from actors.wal.records import Bad, RecordScanner
 from actors.wal.segments import SegmentFiles
 
 PIECE_BYTES: Final = 1 << 20
-"""Read at a time."""
+"""Bytes read at a time."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """Where a log ends, and why there."""
+    """The end of a log, and the reason why it is there."""
 
     end_lsn: int
     bad: Bad | None
-    """None: the last segment ends there, or its last file."""
+    """None: the log ends with its last file."""
 
 
 def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recovered:
-    """The end of the log, durable when this returns. Raises `Corrupt` when what was committed is
-    not there, `OSError`."""
+    """Return the end of the log, durable when this returns. Raises `Corrupt` when committed bytes
+    are missing, `OSError`."""
     scanner = RecordScanner(commit_lsn, pg_version=pg_version, segment_bytes=segments.segment_bytes)
     size = segments.segment_bytes
     number = commit_lsn // size
@@ -57,7 +51,8 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
         try:
             while begin < (number + 1) * size and bad is None:
                 piece = file.read_at(begin % size, min(PIECE_BYTES, (number + 1) * size - begin))
-                if not piece:  # cut off, and the crash came before it had its length again
+                # A crash inside `SegmentFiles.cut_off` leaves a file shorter than a segment.
+                if not piece:
                     bad = Bad(begin, scanner.record_lsn, "the file ends")
                 else:
                     bad = _fed(scanner, piece)
@@ -66,6 +61,10 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
             file.close()
         number += 1
     end_lsn = bad.record_lsn if bad else scanner.record_lsn
+    # A process that died, or whose flush failed, leaves bytes that can be read and yet are not on
+    # disk: the operating system may have dropped them and report the next flush as a success. Only
+    # the last segment can have such bytes, since each other one was flushed before the next was
+    # created.
     _rewrite(segments, max(commit_lsn, (end_lsn - 1) // size * size), end_lsn)
     return Recovered(end_lsn, bad)
 
@@ -79,12 +78,12 @@ def _fed(scanner: RecordScanner, piece: bytes) -> Bad | None:
 
 
 def _rewrite(segments: SegmentFiles, begin_lsn: int, end_lsn: int) -> None:
-    """[begin_lsn, end_lsn), all in one segment."""
+    """Write the bytes [begin_lsn, end_lsn) of one segment once more, and flush them."""
     size = segments.segment_bytes
     try:
         file, _ = segments.open((end_lsn - 1) // size)
     except FileNotFoundError:
-        return  # removed: it was committed, and read by all who need it
+        return  # removed below the horizon: committed, and not needed any more
     try:
         for at in range(begin_lsn, end_lsn, PIECE_BYTES):
             piece = file.read_at(at % size, min(PIECE_BYTES, end_lsn - at))

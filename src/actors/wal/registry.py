@@ -1,13 +1,9 @@
-"""Who is connected to one timeline: proposers that push the log, and what waits for them.
+"""The connections of one timeline: receivers of log by slot, and the feedback for their proposers.
 
-Theory of operation. Every receiver of log has a slot: the lowest that is free. Its guard gives
-the slot back, once. A receiver is *voting* until it has been told that its proposer is elected;
-from then on it is *streaming*. The timeline's own recovery from a peer may hold a slot, too; it
-is no compute, and is not counted among those that stream.
-
-Beside it stand the *feeds*: one for each receiver, through which its proposer hears how far
-consumers of the log are. A feed holds the newest `FEEDBACK_MAX`; older ones are dropped, because
-each says all that those before it said.
+Every receiver has a slot: the lowest that is free. It is *voting* until its proposer announces that
+it is elected, then *streaming*. The timeline's own recovery from a peer has a slot, too, but does
+not count as streaming. Each receiver also has a *feed*: through it its proposer gets the positions
+of the log's consumers.
 
 Invariants: as many slots are taken as guards are open; ``streaming <= count``; a slot's number is
 less than the greatest number of receivers there ever were at a time.
@@ -30,18 +26,18 @@ FEEDBACK_MAX: Final = 8
 
 
 class Stage(enum.Enum):
-    """How far a receiver's proposer is."""
+    """State of a receiver's proposer."""
 
     VOTING = "voting"
     STREAMING = "streaming"
 
 
 class ReceiverState(msgspec.Struct, frozen=True):
-    """One receiver, for people."""
+    """One receiver, for status reports."""
 
     slot: int
     connection: str | None
-    """None: recovery from a peer."""
+    """None for a recovery from a peer."""
     stage: Stage
 
 
@@ -53,11 +49,11 @@ class Guard:
         self.slot = slot
 
     def streaming(self) -> None:
-        """The proposer says that it is elected."""
+        """Mark the slot's proposer as elected."""
         self._registry.moved(self.slot)
 
     def release(self) -> None:
-        """Gives the slot back. Twice is harmless."""
+        """Release the slot. Twice is harmless."""
         if self.slot >= 0:
             self._registry.released(self.slot)
             self.slot = -1
@@ -75,15 +71,15 @@ class Guard:
 
 
 class Registry:
-    """See the module."""
+    """The receivers of one timeline."""
 
     def __init__(self) -> None:
         self._slots: list[ReceiverState | None] = []
         self.counts: Watch[int] = Watch(0)
-        """How many there are, to be waited for."""
+        """Number of receivers, to wait for."""
 
     def register(self, connection: str | None) -> Guard:
-        """Takes the lowest free slot."""
+        """Take the lowest free slot."""
         slot = next((i for i, state in enumerate(self._slots) if state is None), len(self._slots))
         if slot == len(self._slots):
             self._slots.append(None)
@@ -92,75 +88,76 @@ class Registry:
         return Guard(self, slot)
 
     def moved(self, slot: int) -> None:
-        """A guard's proposer is elected."""
+        """Mark a slot's proposer as elected."""
         state = self._slots[slot]
         assert state is not None, "its guard is open"
         self._slots[slot] = ReceiverState(slot, state.connection, Stage.STREAMING)
 
     def released(self, slot: int) -> None:
-        """A guard gives its slot back."""
+        """Release a guard's slot."""
         assert self._slots[slot] is not None, "its guard was open"
         self._slots[slot] = None
         self.counts.set(self.count)
 
     @property
     def receivers(self) -> list[ReceiverState]:
-        """All, by slot."""
+        """Return all receivers, by slot."""
         return [state for state in self._slots if state is not None]
 
     @property
     def count(self) -> int:
-        """Taken slots."""
+        """Return the number of taken slots."""
         return len(self.receivers)
 
     @property
     def streaming(self) -> int:
-        """Those of proposers that are elected, as they say; without recovery."""
+        """Return the number of proposers that have announced their election; a recovery is none."""
         return sum(
+            # A recovery from a peer has no connection.
             state.stage is Stage.STREAMING and state.connection is not None
             for state in self.receivers
         )
 
 
 class Feed:
-    """What one receiver's proposer is still to hear. `wake` is called when something waits where
-    nothing did."""
+    """Feedback that waits for one receiver's proposer. `wake` is called when the feed was empty."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._waiting: deque[PageserverFeedback] = deque(maxlen=FEEDBACK_MAX)
 
     def offer(self, feedback: PageserverFeedback) -> None:
-        """Never waits; where `FEEDBACK_MAX` wait the oldest goes."""
+        """Add feedback without waiting."""
         first = not self._waiting
+        # Drops the oldest of `FEEDBACK_MAX`: each feedback says all that those before it said.
         self._waiting.append(feedback)
         if first:
             self._wake()
 
     def take(self) -> list[PageserverFeedback]:
-        """All that wait, the oldest first."""
+        """Remove and return all feedback, the oldest first."""
         found = list(self._waiting)
         self._waiting.clear()
         return found
 
 
 class Feeds:
-    """All feeds of a timeline."""
+    """The feeds of a timeline."""
 
     def __init__(self) -> None:
         self._feeds: list[Feed] = []
 
     def open(self, wake: Callable[[], object]) -> Feed:
-        """One more."""
+        """Open a feed."""
         feed = Feed(wake)
         self._feeds.append(feed)
         return feed
 
     def close(self, feed: Feed) -> None:
-        """It hears no more. Twice is harmless."""
+        """Close a feed. Twice is harmless."""
         self._feeds = [each for each in self._feeds if each is not feed]
 
     def broadcast(self, feedback: PageserverFeedback) -> None:
-        """To all."""
+        """Add feedback to all feeds."""
         for feed in self._feeds:
             feed.offer(feedback)

@@ -1,9 +1,9 @@
-"""What is said inside CopyData while a log is read back: pieces, keepalives, and feedback.
+"""Messages inside CopyData while a log is read back: pieces, keepalives, and feedback.
 
 Pure. All integers are big-endian, times are µs since 2000-01-01. Messages to the reader are
-XLogData (``w``) and keepalive (``k``); from it come standby status (``r``), hot standby feedback
-(``h``) and, of consumers of Neon's kind, ``z`` with a `PageserverFeedback`. What is longer or
-shorter than it must be raises `MalformedFrame`.
+XLogData (``w``) and keepalive (``k``); the reader sends standby status (``r``), hot standby
+feedback (``h``) and, if it is a consumer of Neon's kind, ``z`` with a `PageserverFeedback`. A
+message of a wrong length raises `MalformedFrame`.
 
 Source: PostgreSQL's documentation, "Streaming Replication Protocol"; ``z`` is Neon's.
 """
@@ -22,17 +22,17 @@ from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback
 
 EPOCH_OFFSET_MS: Final = 946_684_800_000
-"""From 1970 to 2000."""
+"""Milliseconds from 1970 to 2000."""
 _XLOG_DATA: Final = struct.Struct("!cQQq")
 _KEEPALIVE: Final = struct.Struct("!cQq?")
 _STANDBY: Final = struct.Struct("!QQQqB")
 _HOT_STANDBY: Final = struct.Struct("!qIIII")
 XID_FIRST: Final = 3
-"""Below it no transaction is a normal one."""
+"""First id of a normal transaction."""
 
 
 class StandbyStatus(msgspec.Struct, frozen=True, gc=False):
-    """How far the reader is with the log."""
+    """The position of a standby in the log."""
 
     write_lsn: int
     flush_lsn: int
@@ -45,23 +45,24 @@ ReaderMessage: TypeAlias = StandbyStatus | HotStandbyFeedback | PageserverFeedba
 
 
 def pg_time(now_ms: int) -> int:
-    """Wall clock as the protocol has it."""
+    """Return the wall clock as the protocol has it."""
     return (now_ms - EPOCH_OFFSET_MS) * 1000
 
 
 def xlog_data(begin_lsn: int, end_lsn: int, now_ms: int, wal: bytes) -> bytes:
-    """A piece of the log that begins at `begin_lsn`; `end_lsn`: where the log ends just now."""
+    """Return the XLogData of a piece that begins at `begin_lsn`; `end_lsn` is the log's current
+    end."""
     return _XLOG_DATA.pack(b"w", begin_lsn, end_lsn, pg_time(now_ms)) + wal
 
 
 def keepalive(end_lsn: int, now_ms: int, *, wants_reply: bool) -> bytes:
-    """Nothing new."""
+    """Return a keepalive with the log's current end."""
     return _KEEPALIVE.pack(b"k", end_lsn, pg_time(now_ms), wants_reply)
 
 
 def piece_bytes(begin_lsn: int, end_lsn: int) -> int:
-    """How much to send next of [begin, end): at most `WAL_BYTES_MAX`, up to a page's end unless
-    it is all."""
+    """Return how many bytes of [begin, end) to send next: at most `WAL_BYTES_MAX`, up to a page's
+    end unless it is all."""
     if end_lsn - begin_lsn <= WAL_BYTES_MAX:
         return end_lsn - begin_lsn
     cut = begin_lsn + WAL_BYTES_MAX
@@ -69,13 +70,13 @@ def piece_bytes(begin_lsn: int, end_lsn: int) -> int:
 
 
 def parse_reader(data: bytes) -> ReaderMessage:
-    """What a reader says. Raises `MalformedFrame`."""
+    """Parse a message of a reader. Raises `MalformedFrame`."""
     kind, body = data[:1], data[1:]
     if kind == b"r" and len(body) == _STANDBY.size:
         write, flush, apply, ts, wants = _STANDBY.unpack(body)
         return StandbyStatus(write, flush, apply, ts, wants != 0)
     if kind == b"h" and len(body) == _HOT_STANDBY.size:
-        # A 64-bit transaction id is its low half and then its epoch: halves swapped.
+        # The low half of a 64-bit transaction id comes before its epoch.
         ts, xmin, epoch, catalog_xmin, catalog_epoch = _HOT_STANDBY.unpack(body)
         return HotStandbyFeedback(ts, epoch << 32 | xmin, catalog_epoch << 32 | catalog_xmin)
     if kind == b"z" and len(body) >= 8:
@@ -86,8 +87,8 @@ def parse_reader(data: bytes) -> ReaderMessage:
 
 
 def aggregate(feedbacks: Iterable[HotStandbyFeedback]) -> HotStandbyFeedback:
-    """Of all readers: the oldest transactions that any still sees, the latest time; 0 where no
-    reader says any."""
+    """Return the oldest transactions that any reader still sees, and the latest time; 0 where no
+    reader reports any."""
     ts = xmin = catalog_xmin = 0
     for feedback in feedbacks:
         ts = max(ts, feedback.ts)
@@ -97,6 +98,7 @@ def aggregate(feedbacks: Iterable[HotStandbyFeedback]) -> HotStandbyFeedback:
 
 
 def _older(found: int, given: int) -> int:
+    # The low half is the transaction id: below `XID_FIRST` the reader reports none.
     if given & 0xFFFFFFFF < XID_FIRST:
         return found
     return given if found == 0 else min(found, given)

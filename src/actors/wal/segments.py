@@ -1,12 +1,8 @@
-"""The segments of one log as files of one folder: named, made, filled, read, removed.
+"""The segments of one log as files of one folder: named, created, filled, read, removed.
 
 The newest has a name that ends with ``.partial`` until it is full; then it is flushed and renamed.
-A new one is made under another name with its whole length in zeros, flushed, renamed, and the
-folder flushed: so a segment that has a name has its length, writing never changes it, and
-`sync_data` is enough. Names are not trusted for what is in a file: a crash may keep a full one
-``.partial``. One may be made ahead of time (`prepare`); who opens the folder anew makes it again.
-
-Calls raise `OSError`; `storage` knows what that means.
+A name proves nothing about the content: a crash may keep a full segment ``.partial``. Calls raise
+`OSError`, which `storage` handles.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from actors.wal.lsn import PAGE_BYTES, PARTIAL, SEGMENT_BYTES, parse_segment_nam
 from actors.wal.records import CONTINUED, LONG, LONG_HEADER_BYTES, SHORT_HEADER_BYTES
 
 NEW_NAME: Final = "waltmp"
-"""Of a segment that has not got its length yet."""
+"""Name of a segment that does not have its length yet."""
 PG_TIMELINE: Final = 1
 
 _HEADER: Final = Struct("<HHIQI4x")
@@ -39,22 +35,24 @@ class Segment(msgspec.Struct, frozen=True):
     begin_lsn: int
     end_lsn: int
     whole: bool
-    """By its name."""
+    """True if it is full, by the file's name."""
     path: Path
 
 
 def first_headers(
     start_lsn: int, magic: int, system_id: int, segment_bytes: int = SEGMENT_BYTES
 ) -> list[tuple[int, bytes]]:
-    """(offset in the segment, bytes) of the page headers that a log which begins at `start_lsn`
-    needs in its first segment: those of its first page and of the page of `start_lsn`, which
-    pretends that a record ends there, so that whoever reads the file begins at `start_lsn`."""
+    """Return (offset in the segment, bytes) of the page headers that a log which begins at
+    `start_lsn` needs in its first segment: that of its first page, and that of the page of
+    `start_lsn`."""
     begin = start_lsn - start_lsn % segment_bytes
     page = start_lsn - start_lsn % PAGE_BYTES
     made = []
     for address in sorted({begin, page}):
         first = address == begin
         length = LONG_HEADER_BYTES if first else SHORT_HEADER_BYTES
+        # This page pretends that a record ends at `start_lsn`, so that readers of the file begin
+        # there.
         to_come = max(0, start_lsn - page - length) if address == page else 0
         info = (LONG if first else 0) | (CONTINUED if to_come else 0)
         data = _HEADER.pack(magic, info, PG_TIMELINE, address, to_come)
@@ -73,11 +71,11 @@ class SegmentFiles:
         self._files = files
         self._making = threading.Lock()
         self._spare: File | None = None
-        """A new one, whole and on disk, under `NEW_NAME`."""
+        """A prepared segment, whole and on disk, under `NEW_NAME`."""
         self._closed = False
 
     def all(self) -> list[Segment]:
-        """By number ascending; a number has one file."""
+        """Return the segments, by number ascending."""
         found = {}
         for name in self._files.names(self.folder):
             with contextlib.suppress(InvalidUsage):
@@ -90,20 +88,20 @@ class SegmentFiles:
         return sorted(found.values(), key=lambda each: (each.number, each.whole))
 
     def path(self, number: int, *, whole: bool) -> Path:
-        """Where a segment is while it is full, or not."""
+        """Return the path of a segment while it is full, or not."""
         name = segment_name(number, self.segment_bytes)
         return self.folder / (name if whole else name + PARTIAL)
 
     def open(self, number: int) -> tuple[File, bool]:
-        """(file, whole by its name). Raises `FileNotFoundError`."""
-        # It may be renamed while we look: partial, whole, and partial again where it was cut off.
+        """Return (file, whole by its name). Raises `FileNotFoundError`."""
+        # The file may be renamed meanwhile: partial, whole, and partial again when it is cut off.
         for whole in (False, True):
             with contextlib.suppress(FileNotFoundError):
                 return self._files.open(self.path(number, whole=whole)), whole
         return self._files.open(self.path(number, whole=False)), False
 
     def create(self, number: int) -> File:
-        """An empty one of its whole length, durably there when this returns."""
+        """Create an empty segment of its whole length; durable when this returns."""
         with self._making:
             file, self._spare = self._spare or self._made(), None
             try:
@@ -117,6 +115,8 @@ class SegmentFiles:
     def _made(self) -> File:
         file = self._files.create(self.folder / NEW_NAME)
         try:
+            # Zeros first, the name later: a segment with a name has its whole length, writes never
+            # change it, and `sync_data` is enough for them.
             file.set_length(self.segment_bytes)
             file.sync()
         except BaseException:
@@ -126,18 +126,18 @@ class SegmentFiles:
 
     @property
     def prepared(self) -> bool:
-        """Whether `create` has nothing left to make."""
+        """Return whether `create` finds a prepared segment."""
         return self._spare is not None
 
     def prepare(self) -> None:
-        """Makes what the next `create` gives, unless there is one: its zeros take a while. May be
-        called beside anything else."""
+        """Prepare the segment that the next `create` returns, unless there is one: its zeros take a
+        while. May run beside anything else."""
         with self._making:
             if self._spare is None and not self._closed:
                 self._spare = self._made()
 
     def close(self) -> None:
-        """Lets go of what was prepared; nothing is any more."""
+        """Close the prepared segment; no other is prepared afterwards."""
         with self._making:
             self._closed = True
             if self._spare is not None:
@@ -145,16 +145,17 @@ class SegmentFiles:
                 self._spare = None
 
     def finish(self, number: int) -> None:
-        """Gives a full one, that is flushed, its final name. The name need not be durable: what
-        is in the file counts."""
+        """Give a segment that is full and flushed its final name."""
+        # Not synced: the content of a segment counts, not its name.
         self._files.rename(self.path(number, whole=False), self.path(number, whole=True))
 
     def cut_off(self, number: int, offset: int) -> None:
-        """Nothing but zeros from `offset` on, durably, and the name of one that is not full."""
+        """Replace all from `offset` on by zeros, durably, and name the segment as one that is not
+        full."""
         file, whole = self.open(number)
         try:
-            # First shorter, then longer again: at no time is there a file with other bytes behind
-            # `offset` than it had.
+            # First shorter, then longer: the file never has other bytes after `offset` than before
+            # the cut.
             file.set_length(offset)
             file.set_length(self.segment_bytes)
             file.sync()
@@ -165,9 +166,9 @@ class SegmentFiles:
             self._files.sync_folder(self.folder)
 
     def remove(self, segment: Segment) -> None:
-        """Not durably: `sync_names` is."""
+        """Remove a segment; durable after `sync_names`."""
         self._files.remove(segment.path)
 
     def sync_names(self) -> None:
-        """The folder's names are durable when this returns."""
+        """Make the folder's names durable."""
         self._files.sync_folder(self.folder)

@@ -1,14 +1,9 @@
-"""Reads a timeline's log back to somebody who asked for it by START_REPLICATION.
+"""Streams a timeline's log to a reader that asked for it by START_REPLICATION.
 
-Theory of operation. Pieces of the log go out in order, from where the reader said, up to what is
-committed here; with a term, up to what is flushed, for as long as the acceptor is in that term
-(looked at with each read, under the lock of the disk). Where there is nothing new for
-`KEEPALIVE_MS` a keepalive goes. Beside it what the reader says is taken: a standby's oldest
+Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
+term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
+without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's oldest
 transactions count for as long as it is connected, a consumer's feedback goes to all proposers.
-
-It ends when the reader does, or, at a keepalive, when a consumer has told that it has all that is
-committed and nobody is connected who could bring more (a proposer that votes will): then it may
-come back when there is more.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ KEEPALIVE_MS: Final = 1_000
 
 
 class Sender:
-    """One reader; `run` is its whole life."""
+    """Serves one reader; `run` is its whole life."""
 
     def __init__(
         self, wire: Wire, timeline: Timeline, asked: StartReplication, number: int, clock: Clock
@@ -40,10 +35,10 @@ class Sender:
         self._clock = clock
         self._at = asked.start_lsn
         self._consumed = 0
-        """A consumer has it all up to here, as it says; 0: no consumer."""
+        """LSN up to which a consumer has all, as it reported; 0: no consumer."""
 
     async def run(self) -> CopyEnd | None:
-        """Serves the reader, and returns how it ended that; None: it has all, and no proposer is
+        """Serve the reader, and return how it ended that; None: it has all, and no proposer is
         connected. Raises `WalRefused`, `InvalidUsage`, `StorageError`, `Broken`,
         `MalformedFrame`."""
         ended: list[CopyEnd | None] = []
@@ -81,7 +76,10 @@ class Sender:
                     continue
             timeline.check_going()
             if term is not None:
+                # Reads no bytes, but checks the term under the disk's lock.
                 await timeline.read(self._at, 0, term)
+            # A consumer may leave when it has all that is committed and no proposer is connected
+            # that could bring more (one that votes will); it comes back when there is more.
             if self._is_done():
                 return
             said = keepalive(target, self._clock.now_ms(), wants_reply=True)
@@ -107,4 +105,4 @@ class Sender:
                     self._consumed = feedback.remote_consistent_lsn
                     await self._timeline.consumed(feedback)
                 case _:
-                    pass  # how far a standby is matters to nobody here
+                    pass  # a standby's position is not used

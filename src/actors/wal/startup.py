@@ -1,19 +1,16 @@
 """The acceptor's side of PostgreSQL's protocol, version 3, as bytes: no socket, no clock.
 
-Theory of operation. A connection begins with packets without a type: requests for encryption,
-then one startup packet. From then on every message is a type byte, a length of 4 bytes that
-counts itself, and a body. `packet_bytes` and `body_bytes` judge a length *before* anybody keeps
-a byte of what it announces. `Handshake` is told each packet and says what to send back, until
-the peer is let in; `parse_command` reads the commands that follow. What `send` and the codecs
-put inside CopyData is none of this module's business.
+A connection begins with packets without a type: requests for encryption, then one startup packet.
+From then on each message is a type byte, a length of 4 bytes that counts itself, and a body.
+`packet_bytes` and `body_bytes` check a length before any byte of the body is kept, `Handshake` lets
+a peer in, and `parse_command` reads its commands. `send` and the codecs handle what is inside
+CopyData.
 
-Rules: a startup packet has at most `STARTUP_BYTES_MAX`; SSLRequest is answered once, by S where
-there is TLS and by N otherwise; with TLS nobody starts in the clear; each request for encryption
-comes at most once; what is no message raises `MalformedFrame`, who is not let in gets
-`Unauthenticated`, and a command that is none gets `WalRefused`.
+Bytes that are no message raise `MalformedFrame`, a peer that is not let in `Unauthenticated`, an
+unknown command `WalRefused`.
 
-Source: PostgreSQL's documentation, "Message Formats" and "Streaming Replication Protocol"; which
-parameters a proposer sends is Neon's.
+Source: PostgreSQL's documentation, "Message Formats" and "Streaming Replication Protocol"; the
+parameters that a proposer sends are Neon's.
 """
 
 from __future__ import annotations
@@ -32,9 +29,9 @@ from actors.wal.messages import WAL_BYTES_MAX
 STARTUP_BYTES_MAX: Final = 10_000
 QUERY_BYTES_MAX: Final = 8_192
 PASSWORD_BYTES_MAX: Final = 16_384
-"""A token may be long."""
+"""Room for a long token."""
 COPY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
-"""Of one CopyData: a piece of log, or a greeting or history of some thousand entries."""
+"""Most bytes in one CopyData: a piece of log, or a greeting or history of some thousand entries."""
 
 _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
@@ -56,8 +53,8 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 
 def packet_bytes(header: bytes) -> int:
-    """How many bytes follow the 4 of a startup packet's length. Raises `MalformedFrame` and
-    `FrameTooLarge`."""
+    """Return how many bytes follow a startup packet's length of 4 bytes. Raises `MalformedFrame`
+    and `FrameTooLarge`."""
     (length,) = _U32.unpack(header)
     if length > STARTUP_BYTES_MAX:
         raise FrameTooLarge(
@@ -70,8 +67,8 @@ def packet_bytes(header: bytes) -> int:
 
 
 def body_bytes(header: bytes) -> tuple[bytes, int]:
-    """(type, how many bytes follow) of a message's first 5. Raises `MalformedFrame` for a type
-    that has no place here, `FrameTooLarge`."""
+    """Return (type, bytes that follow) of a message's first 5 bytes. Raises `MalformedFrame` for a
+    type that has no place here, `FrameTooLarge`."""
     kind = header[:1]
     (length,) = _U32.unpack_from(header, 1)
     limit = _LIMITS.get(kind)
@@ -99,17 +96,17 @@ class EncryptionRequest(msgspec.Struct, frozen=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """Of a query on another connection; nothing here can be cancelled."""
+    """A request to cancel a query of another connection; no query here can be cancelled."""
 
 
 class Startup(msgspec.Struct, frozen=True):
-    """Who connects and for what: the parameters as sent."""
+    """The parameters of a startup packet, as sent."""
 
     parameters: Mapping[str, str]
 
 
 def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | Startup:
-    """A packet without its length. Raises `MalformedFrame`."""
+    """Parse a packet without its length. Raises `MalformedFrame`."""
     if len(body) < 4:
         raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
     (code,) = _U32.unpack_from(body)
@@ -125,7 +122,7 @@ def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | Startup:
         raise MalformedFrame("the parameters of a startup packet do not end with a NUL")
     texts = _texts(body[4:-1].split(b"\0"))
     if texts and texts[-1] == "":
-        texts.pop()  # behind the last value
+        texts.pop()  # the terminator after the last value
     if len(texts) % 2:
         raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
     return Startup(dict(zip(texts[::2], texts[1::2], strict=True)))
@@ -139,14 +136,14 @@ def _texts(parts: list[bytes]) -> list[str]:
 
 
 def parse_text(body: bytes) -> str:
-    """The one text of a query, password or CopyFail. Raises `MalformedFrame`."""
+    """Parse the one text of a query, password or CopyFail. Raises `MalformedFrame`."""
     if body[-1:] != b"\0" or b"\0" in body[:-1]:
         raise MalformedFrame("a text of a peer does not end with one NUL")
     return _texts([body[:-1]])[0]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a connection is about; empty where the peer did not say."""
+    """The tenant and timeline of a connection; empty where the peer did not name them."""
 
     tenant: str = ""
     timeline: str = ""
@@ -161,7 +158,7 @@ _KEYS: Final = {
 
 
 def split_options(options: str) -> list[str]:
-    """The words of `options`: whitespace separates, a backslash takes the next character as is.
+    """Split `options` into words: whitespace separates, a backslash takes the next character as is.
 
     >>> split_options(r"-c  a=b\\ c")
     ['-c', 'a=b c']
@@ -189,8 +186,8 @@ def split_options(options: str) -> list[str]:
 
 
 def parse_target(options: str) -> Target:
-    """Tenant and timeline out of `options`; unknown keys are passed over. Raises `WalRefused` for
-    an id that is none."""
+    """Parse tenant and timeline out of `options`; unknown keys are ignored. Raises `WalRefused` for
+    a malformed id."""
     found: dict[str, str] = {}
     for word in split_options(options):
         key, sign, value = word.partition("=")
@@ -200,14 +197,14 @@ def parse_target(options: str) -> Target:
 
 
 def checked_id(name: str, value: str) -> str:
-    """An id as it names a folder. Raises `PeerRejected`."""
+    """Return the id if it is one: it names a folder. Raises `PeerRejected`."""
     if len(value) != 32 or not _HEX.issuperset(value):
         raise PeerRejected(f"the {name} id {value[:64]!r} is none: give 32 hexadecimal digits")
     return value
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What to do about a packet or password: send `data`, then begin TLS, end, or go on."""
+    """The reply to a packet or password: send `data`, then begin TLS, end, or go on."""
 
     data: bytes = b""
     begin_tls: bool = False
@@ -215,18 +212,19 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a password allows: one tenant, or, empty, all."""
+    """The tenants that a password allows: one, or, if empty, all."""
 
     tenant: str = ""
 
 
 class Handshake:
-    """From the first packet until a peer is let in (`target` is set then).
+    """Authenticates a peer, from its first packet until it is let in (`target` is set then).
 
-    `has_tls`: whether TLS can be offered, and so must be used. `knows`: whether a password is a
-    token of ours; `check`: what a signed one allows (it raises `Unauthenticated`); neither: nobody
-    is asked. Told packets in order: `packet`, then `password` if `asks_password`. Whom a tenant's
-    token lets in has that tenant as its target."""
+    `has_tls`: TLS is offered and required. `knows` returns whether a password is one of our tokens,
+    `check` what a signed token allows (it raises `Unauthenticated`); without both no password is
+    asked for. Pass each packet to `packet`, then the password to `password` if `asks_password`. A
+    tenant's token makes that tenant the target's.
+    """
 
     def __init__(
         self,
@@ -245,19 +243,21 @@ class Handshake:
 
     @property
     def asks_password(self) -> bool:
-        """Whether a password must come next."""
+        """Return whether a password must come next."""
         return self._waiting is not None
 
     def packet(self, body: bytes) -> Answer:
-        """A packet without its length. Raises `MalformedFrame`, `Unauthenticated`, `WalRefused`;
-        the peer is told (`error_response`) and the connection ends."""
+        """Handle a packet without its length. Raises `MalformedFrame`, `Unauthenticated`,
+        `WalRefused`; then the caller sends an `error_response`, and the connection ends."""
         match parse_packet(body):
             case CancelRequest():
                 return Answer(ends=True)
             case EncryptionRequest(gss):
+                # Each request at most once, so that a handshake has an end.
                 if gss in self._asked or self._encrypted:
                     raise MalformedFrame("encryption was asked for twice")
                 self._asked.add(gss)
+                # GSS encryption is never offered.
                 if gss or not self._has_tls:
                     return Answer(b"N")
                 self._encrypted = True
@@ -276,11 +276,12 @@ class Handshake:
         return Answer(message(b"R", _U32.pack(3)))
 
     def password(self, body: bytes) -> Answer:
-        """A password message's body. Raises `Unauthenticated`, `MalformedFrame`."""
+        """Handle a password message's body. Raises `Unauthenticated`, `MalformedFrame`."""
         if self._waiting is None:
             raise MalformedFrame("a password that nobody asked for")
         tenant = self._granted(parse_text(body).encode()).tenant
         target, self._waiting = self._waiting, None
+        # A tenant's token opens that tenant alone, also where the connection names none.
         if tenant and target.tenant not in ("", tenant):
             raise Unauthenticated(f"the token is of tenant {tenant}, not of {target.tenant}")
         self.target = Target(tenant, target.timeline) if tenant else target
@@ -298,38 +299,38 @@ class Handshake:
 
 
 class IdentifySystem(msgspec.Struct, frozen=True):
-    """Which log is it, and where does it end?"""
+    """Asks for the log's system id and its end."""
 
 
 class TimelineStatus(msgspec.Struct, frozen=True):
-    """How far is it?"""
+    """Asks for the flushed and the committed LSN."""
 
 
 class AskPeerStatus(msgspec.Struct, frozen=True):
-    """How far is it, in all that acceptors tell one another? (Ours: Neon's have a broker.)"""
+    """Asks for all positions that acceptors tell one another (ours: Neon's have a broker)."""
 
 
 class AskReceivers(msgspec.Struct, frozen=True):
-    """Which proposers are connected to it? (Ours: Neon's tell it over HTTP.)"""
+    """Asks which proposers are connected (ours: Neon's acceptors answer that over HTTP)."""
 
 
 class StartWalPush(msgspec.Struct, frozen=True):
-    """The peer is a proposer."""
+    """Begins the stream of a proposer."""
 
     version: int = 2
     allow_creation: bool = True
 
 
 class StartReplication(msgspec.Struct, frozen=True):
-    """The peer wants the log from `start_lsn` on: what is committed, or, with a `term`, all that
-    is flushed for as long as the acceptor is in that term."""
+    """Begins to read the log from `start_lsn` on: what is committed, or, with a `term`, all that is
+    flushed for as long as the acceptor is in that term."""
 
     start_lsn: int
     term: int | None = None
 
 
 class Show(msgspec.Struct, frozen=True):
-    """A parameter: what PostgreSQL's own receivers ask for."""
+    """Asks for a parameter, as PostgreSQL's own receivers do."""
 
     name: str
 
@@ -359,7 +360,7 @@ _COMMANDS: Final = (
 
 
 def parse_command(query: str) -> Command:
-    """A simple query. Raises `WalRefused` for what is no command."""
+    """Parse a simple query. Raises `WalRefused` for an unknown command."""
     text = query.strip().rstrip(";").strip()
     word = text.upper()
     if word == "IDENTIFY_SYSTEM":
@@ -374,6 +375,7 @@ def parse_command(query: str) -> Command:
         return _parse_push(found.group(1) or "")
     if (found := _REPLICATION.fullmatch(text)) is not None:
         term = None if found.group(2) is None else int(found.group(2))
+        # Twenty digits may exceed the 64 bits of a term.
         if term is None or term < 1 << 64:
             return StartReplication(parse_lsn_of(found.group(1)), term)
     if (found := _SHOW.fullmatch(text)) is not None:
@@ -382,7 +384,8 @@ def parse_command(query: str) -> Command:
 
 
 def parse_lsn_of(text: str) -> int:
-    """An LSN in a command. Raises `WalRefused`."""
+    """Parse an LSN in a command. Raises `WalRefused`."""
+    # `parse_lsn` would raise `InvalidUsage`: a peer's mistake is a `WalRefused`.
     if any(len(half) > 8 for half in text.split("/")):
         raise WalRefused(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
     return parse_lsn(text)
@@ -394,6 +397,7 @@ def _parse_push(options: str) -> StartWalPush:
         found = _OPTION.fullmatch(part)
         if found is None:
             raise WalRefused(f"START_WAL_PUSH: {part[:60]!r} is no option: write name 'value'")
+        # Options that are not known are ignored.
         given[found.group(1)] = found.group(2)
     version = given.get("proto_version", "2")
     if version not in ("2", "3"):
@@ -408,20 +412,20 @@ def _parse_push(options: str) -> StartWalPush:
 
 
 def message(kind: bytes, body: bytes = b"") -> bytes:
-    """A message: type, length, body."""
+    """Return a message: type, length, body."""
     return kind + _U32.pack(len(body) + 4) + body
 
 
 def copy_data(body: bytes) -> bytes:
-    """One message of whatever is spoken inside the copy."""
+    """Return a CopyData message with this body."""
     return message(b"d", body)
 
 
 COPY_BOTH: Final = message(b"W", bytes(3))
-"""Both sides send CopyData from here on; text, no columns."""
+"""Both sides send CopyData from here on; text format, no columns."""
 COPY_DONE: Final = message(b"c")
 READY: Final = message(b"Z", b"I")
-"""For the next query."""
+"""ReadyForQuery: the next query may come."""
 
 
 def _parameter(name: str, value: str) -> bytes:
@@ -435,20 +439,21 @@ _LET_IN: Final = (
     + _parameter("server_version", "14.1")
     + READY
 )
-"""Proposers look at none of the parameters; PostgreSQL's own receivers need the last two."""
+"""Lets a peer in. Proposers ignore the parameters; PostgreSQL's own receivers need the last two."""
 
 INTERNAL_ERROR: Final = "XX000"
 NO_PASSWORD: Final = "28P01"
 SYNTAX_ERROR: Final = "42601"
 COPY_FAILED: Final = "00000"
 REJECTED: Final = "08004"
-"""As PostgreSQL says that it does not let a peer connect."""
+"""SQLSTATE with which PostgreSQL refuses a connection."""
 REMOVED: Final = "58P01"
-"""As PostgreSQL says that a segment was removed already."""
+"""SQLSTATE with which PostgreSQL reports that a segment was removed already."""
 
 
 def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
-    """Why the connection ends, or the query failed."""
+    """Return an ErrorResponse: why the connection ends, or the query failed."""
+    # A NUL would end the field.
     clean = text.replace("\0", " ")
     return message(b"E", f"SERROR\0VERROR\0C{code}\0M{clean}\0\0".encode(errors="replace"))
 
@@ -458,7 +463,7 @@ _INT4_OID: Final = 23
 
 
 def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
-    """A whole answer to a query, with ReadyForQuery behind it. Columns are `str` or `int`."""
+    """Return a whole answer to a query, with its ReadyForQuery. Columns are `str` or `int`."""
     parts = [struct.pack("!H", len(columns))]
     for name, kind in columns.items():
         size, oid = (4, _INT4_OID) if kind is int else (-1, _TEXT_OID)

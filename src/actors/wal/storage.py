@@ -1,25 +1,13 @@
-"""A log on disk: appended to, flushed, cut off, read.
+"""A log on disk: appended to, flushed, truncated, read.
 
-``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``, and each record position is
-at most the byte position beside it, but for padding and behind a switch of segments, where the next
-record can only begin in the next segment, whose bytes are still to come (zeros; the file has them
-already). All are 0 while the log is empty.
+``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``. A record position is at
+most the byte position beside it, but for padding and after a switch of segments, when it is the
+next segment's begin, whose bytes are still to come (zeros; the file has them already). All are 0
+while the log is empty.
 
-Rules:
-
-- Nothing is written that is no record: the scanner reads each piece first.
-- Writing is refused from opening on until `truncate`: what stands behind the end that was found
-  must be cut off before anything can follow it.
-- A segment that becomes full is flushed before the next one is begun, so at most one segment has
-  bytes that are not on disk.
-- After an error of the disk the log is *broken*: nobody knows what is on disk, and a flush that is
-  tried again may lie. Everything but reading is refused until it is opened again, which finds out
-  (`recovery`).
-- `truncate` makes the cut durable first, in the one segment where it is; from then on a recovery
-  ends there, whatever stands in later segments. Then those go, durably, before anything is written.
-
-Not thread-safe, but for `read` and `prepare`, which may run beside one other call: they have files
-of their own.
+After an error of the disk the log is *broken*: all but reading is refused until it is opened again,
+when `recovery` finds its end. Not thread-safe, except for `read` and `prepare`: they use files of
+their own and may run beside one other call.
 """
 
 from __future__ import annotations
@@ -37,7 +25,7 @@ from actors.wal.stores import ControlState
 
 
 class FileWal:
-    """The log of one folder: a `stores.WalStore`. `open` makes it."""
+    """The log of one folder: a `stores.WalStore`. `open` creates it."""
 
     def __init__(self, segments: SegmentFiles, state: ControlState, end_lsn: int) -> None:
         self._segments = segments
@@ -48,10 +36,11 @@ class FileWal:
         self._write_lsn = self._write_record_lsn = end_lsn
         self._flush_lsn = self._flush_record_lsn = end_lsn
         self._file: File | None = None
-        """The segment of `write_lsn`, unless that is its first byte."""
+        """Open file of the segment at `write_lsn`; None before the first write to it."""
         self._broken = ""
         self.pending_truncation = True
-        """Writing is refused until `truncate`."""
+        """True while writing is refused: bytes after the end that was found must be truncated
+        first."""
 
     @classmethod
     def open(
@@ -62,9 +51,12 @@ class FileWal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> FileWal:
-        """The log of a folder, up to its last whole record; that is on disk when this returns.
-        Segments of 16 MiB alone can be read (`segment_bytes` is for tests). Raises `InvalidUsage`
-        for others, `Corrupt` where what was committed is missing, `StorageError`."""
+        """Open the log of a folder, up to its last whole record, which is on disk when this
+        returns.
+
+        Only segments of 16 MiB can be read (`segment_bytes` is for tests). Raises `InvalidUsage`
+        for others, `Corrupt` where committed bytes are missing, `StorageError`.
+        """
         if state.segment_bytes not in (0, segment_bytes):
             raise InvalidUsage(
                 f"a log of segments of {state.segment_bytes} bytes: only {segment_bytes} can be"
@@ -81,26 +73,26 @@ class FileWal:
 
     @property
     def write_lsn(self) -> int:
-        """Behind the last byte written; 0 for an empty log."""
+        """Return the LSN after the last byte written; 0 for an empty log."""
         return self._write_lsn
 
     @property
     def write_record_lsn(self) -> int:
-        """Behind the last whole record written."""
+        """Return the LSN after the last whole record written."""
         return self._write_record_lsn
 
     @property
     def flush_lsn(self) -> int:
-        """Behind the last byte that is on disk."""
+        """Return the LSN after the last byte on disk."""
         return self._flush_lsn
 
     @property
     def flush_record_lsn(self) -> int:
-        """Behind the last whole record that is on disk."""
+        """Return the LSN after the last whole record on disk."""
         return self._flush_record_lsn
 
     def initialize(self, start_lsn: int) -> None:
-        """See `stores.WalStore`. What an attempt before this one left is removed."""
+        """See `stores.WalStore`. Removes what an earlier attempt left."""
         self._check_usable()
         if self._write_lsn:
             raise InvalidUsage(
@@ -139,16 +131,20 @@ class FileWal:
                 f"WAL of {lsn_text(begin_lsn)} would {what}: the log ends at"
                 f" {lsn_text(self._write_lsn)}"
             )
+        # Scanned as a whole first: bytes that are no records are never written.
         for end, record_lsn in self._scanned(begin_lsn, wal):
             lsn = self._write_lsn
             part = wal[lsn - begin_lsn : end - begin_lsn]
             self._at_disk(f"write {len(part)} bytes of WAL", lsn, self._write_part, part)
             self._write_lsn, self._write_record_lsn = end, record_lsn
+            # `_write_part` flushed the full segment, so at most one segment has bytes that are not
+            # on disk.
             if end % self._bytes == 0:
                 self._flush_lsn, self._flush_record_lsn = end, record_lsn
 
     def _scanned(self, begin_lsn: int, wal: bytes) -> list[tuple[int, int]]:
-        """(end, last whole record before it) of the parts of a piece, cut where segments end."""
+        """Return (end, last whole record before it) for the parts of a piece, cut where segments
+        end."""
         before = self._scanner.saved()
         found, at = [], begin_lsn
         while at < begin_lsn + len(wal):
@@ -165,7 +161,7 @@ class FileWal:
     def _write_part(self, part: bytes) -> None:
         number, offset = divmod(self._write_lsn, self._bytes)
         if self._file is None:
-            # A first byte begins a new segment; any other goes on in one that is there.
+            # The first byte of a segment creates its file; any other continues an existing one.
             self._file = self._segments.open(number)[0] if offset else self._segments.create(number)
         self._file.write_at(offset, part)
         if offset + len(part) == self._bytes:
@@ -192,6 +188,7 @@ class FileWal:
             )
         if not self.pending_truncation and end_lsn == self._write_lsn == self._flush_record_lsn:
             return
+        # If the cut fails half-way this stays set, and nothing is written after a partial cut.
         self.pending_truncation = True
         self._at_disk("cut the log off", end_lsn, self._cut, end_lsn)
         self._write_lsn = self._write_record_lsn = end_lsn
@@ -204,11 +201,12 @@ class FileWal:
             self._file.sync()
             self._close()
         number, offset = divmod(end_lsn, self._bytes)
+        # This cut is durable first: from then on recovery ends here, whatever later segments hold.
         if offset:
             self._segments.cut_off(number, offset)
             number += 1
         found = self._segments.all()
-        # Without its first segment what follows can be reached no more, so that one goes first.
+        # The first of the later segments goes first: recovery cannot get past a missing one.
         for segment in found:
             if segment.number == number:
                 self._segments.remove(segment)
@@ -216,7 +214,7 @@ class FileWal:
             elif segment.number > number:
                 self._segments.remove(segment)
             elif segment.number < end_lsn // self._bytes and not segment.whole:
-                # All of it comes before the end: a crash or a switch kept it from being renamed.
+                # The whole segment precedes the end: a crash or a switch prevented its rename.
                 self._finish(segment.number)
         self._segments.sync_names()
 
@@ -229,9 +227,10 @@ class FileWal:
         self._segments.finish(number)
 
     def read(self, begin_lsn: int, size: int) -> bytes:
-        """``[begin_lsn, begin_lsn + size)``, which must have been written, up to the end of the
-        last record: what pads it may be still to come, and is zeros in any case. Raises
-        `InvalidUsage` when it was not, `WalRemoved` when it is no longer there; `StorageError`."""
+        """Read ``[begin_lsn, begin_lsn + size)`` of what was written, up to the end of the last
+        record. Raises `InvalidUsage` for bytes that were not written, `WalRemoved` for removed
+        ones; `StorageError`."""
+        # Padding after the last record may still be to come; the file has zeros there in any case.
         end_lsn = max(self._write_lsn, self._write_record_lsn)
         if size < 0 or begin_lsn + size > end_lsn:
             raise InvalidUsage(
@@ -264,7 +263,7 @@ class FileWal:
         return b"".join(pieces)
 
     def segments(self) -> list[Segment]:
-        """Those of the log, the oldest first. Raises `StorageError`."""
+        """Return the log's segments, the oldest first. Raises `StorageError`."""
         try:
             found = self._segments.all()
         except OSError as error:
@@ -272,13 +271,14 @@ class FileWal:
         return [each for each in found if each.begin_lsn < self._write_lsn]
 
     def remove_before(self, lsn: int) -> list[Segment]:
-        """Removes the whole segments that end at `lsn` or before; never the last one. Those that
-        went. A crash may bring some back. Raises `StorageError`."""
+        """Remove the whole segments that end at `lsn` or before, and return them. Raises
+        `StorageError`."""
         self._check_usable()
         horizon = min(lsn, self._flush_lsn)
         gone = [each for each in self.segments() if each.whole and each.end_lsn <= horizon]
         for segment in gone:
             try:
+                # Not synced: segments that a crash brings back are removed again later.
                 self._segments.remove(segment)
             except OSError as error:
                 raise storage_error(f"remove {segment.path}", error, determinate=False) from error
@@ -286,20 +286,20 @@ class FileWal:
 
     @property
     def wants_segment(self) -> bool:
-        """Whether the newest segment is half full, and the one behind it was not made yet."""
+        """Return whether the newest segment is half full, and the next one was not prepared yet."""
         within = self._write_lsn % self._bytes
         return 2 * within >= self._bytes and not self._segments.prepared and not self._broken
 
     def prepare(self) -> None:
-        """Makes the segment behind the newest one, ahead of time. May run beside other calls.
-        Raises `StorageError`; the log is as it was."""
+        """Prepare the segment after the newest one. May run beside other calls. Raises
+        `StorageError`, which leaves the log as it was."""
         try:
             self._segments.prepare()
         except OSError as error:
             raise storage_error("make a segment ahead of time", error) from error
 
     def close(self) -> None:
-        """Frees its file; does not flush. Only `read` works afterwards."""
+        """Close the log without a flush. Only `read` works afterwards."""
         self._broken = self._broken or "the log was closed: open it again"
         self._segments.close()
         self._close()
@@ -317,10 +317,12 @@ class FileWal:
         return RecordScanner(lsn, pg_version=self._pg_version, segment_bytes=self._bytes)
 
     def _at_disk(self, what: str, lsn: int, function: Callable[..., None], *given: object) -> None:
-        """Does it. An error of the disk breaks the log."""
+        """Make a call that changes the disk; an `OSError` breaks the log."""
         try:
             function(*given)
         except OSError as error:
+            # A flush that is tried again after an error may succeed without having written
+            # anything.
             doing = f"{what} at {lsn_text(lsn)}"
             self._broken = f"could not {doing}, and the log must be opened again: {error}"
             raise storage_error(doing, error, determinate=False) from error

@@ -1,10 +1,8 @@
 """One socket of PostgreSQL's protocol on the acceptor's side: messages in, bytes out, TLS between.
 
-Rules: a length is judged (`actors.wal.startup`) before any of the body is waited for; while
-`BUFFER_BYTES_MAX` wait to be taken the socket is not read; a peer that sends nothing for
-``wal_idle_timeout_ms`` while somebody waits for it, or takes nothing for ``write_timeout_ms``, is
-given up; bytes in the clear before TLS begins, which somebody in between could have put there,
-end the connection. One task receives, one sends.
+While `BUFFER_BYTES_MAX` wait to be taken the socket is not read (backpressure). A peer that sends
+nothing for ``wal_idle_timeout_ms`` while a task waits for it, or takes nothing for
+``write_timeout_ms``, is disconnected. One task receives, one sends.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ TLS_SHUTDOWN_S: Final = 2.0
 
 
 class PgStream(asyncio.Protocol):
-    """See the module."""
+    """Reads and writes the messages of one connection."""
 
     def __init__(self, settings: Settings) -> None:
         self._idle_s = settings.wal_idle_timeout_ms / 1000
@@ -31,10 +29,10 @@ class PgStream(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: Any = None
         self._wanted: asyncio.Future[None] | None = None
-        """Of who waits for bytes."""
+        """Future of the task that waits for bytes."""
         self._waits_since_s: float | None = None
         self._watch: asyncio.TimerHandle | None = None
-        """Looks, now and then, since when somebody waits; a timer a wait would cost more."""
+        """Checks now and then how long a task has waited; a timer for each wait would cost more."""
         self._is_idle = False
         self._room = asyncio.Event()
         self._room.set()
@@ -46,14 +44,14 @@ class PgStream(asyncio.Protocol):
     # -- called by the transport --
 
     def connection_made(self, transport: Any) -> None:
-        """The transport is there."""
+        """Keep the transport, and the peer's address."""
         self._transport = transport
         found = transport.get_extra_info("peername")
         if isinstance(found, tuple):
             self.peer = f"{found[0]}:{found[1]}"
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came."""
+        """Buffer the bytes, and pause reading when the buffer is full."""
         self._buffer += data
         if len(self._buffer) >= BUFFER_BYTES_MAX and not self._held:
             self._held = True
@@ -61,13 +59,14 @@ class PgStream(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """The peer sends nothing more; it may still listen, but not over TLS."""
+        """Note that the peer sends nothing more; return whether it may still read, which TLS does
+        not allow."""
         self._eof = True
         self._wake()
         return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
+        """Wake all waiting tasks: the transport is gone."""
         self._eof = True
         self._gone.set()
         if self._watch is not None:
@@ -76,22 +75,23 @@ class PgStream(asyncio.Protocol):
         self._room.set()
 
     def pause_writing(self) -> None:
-        """The transport has enough to write."""
+        """Make senders wait: the transport's buffer is full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """It takes more."""
+        """Let senders go on."""
         self._room.set()
 
     # -- receiving --
 
     async def _filled(self, count: int) -> bool:
-        """Waits for so many bytes; False at an end before the first. Raises `Broken`."""
+        """Wait for `count` bytes; return False at an end before the first. Raises `Broken`."""
         while len(self._buffer) < count:
             if self._eof:
                 if self._buffer:
                     raise Broken(f"{self.peer} went away inside a message")
                 return False
+            # Paused when the buffer was full; now the next message is not whole yet.
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
@@ -103,7 +103,7 @@ class PgStream(asyncio.Protocol):
         return True
 
     async def _bytes(self) -> None:
-        """Waits until some come, or none will."""
+        """Wait until bytes come, or none will."""
         loop = asyncio.get_running_loop()
         self._wanted = loop.create_future()
         self._waits_since_s = loop.time()
@@ -131,10 +131,11 @@ class PgStream(asyncio.Protocol):
             self._wake()
 
     async def packet(self) -> bytes | None:
-        """A startup packet without its length; None at the end. Raises `Broken`,
+        """Read a startup packet without its length; None at the end. Raises `Broken`,
         `MalformedFrame`, `FrameTooLarge`."""
         if not await self._filled(4):
             return None
+        # The length is checked before any of the body is awaited.
         size = packet_bytes(bytes(self._buffer[:4]))
         await self._filled(4 + size)
         packet = bytes(self._buffer[4 : 4 + size])
@@ -142,12 +143,13 @@ class PgStream(asyncio.Protocol):
         return packet
 
     async def message(self) -> tuple[bytes, bytes] | None:
-        """(type, body) of the next message; None at the end. Raises as `packet`."""
+        """Read the next message as (type, body); None at the end. Raises as `packet`."""
         if len(self._buffer) < 5 and not await self._filled(5):
             return None
         kind, size = body_bytes(bytes(self._buffer[:5]))
         if len(self._buffer) < 5 + size:
             await self._filled(5 + size)
+        # One copy: slicing a bytearray would make another.
         body = bytes(memoryview(self._buffer)[5 : 5 + size])
         del self._buffer[: 5 + size]
         return kind, body
@@ -172,10 +174,11 @@ class PgStream(asyncio.Protocol):
     # -- sending --
 
     async def send(self, data: bytes) -> None:
-        """Sends, waiting while the peer is slow. Raises `Broken`."""
+        """Send the data, waiting while the peer is slow. Raises `Broken`."""
         if self._gone.is_set() or self._transport.is_closing():
             raise Broken(f"{self.peer} is gone")
         self._transport.write(data)
+        # Backpressure: the transport's buffer is full.
         if not self._room.is_set():
             try:
                 async with asyncio.timeout(self._write_s):
@@ -192,10 +195,12 @@ class PgStream(asyncio.Protocol):
         await self.send(copy_data(data))
 
     async def begin_tls(self, context: ssl.SSLContext) -> None:
-        """From here on all is encrypted. Raises `Broken`, `MalformedFrame`."""
+        """Encrypt all that follows. Raises `Broken`, `MalformedFrame`."""
+        # A man in the middle could have injected these bytes before the encrypted ones.
         if self._buffer:
             raise MalformedFrame(f"{self.peer} sent bytes in the clear before TLS began")
         try:
+            # The protocol stays: only its transport changes.
             self._transport = await asyncio.get_running_loop().start_tls(
                 self._transport,
                 self,
@@ -203,18 +208,18 @@ class PgStream(asyncio.Protocol):
                 server_side=True,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
-        except OSError as error:  # what TLS refuses is one, too
+        except OSError as error:  # ssl.SSLError is one, too
             raise Broken(f"{self.peer}: TLS: {error}") from None
 
     # -- ending --
 
     def abort(self) -> None:
-        """Closes at once; what was not yet sent is lost."""
+        """Close at once; bytes that were not sent yet are lost."""
         if self._transport is not None:
             self._transport.abort()
 
     async def aclose(self, limit_s: float, last: bytes = b"") -> None:
-        """Sends `last` and what waits, for at most `limit_s`, and closes."""
+        """Send `last` and the buffered bytes, for at most `limit_s`, and close."""
         try:
             async with asyncio.timeout(limit_s):
                 if last and not self._transport.is_closing():

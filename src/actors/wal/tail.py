@@ -1,8 +1,7 @@
-"""The newest part of a log, in memory: what a proposer may still have to send. Pure.
+"""The newest part of a log, in memory: the bytes that a proposer may still have to send. Pure.
 
-Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and
-``end_lsn - begin_lsn == retained_bytes == sum of the pieces``; no piece is empty or longer than
-`piece_bytes_max`. Pieces are dropped whole, so that those being sent are shared and never copied.
+Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and ``end_lsn - begin_lsn ==
+retained_bytes == sum of the pieces``; no piece is empty or longer than `piece_bytes_max`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from actors.wal.messages import WAL_BYTES_MAX
 
 
 class Tail:
-    """[begin_lsn, end_lsn) of a log."""
+    """Holds [begin_lsn, end_lsn) of a log."""
 
     def __init__(self, begin_lsn: int, piece_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.end_lsn = begin_lsn
@@ -21,7 +20,7 @@ class Tail:
         self._begins: list[int] = []
         self._pieces: list[bytes] = []
         self._dropped = 0
-        """Pieces at the front that are gone; the lists are cut when they are many."""
+        """Number of dropped pieces at the front of both lists."""
 
     @property
     def begin_lsn(self) -> int:
@@ -32,7 +31,7 @@ class Tail:
         return self.end_lsn - self.begin_lsn
 
     def append(self, wal: bytes) -> None:
-        """Goes on at `end_lsn`."""
+        """Append bytes at `end_lsn`."""
         for at in range(0, len(wal), self._piece_bytes_max):
             piece = wal[at : at + self._piece_bytes_max]
             self._begins.append(self.end_lsn)
@@ -40,7 +39,7 @@ class Tail:
             self.end_lsn += len(piece)
 
     def read(self, begin_lsn: int, bytes_max: int) -> bytes:
-        """From `begin_lsn` on, `bytes_max` at most; 1 at least. `begin_lsn` must be inside."""
+        """Return 1 to `bytes_max` bytes from `begin_lsn` on, which must be inside."""
         assert self.begin_lsn <= begin_lsn < self.end_lsn, (self.begin_lsn, begin_lsn, self.end_lsn)
         index = bisect.bisect_right(self._begins, begin_lsn, self._dropped) - 1
         skipped = begin_lsn - self._begins[index]
@@ -55,7 +54,8 @@ class Tail:
         return b"".join(found)
 
     def trim(self, needed_lsn: int) -> None:
-        """Drops pieces that lie wholly before `needed_lsn`."""
+        """Drop pieces that lie wholly before `needed_lsn`."""
+        # Pieces are dropped whole, so that those being sent are shared and never copied.
         dropped = self._dropped
         while (
             dropped < len(self._begins)
@@ -64,12 +64,13 @@ class Tail:
             self._pieces[dropped] = b""
             dropped += 1
         self._dropped = dropped
+        # Seldom, since it moves all that follow.
         if dropped > 64 and dropped * 2 > len(self._begins):
             del self._begins[:dropped], self._pieces[:dropped]
             self._dropped = 0
 
     def validate(self) -> None:
-        """Raises `AssertionError` when an invariant does not hold."""
+        """Raise `AssertionError` when an invariant does not hold."""
         at = self.begin_lsn
         for begin, piece in zip(
             self._begins[self._dropped :], self._pieces[self._dropped :], strict=True

@@ -1,20 +1,12 @@
-"""One timeline of this node: its acceptor, its disk, and who is connected.
+"""One timeline of this node: its acceptor, its disk, and its connections.
 
-Theory of operation. All that touches the acceptor or its disk goes through `run`: one call at a
-time, off the loop, under a lock that is held until the disk has answered. The lock is twofold: in
-the loop, so that those who wait keep their order, and in the thread, because a call goes on there
-even when who waited for it was cancelled. `process` takes several messages in one call: a hop to
-a thread costs as much as a small write. After every call `ends` shows how far the log is.
+All calls to the acceptor or its disk go through `run`: one at a time, off the loop, under a lock
+that is held until the disk has answered. After every call `ends` has the log's new positions.
 
-The timeline also knows what readers of the log say (`readers`), and puts it into the answers to
-proposers: the oldest transactions that any standby sees. What a consumer tells about itself goes
-to every proposer (`feeds`).
-
-After an error of the disk its acceptor does nothing any more: whoever is connected is told, and
-`timelines` opens it anew, as another `Timeline`.
-
-What it does not do: it decides nothing of the protocol (`acceptor`), and when its control file is
-saved is decided by `upkeep`.
+Readers of the log report their oldest transactions, which go into replies to proposers. A
+consumer's feedback goes to every proposer (`feeds`). After an error of the disk the acceptor does
+nothing any more: every connection gets an error, and `timelines` opens the folder as another
+`Timeline`.
 """
 
 from __future__ import annotations
@@ -57,34 +49,34 @@ NO_FEEDBACK: Final = HotStandbyFeedback()
 
 
 class Log(WalStore, Protocol):
-    """What a timeline needs of its log besides what the acceptor does."""
+    """The interface of a log that a timeline needs, besides the acceptor's."""
 
     def read(self, begin_lsn: int, size: int) -> bytes:
-        """The bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage` for
-        what is not there, `WalRemoved` for what no longer is, `StorageError`."""
+        """Read the bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage`
+        for bytes that were not written, `WalRemoved` for removed ones, `StorageError`."""
         ...
 
     @property
     def wants_segment(self) -> bool:
-        """Whether it is time to `prepare`."""
+        """Return whether it is time to `prepare`."""
         ...
 
     def prepare(self) -> None:
-        """Does now, beside other calls, what would hold up an append later. Raises
+        """Prepare the next segment beside other calls, so that no append waits for it. Raises
         `StorageError`."""
         ...
 
     def remove_before(self, lsn: int) -> object:
-        """Removes whole segments that end at `lsn` or before. Raises `StorageError`."""
+        """Remove whole segments that end at `lsn` or before. Raises `StorageError`."""
         ...
 
     def close(self) -> None:
-        """Frees what it holds; nothing is written to it afterwards."""
+        """Close the log; nothing is written to it afterwards."""
         ...
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """How far a log is, at one moment."""
+    """The positions of a log, at one moment."""
 
     term: int
     flush_lsn: int
@@ -92,14 +84,14 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """What came of several messages: answers to those before the first that failed."""
+    """The result of several messages: replies to those before the first that failed."""
 
     replies: tuple[AcceptorMessage, ...]
     error: PenstockError | None = None
 
 
 class Timeline:
-    """See the module. Raises `Corrupt` as `Acceptor` does."""
+    """Serialises all access to one timeline. Raises `Corrupt` as `Acceptor` does."""
 
     def __init__(
         self,
@@ -126,12 +118,12 @@ class Timeline:
 
     @property
     def tenant(self) -> str:
-        """32 hexadecimal digits."""
+        """Return the tenant's id: 32 hexadecimal digits."""
         return self._control.state.tenant
 
     @property
     def name(self) -> str:
-        """Of the timeline: 32 hexadecimal digits."""
+        """Return the timeline's id: 32 hexadecimal digits."""
         return self._control.state.timeline
 
     def _ends(self) -> Ends:
@@ -148,15 +140,15 @@ class Timeline:
 
     @property
     def saved(self) -> ControlState:
-        """What its control file says."""
+        """Return the state in the control file."""
         return self._control.state
 
     async def close(self) -> None:
-        """Frees its log, when nobody is at it any more."""
+        """Close the log, after the calls that wait already."""
         await self.run(self._wal.close)
 
     def check_going(self) -> None:
-        """Raises `StorageError` when its disk has failed: connect again."""
+        """Raise `StorageError` when the disk has failed: the peer must connect again."""
         if self.acceptor.stopped is not None:
             raise StorageError(
                 f"timeline {self.name} is opened anew after an error of its disk: connect again"
@@ -165,11 +157,11 @@ class Timeline:
             )
 
     async def backed_up(self, lsn: int) -> None:
-        """All before `lsn` is kept elsewhere, verified. Raises `StorageError`."""
+        """Record that all before `lsn` is archived, verified. Raises `StorageError`."""
         await self.run(lambda: self.acceptor.record_backup(lsn))
 
     async def remove_old(self, keep_bytes: int | None = None) -> None:
-        """Removes what lies below the `horizon`. Raises `StorageError`."""
+        """Remove whole segments below the `horizon`. Raises `StorageError`."""
 
         def work() -> None:
             lsn = horizon(self._control.state, self.acceptor.flush_lsn, keep_bytes)
@@ -179,34 +171,38 @@ class Timeline:
         await self.run(work)
 
     async def prepare(self) -> None:
-        """Makes the next segment if it is time (then `half_full` was called); appends go on
-        meanwhile. Raises `StorageError`."""
+        """Prepare the next segment if it is time (`half_full` was called then), beside appends.
+        Raises `StorageError`."""
         if self._wal.wants_segment:
             await self._clock.run_blocking(self._wal.prepare)
 
     async def run(self, function: Callable[[], R]) -> R:
-        """Runs it off the loop, alone."""
+        """Run a function off the loop, alone."""
 
         def alone() -> R:
+            # The loop's lock keeps the order of waiting tasks, but is released when one is
+            # cancelled; its call goes on in the thread even then.
             with self._serial:
                 return function()
 
         try:
-            self._lock.acquire_nowait()  # free as a rule, and a wait for it costs even then
+            self._lock.acquire_nowait()  # mostly free, and awaiting it costs even then
         except anyio.WouldBlock:
             await self._lock.acquire()
         try:
             return await self._clock.run_blocking(alone)
         finally:
             self._lock.release()
+            # Also after an error: part of the call may have happened.
             self.ends.set(self._ends())
             if self._wal.wants_segment:
                 self._half_full()
 
     async def process(self, messages: Sequence[Message]) -> Processed:
-        """Hands messages to the acceptor in one go; stops at the first that it refuses.
+        """Pass messages to the acceptor in one call; stop at the first that it refuses.
 
-        What is no error of ours (a fault of this program) is raised."""
+        An exception that is no `PenstockError` is a fault of this program, and is raised.
+        """
         measures: list[tuple[str, float, str]] = []
 
         def work() -> Processed:
@@ -225,6 +221,7 @@ class Timeline:
             return Processed(tuple(replies))
 
         try:
+            # One call for several messages: a hop to a thread costs as much as a small write.
             return await self.run(work)
         finally:
             for each in measures:
@@ -245,7 +242,7 @@ class Timeline:
             measures.append((WAL_MESSAGES, 1, "taken"))
 
     def _tell_election(self, message: Message) -> None:
-        """Log who asked for this acceptor's vote, or announced itself, and how it stands now."""
+        """Log a vote request or an announced election, and the positions after it."""
         match message:
             case VoteRequest(term=term):
                 what = f"asked to vote for term {term}"
@@ -263,11 +260,11 @@ class Timeline:
     # -- readers of the log ----------------------------------------------------------------------
 
     async def read(self, begin_lsn: int, size: int, term: int | None) -> bytes:
-        """A piece of the log; what was removed here comes from the archive. With a `term`, only
-        while the acceptor is in it: looked at under the same lock. Raises `WalRefused`,
-        `InvalidUsage`, `StorageError`."""
+        """Read a piece of the log; removed bytes come from the archive. With a `term`, only while
+        the acceptor is in that term. Raises `WalRefused`, `InvalidUsage`, `StorageError`."""
 
         def work(begin_lsn: int, size: int) -> bytes:
+            # Checked under the same lock as the read: a later leader may replace these bytes.
             now = self.acceptor.term
             if term is not None and now != term:
                 raise WalRefused(
@@ -280,6 +277,7 @@ class Timeline:
         except WalRemoved:
             if self._archive is None:
                 raise
+        # Segment by segment, since later ones may still be here.
         parts, at, end_lsn = [], begin_lsn, begin_lsn + size
         while at < end_lsn:
             number, offset = divmod(at, SEGMENT_BYTES)
@@ -295,7 +293,7 @@ class Timeline:
         return b"".join(parts)
 
     def hot_standby(self, reader: int, feedback: HotStandbyFeedback | None) -> None:
-        """What a reader says of its transactions; None: it has gone."""
+        """Record a reader's oldest transactions; None: it has gone."""
         if feedback is None:
             self._readers.pop(reader, None)
         else:
@@ -303,7 +301,8 @@ class Timeline:
         self._hot_standby = aggregate(self._readers.values())
 
     async def consumed(self, feedback: PageserverFeedback) -> None:
-        """How far a consumer is: every proposer hears of it. Raises `StorageError`."""
+        """Record a consumer's position, and pass it to every proposer. Raises `StorageError`."""
+        # Before the disk's lock is awaited: proposers need not wait for it.
         self.feeds.broadcast(feedback)
         lsn = feedback.remote_consistent_lsn
         if lsn:
@@ -311,9 +310,12 @@ class Timeline:
 
 
 def horizon(saved: ControlState, flush_lsn: int, keep_bytes: int | None = None) -> int:
-    """Up to where the log is needed here by nobody: all consumers, the offload and a majority have
-    it on disk, and so says the control file. 0: all is needed. With `keep_bytes` consumers count
-    no further than so far behind the commit: what is older they read from the archive."""
+    """Return the LSN before which the log is not needed here; 0: all is needed.
+
+    All consumers, the archive and a majority have the bytes before it on disk, by the saved state.
+    With `keep_bytes` consumers count no further than so far below the commit LSN: older bytes they
+    read from the archive.
+    """
     consumed_lsn = saved.remote_consistent_lsn
     if keep_bytes is not None:
         consumed_lsn = max(consumed_lsn, saved.commit_lsn - keep_bytes)

@@ -1,19 +1,13 @@
 """All timelines of a node: a folder for each, `<dir>/<tenant>/<timeline>/`.
 
-Theory of operation. At the start every control file below the folder is read, and its log
-recovered. A timeline that cannot be read is logged and *blocked*: nobody may make it anew, because
-its acceptor has promised things that a new one would not know of. Others are opened once, and made
-(in one step, durably) by the first proposer that may. One task saves control files off the path of
-appends: it looks every ``wal_save_ms``, and saves where commit, or what is kept elsewhere, leads
-the file by a segment, or where positions moved and the file is older than ``wal_control_age_ms``;
-then it removes whole segments below the horizon: what consumers, the offload and a majority have
-on disk (of what the offload has, consumers can claim the newest ``wal_keep_bytes`` alone: the rest
-they read from there). A timeline whose disk has failed is opened anew, from what is on disk: by the
-next proposer, or by that task. Another task makes the next segment of a log whose newest is half
-full, beside its appends.
+At the start every control file below the folder is read, and its log recovered. A timeline that
+cannot be read is logged and *blocked*; others are opened once. An absent timeline is created, in
+one durable step, by the first proposer that may. `keep_up` saves control files off the path of
+appends, removes segments below the horizon, prepares the next segments, and opens timelines again
+whose disk has failed.
 
 Invariants: at most one `Timeline` for a folder writes to it, the others have stopped; a folder is
-written by one process (who opens it holds its lock).
+written by one process (it holds the folder's lock).
 """
 
 from __future__ import annotations
@@ -48,18 +42,19 @@ from actors.wal.timeline import Log, Timeline
 log = logging.getLogger("penstock.wal")
 
 REOPEN_DELAY_MS: Final = 5_000
-"""Between two tries to open a timeline anew."""
+"""Milliseconds between two attempts to open a timeline again."""
 
 
 class Disk(Protocol):
-    """Where timelines lie. Calls block."""
+    """The store of timelines. Calls block."""
 
     def open(self, folder: Path) -> tuple[ControlStore, Log]:
-        """Raises `PenstockError` for what cannot be read."""
+        """Open the control file and the log. Raises `PenstockError` for what cannot be read."""
         ...
 
     def create(self, folder: Path, state: ControlState) -> None:
-        """Durably, or not at all. Raises `StorageError`, `InvalidUsage` where it is."""
+        """Create a timeline durably, or not at all. Raises `StorageError`, `InvalidUsage` where it
+        exists."""
         ...
 
 
@@ -67,17 +62,17 @@ class FileDisk:
     """Timelines as files: a `Disk`."""
 
     def open(self, folder: Path) -> tuple[ControlStore, Log]:
-        """Reads the control file, and recovers the log."""
+        """Read the control file, and recover the log."""
         control = FileControl.open(folder)
         return control, FileWal.open(folder, control.state)
 
     def create(self, folder: Path, state: ControlState) -> None:
-        """Makes it beside its place, then renames it."""
+        """Create the folder beside its place, then rename it."""
         create_timeline(folder, state)
 
 
 class Timelines:
-    """See the module; `open` makes it."""
+    """The timelines of one folder; call `open` first."""
 
     def __init__(
         self,
@@ -98,25 +93,27 @@ class Timelines:
         self._blocked: dict[tuple[str, str], str] = {}
         self._saved_ms: dict[tuple[str, str], float] = {}
         self._retry_ms: dict[tuple[str, str], float] = {}
-        """Before then nobody but a proposer opens a timeline anew that has stopped."""
+        """Time before which only a proposer opens a stopped timeline again."""
         self._making = anyio.Lock()
         self._half_full = anyio.Event()
-        """A segment of some timeline is."""
+        """Set when a segment of some timeline is half full."""
         self._held: IO[bytes] | None = None
 
     async def open(self) -> None:
-        """Takes the folder, and opens all that is there. Raises `StateDirectoryError` where
-        another process has it."""
+        """Lock the folder, and open all its timelines. Raises `StateDirectoryError` where another
+        process holds the lock."""
         await self._clock.run_blocking(self._take)
         for tenant, name in await self._clock.run_blocking(self._found):
             try:
                 await self._opened(tenant, name)
             except PenstockError as error:
+                # Never created again: its acceptor has given votes that a new one would not know
+                # of.
                 self._blocked[tenant, name] = str(error)
                 log.error("timeline %s of tenant %s is not served: %s", name, tenant, error)
 
     def close(self) -> None:
-        """Gives the folder back."""
+        """Unlock the folder."""
         if self._held is not None:
             self._held.close()
 
@@ -141,7 +138,7 @@ class Timelines:
         found = []
         for tenant in sorted(self.folder.iterdir()):
             for timeline in sorted(tenant.iterdir()) if tenant.is_dir() else ():
-                with suppress(WalRefused):  # what is no id is no timeline: leftovers, notes
+                with suppress(WalRefused):  # names that are no ids: leftovers, notes
                     checked_id("tenant", tenant.name)
                     checked_id("timeline", timeline.name)
                     found.append((tenant.name, timeline.name))
@@ -169,26 +166,28 @@ class Timelines:
         return timeline
 
     async def _reopened(self, key: tuple[str, str], stopped: Timeline) -> Timeline:
-        """Instead of one that stopped. What cannot be read now is tried again later."""
+        """Open a stopped timeline again. If that fails, it is tried again later."""
         log.warning("timeline %s is opened anew: %s", stopped.name, stopped.acceptor.stopped)
         self._retry_ms[key] = self._clock.monotonic_ms() + REOPEN_DELAY_MS
+        # Closed first: two `Timeline`s must not have one log open.
         await stopped.close()
         return await self._opened(*key)
 
     @property
     def all(self) -> list[Timeline]:
-        """Those that are served."""
+        """Return the timelines that are served."""
         return list(self._open.values())
 
     def find(self, tenant: str, name: str) -> Timeline | None:
-        """One that is served."""
+        """Return a timeline that is served; None if there is none."""
         return self._open.get((tenant, name))
 
     async def obtain(self, greeting: ProposerGreeting, *, may_create: bool) -> Timeline | None:
-        """The timeline of a proposer, made if it is absent and may be; None: absent. Raises
-        `WalRefused` for one that is blocked or an id that is none, `StorageError`."""
+        """Return a proposer's timeline, created if it is absent and may be; None: absent. Raises
+        `WalRefused` for one that is blocked or a malformed id, `StorageError`."""
         tenant = checked_id("tenant", greeting.tenant)
         name = checked_id("timeline", greeting.timeline)
+        # One at a time: two `Timeline`s must never write to one folder.
         async with self._making:
             if (tenant, name) in self._blocked:
                 raise WalRefused(
@@ -216,6 +215,7 @@ class Timelines:
         above = self.folder / state.tenant
         try:
             above.mkdir(exist_ok=True)
+            # The tenant's folder must be durable before a timeline in it is.
             opened = os.open(self.folder, os.O_RDONLY)
             try:
                 os.fsync(opened)
@@ -228,8 +228,8 @@ class Timelines:
     # -- upkeep ----------------------------------------------------------------------------------
 
     async def keep_up(self) -> None:
-        """Saves, removes and makes segments ahead of time, until it is cancelled. A timeline that
-        fails is logged, and looked at again."""
+        """Save control files, remove old segments and prepare new ones, until cancelled. A timeline
+        that fails is logged, and tried again."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._prepare)
             group.start_soon(self._save)
@@ -237,6 +237,7 @@ class Timelines:
     async def _prepare(self) -> None:
         while True:
             await self._half_full.wait()
+            # Replaced before the work, so that a call during it is not lost.
             self._half_full = anyio.Event()
             for timeline in self.all:
                 try:
@@ -260,6 +261,7 @@ class Timelines:
     async def _mend(self, key: tuple[str, str], stopped: Timeline) -> None:
         async with self._making:
             due = self._clock.monotonic_ms() >= self._retry_ms.get(key, 0.0)
+            # A proposer may have opened it again while this task waited for the lock.
             if due and self._open[key] is stopped:
                 await self._reopened(key, stopped)
 
@@ -269,13 +271,17 @@ class Timelines:
         if must_save(timeline.saved, timeline.acceptor.state, aged=aged):
             await timeline.run(timeline.acceptor.checkpoint)
             self._saved_ms[key] = now_ms
+            # With an archive, consumers hold back only the newest `wal_keep_bytes`: older bytes
+            # they read from there. Removal follows the checkpoint, since the horizon is the saved
+            # one.
             keep = None if self.archive is None else self._settings.wal_keep_bytes
             await timeline.remove_old(keep)
 
 
 def must_save(saved: ControlState, now: ControlState, *, aged: bool) -> bool:
-    """Whether positions in memory are to be written to the control file."""
+    """Return whether positions in memory are to be written to the control file now."""
     if saved == now:
         return False
+    # Once the saved positions move by a segment, another segment may be removed.
     moved = max(now.commit_lsn - saved.commit_lsn, now.backup_lsn - saved.backup_lsn)
     return aged or moved >= (now.segment_bytes or SEGMENT_BYTES)

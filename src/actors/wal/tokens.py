@@ -1,13 +1,9 @@
-"""Signed tokens (JWT, EdDSA) that are shown to acceptors as a password: what each allows.
+"""Signed tokens (JWT, EdDSA) as passwords of acceptors, and the tenants that each token allows.
 
-Rules: the signature is Ed25519, by one of the keys that were given, and no other algorithm is ever
-tried, whatever a token says of itself; ``exp`` and ``nbf`` count where they are there, once, when
-the connection begins; ``scope`` is ``tenant``, with the ``tenant_id`` that alone is allowed, or
-``safekeeperdata``, which allows every tenant; any other scope, and `TOKEN_BYTES_MAX`, is refused,
-and, where only tokens of tenants are taken, ``safekeeperdata`` too. A token that is refused raises
-`Unauthenticated`, which says why, and nothing else.
-
-PyJWT verifies (extra ``jwt``); it is loaded when keys are given, not before.
+``scope`` is ``tenant``, with the one ``tenant_id`` that is allowed, or ``safekeeperdata``, which
+allows every tenant unless the port accepts tenants' tokens alone. ``exp`` and ``nbf`` are checked
+where present, once, when the connection begins. A refused token raises `Unauthenticated` with the
+reason.
 
 Source: the claims are those of Neon's safekeepers.
 """
@@ -28,7 +24,7 @@ TOKEN_BYTES_MAX: Final = 8_192
 KEYS_MAX: Final = 64
 ALGORITHM: Final = "EdDSA"
 Check: TypeAlias = Callable[[bytes], Grant]
-"""What a token allows. Raises `Unauthenticated`."""
+"""A function from a token to what it allows; it raises `Unauthenticated`."""
 
 
 class _Claims(msgspec.Struct, frozen=True):
@@ -37,7 +33,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def token_check(settings: Settings) -> Check | None:
-    """As the settings say; None: no keys were given. Raises `BadSettings`."""
+    """Return the check that the settings configure; None without keys. Raises `BadSettings`."""
     if not settings.wal_jwt_keys:
         return None
     keys = load_keys(Path(settings.wal_jwt_keys))
@@ -46,8 +42,8 @@ def token_check(settings: Settings) -> Check | None:
 
 
 def load_keys(path: Path) -> tuple[Any, ...]:
-    """The public keys of a PEM file, or of all ``*.pem`` of a folder, one a file. Raises
-    `BadSettings`."""
+    """Read the public keys of a PEM file, or of all ``*.pem`` files of a folder, one per file.
+    Raises `BadSettings`."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -57,6 +53,7 @@ def load_keys(path: Path) -> tuple[Any, ...]:
     found = []
     try:
         files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
+        # One file more than allowed shows that there are too many.
         for file in files[: KEYS_MAX + 1]:
             key = load_pem_public_key(file.read_bytes())
             if not isinstance(key, Ed25519PublicKey):
@@ -70,6 +67,7 @@ def load_keys(path: Path) -> tuple[Any, ...]:
     if not 0 < len(found) <= KEYS_MAX:
         raise BadSettings(f"wal_jwt_keys = {path}: {len(found)} keys; give 1 to {KEYS_MAX}")
     try:
+        # PyJWT is an extra: its absence must show at the start, not at the first token.
         import jwt  # noqa: F401
     except ImportError as error:
         raise _missing(error) from None
@@ -81,7 +79,7 @@ def _missing(error: ImportError) -> BadSettings:
 
 
 def granted(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:
-    """See the module."""
+    """Verify a token and return what it allows. Raises `Unauthenticated`."""
     if len(token) > TOKEN_BYTES_MAX:
         raise Unauthenticated(f"a token of {len(token)} bytes: at most {TOKEN_BYTES_MAX}")
     claims = _verified(token, keys)
@@ -107,9 +105,11 @@ def _verified(token: bytes, keys: Sequence[Any]) -> _Claims:
     refused = "it is signed by none of wal_jwt_keys"
     for key in keys:
         try:
+            # A token never chooses its algorithm: no other one is tried, whatever its header says.
             claims = jwt.decode(token, key, algorithms=[ALGORITHM], options={"verify_aud": False})
             return msgspec.convert(claims, _Claims)
         except jwt.InvalidSignatureError:
+            # Another key may have signed it; every other error is the same for all keys.
             continue
         except jwt.InvalidAlgorithmError:
             refused = f"its algorithm is not {ALGORITHM}"

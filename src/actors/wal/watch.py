@@ -1,4 +1,4 @@
-"""A value that others wait for: they see the newest, and may miss those in between."""
+"""A value that tasks wait for: they see the newest, and may miss those in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Watch(Generic[T]):
-    """One writer, any number that wait, all in one loop."""
+    """Holds one value, with one writer and any number of waiting tasks, all in one loop."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -18,11 +18,11 @@ class Watch(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The newest."""
+        """Return the newest value."""
         return self._value
 
     def set(self, value: T) -> None:
-        """Whoever waits looks again, unless it is the same."""
+        """Set the value, and wake all waiting tasks unless it is the same."""
         if value == self._value:
             return
         self._value = value
@@ -32,13 +32,14 @@ class Watch(Generic[T]):
                 future.set_result(None)
 
     async def until(self, holds: Callable[[T], bool]) -> T:
-        """Waits for a value for which it holds."""
+        """Wait for a value for which `holds` returns True, and return that value."""
         while not holds(self._value):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             try:
                 await future
             finally:
+                # Cancelled before `set` took the future out of the list.
                 if not future.done() or future.cancelled():
                     self._waiting = [each for each in self._waiting if each is not future]
         return self._value

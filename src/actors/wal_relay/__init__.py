@@ -1,4 +1,4 @@
-"""`penstock wal relay`: a PostgreSQL server's log, as its standbys get it, into acceptors.
+"""`penstock wal relay`: streams a PostgreSQL server's log, as a standby gets it, to acceptors.
 
 `command` is the command line, `relay` the relay at work, `server` the server's side.
 """

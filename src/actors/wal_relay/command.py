@@ -85,7 +85,7 @@ def relay(
 
 
 class _Teller:
-    """What is printed."""
+    """Prints progress and results."""
 
     def __init__(self, *, quiet: bool, as_json: bool, every_s: float) -> None:
         self._quiet = quiet
@@ -93,7 +93,7 @@ class _Teller:
         self.every_s = every_s
 
     def line(self, what: str, relayed: Relayed) -> None:
-        """On stdout."""
+        """Print a line on stdout."""
         from actors.wal.lsn import lsn_text
 
         if self._as_json:
@@ -110,7 +110,7 @@ class _Teller:
             print(f"ended: {lsn_text(relayed.commit_lsn)} committed", flush=True)
 
     async def progress(self, relay: Relay) -> None:
-        """On stderr, now and then."""
+        """Print the progress on stderr, at intervals."""
         from actors.wal_relay.relay import progress_text
 
         while not self._quiet:
@@ -119,7 +119,7 @@ class _Teller:
 
 
 class _Work(msgspec.Struct):
-    """What `relay` was told."""
+    """The arguments of `relay`, and its work."""
 
     addresses: str
     dsn: str
@@ -134,7 +134,7 @@ class _Work(msgspec.Struct):
     is_relaying: bool = False
 
     async def run(self) -> None:
-        """Until a signal; a second one ends it at once."""
+        """Relay until a signal."""
         stopping = anyio.Event()
         async with anyio.create_task_group() as group:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -145,6 +145,8 @@ class _Work(msgspec.Struct):
 
                 group.start_soon(work)
                 async for _ in signals:
+                    # The first signal ends the relay in order; a second one, or one before it
+                    # relays, at once.
                     if stopping.is_set() or not self.is_relaying:
                         break
                     stopping.set()
@@ -162,9 +164,11 @@ class _Work(msgspec.Struct):
         clock = SystemClock()
         tls = dialling_tls(self.settings)
         acceptors = parse_addresses(self.addresses)
+        # A first connection finds the log's begin before the election; `Relay` opens its own.
         server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
+            # Before the election: a relay into another server's log must not end that log's writer.
             await check_system(identity, acceptors, self.tenant, self.timeline, self.token, tls)
             if self.create_slot:
                 await server.make_slot(self.slot)

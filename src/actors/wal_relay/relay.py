@@ -1,20 +1,14 @@
-"""A server's log on its way into acceptors.
+"""Relays a server's log to acceptors.
 
-Theory of operation. The acceptors know how far the log is: the relay's proposer is elected, and
-where its term begins the server is asked to go on. What comes is appended as it comes, records or
-parts of them, as long as the proposer has room; the server waits while there is none, since then
-the socket is not read. The server is told, and its slot with it, what a quorum of the acceptors has
-on disk, as soon as that moves, every `REPORT_S` in any case, and when it asks: so it can count the
-relay among its synchronous standbys. Nothing is kept here: whoever relays next goes on where the
-acceptors' log ends.
+The relay's proposer is elected, and the server is asked to go on at the LSN where its term begins.
+Bytes are appended as they come, records or parts of them; without room in the proposer the socket
+is not read (backpressure). The server, and its slot, get the commit LSN, so the relay can be one of
+its synchronous standbys. The relay keeps nothing: the next one goes on where the acceptors' log
+ends.
 
-Rules: a lost connection to the server is made again, at the byte behind the last one appended, and
-only to the same system; the acceptors' are the proposer's to mend. When another proposer was
-elected the relay is over. What is reported never falls, and is an end of a record.
-
-Of one system alone: a log that is there already must be of the server that is relayed
-(`check_system`). What it does not do: it looks at no record, and holds none that is longer than
-the proposer's ``pending_bytes_max``, which no quorum could ever confirm.
+A lost connection to the server is opened again, at the LSN after the last byte appended, and only
+to the same system. When another proposer is elected the relay ends. It parses no record, and cannot
+relay one longer than the proposer's ``pending_bytes_max``: no quorum could ever confirm it.
 """
 
 from __future__ import annotations
@@ -38,25 +32,25 @@ from actors.wal_relay.server import Identity, ReplicationServer
 log = logging.getLogger("penstock.wal")
 
 REPORT_S: Final = 2.0
-"""At least so often the server hears of us: less than its ``wal_sender_timeout``."""
+"""Most seconds between two reports to the server: less than its ``wal_sender_timeout``."""
 STALL_MS: Final = 30_000
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
 FAREWELL_S: Final = 1.0
-"""For what was appended to be committed, when the relay is stopped. Of a record that has come in
-part nobody waits for the rest: it is asked for again."""
+"""Seconds to wait for the commit of what was appended, when the relay is stopped. The rest of an
+incomplete record is not awaited: the next relay asks for it again."""
 DIAL_TIMEOUT_MS: Final = 5_000
 
 
 class Stall:
-    """Tells when nothing has been committed for `STALL_MS`, though something waits for it; again
-    after as long. Pure."""
+    """Finds that nothing has been committed for `STALL_MS`, though bytes wait; again after as long.
+    Pure."""
 
     def __init__(self, now_ms: float) -> None:
         self._since_ms = now_ms
         self._commit_lsn = 0
 
     def lasts(self, now_ms: float, commit_lsn: int, end_lsn: int) -> bool:
-        """Whether it is to be told of now."""
+        """Return whether to warn of a stall now."""
         if commit_lsn != self._commit_lsn or commit_lsn >= end_lsn:
             self._since_ms, self._commit_lsn = now_ms, commit_lsn
         if now_ms - self._since_ms < STALL_MS:
@@ -66,20 +60,20 @@ class Stall:
 
 
 class Relayed(msgspec.Struct, frozen=True):
-    """How far a relay is."""
+    """The positions of a relay."""
 
     term: int
     start_lsn: int
     end_lsn: int
-    """Behind the last byte appended."""
+    """LSN after the last byte appended."""
     commit_lsn: int
-    """0: nothing is known yet."""
+    """0 until a commit is known."""
     server_lsn: int
-    """How far the server's log is, when it last said."""
+    """End of the server's log, by its last report."""
 
 
 class Relay:
-    """One, over a proposer; `run` is its life."""
+    """Relays a log into one proposer; `run` is its life."""
 
     def __init__(
         self,
@@ -101,7 +95,7 @@ class Relay:
 
     @property
     def relayed(self) -> Relayed:
-        """Now."""
+        """Return the current positions."""
         proposer = self._proposer
         return Relayed(
             proposer.core.term,
@@ -112,11 +106,12 @@ class Relay:
         )
 
     async def run(self, streaming: Callable[[Relayed], None] = lambda _: None) -> None:
-        """Until `stopping`: then what was appended is waited for, a moment, and the server told.
-        `streaming` is told of each connection that gives the log.
+        """Relay until `stopping` is set; then wait a moment for what was appended, and report its
+        commit to the server. `streaming` is called for each connection that gives the log.
 
-        Raises `Broken` when another leads, `InvalidUsage` when the server's log cannot go on,
-        `MalformedFrame`, `Corrupt`."""
+        Raises `Broken` when another proposer leads, `InvalidUsage` when the server's log cannot go
+        on, `MalformedFrame`, `Corrupt`.
+        """
         self._start_lsn = await self._proposer.elected()
         delay_s = RETRY_S_MIN
         while not self._stopping.is_set():
@@ -127,11 +122,12 @@ class Relay:
                 log.warning("%s (tried again in %.1f s)", _first(errors), delay_s)
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
+            # A server that connects and breaks off at once must not be dialled in a tight loop.
             progressed = self._proposer.end_lsn > before
             delay_s = RETRY_S_MIN if progressed else min(2 * delay_s, RETRY_S_MAX)
 
     async def _connected(self, streaming: Callable[[Relayed], None]) -> None:
-        """For as long as one connection lasts."""
+        """Relay for as long as one connection lasts."""
         server = await ReplicationServer.connect(self._dsn, self._clock)
         try:
             found = await server.identify()
@@ -140,6 +136,7 @@ class Relay:
                     f"the server was system {self._identity.system_id} and is {found.system_id}"
                     " now: it was replaced; relay it into a timeline of its own"
                 )
+            # The proposer's end, not what was read: bytes that were not appended come again.
             await server.start(self._proposer.end_lsn, self._slot)
             streaming(self.relayed)
             async with anyio.create_task_group() as group:
@@ -148,6 +145,7 @@ class Relay:
                 await self._take_until_stopped(server)
                 with anyio.move_on_after(FAREWELL_S):
                     await self._proposer.committed(self._proposer.end_lsn)
+                # The server's slot moves to the last commit before the connection ends.
                 server.report(self._proposer.commit_lsn)
                 group.cancel_scope.cancel()
         finally:
@@ -173,9 +171,11 @@ class Relay:
                 await self._append(b"".join(pieces))
 
     async def _append(self, wal: bytes) -> None:
+        # Waits for room, not for the commit; while it waits the socket is not read.
         await self._proposer.put(lambda _: wal, len(wal))
 
     async def _report_commits(self, server: ReplicationServer) -> None:
+        # The first commit to report is that of the term's begin.
         lsn = max(self._proposer.commit_lsn, self._start_lsn - 1)
         while True:
             await self._proposer.committed(lsn + 1)
@@ -214,8 +214,8 @@ async def check_system(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Looks at the acceptors that can be reached. Raises `InvalidUsage` where one has another
-    server's log under that name."""
+    """Check the acceptors that can be reached. Raises `InvalidUsage` where one has another server's
+    log under that name."""
     for address in addresses:
         try:
             connection = await dial(
@@ -231,6 +231,7 @@ async def check_system(
         except (Broken, WalRefused, MalformedFrame, TimeoutError) as error:
             log.info("acceptor %s: %s", address, error)
             continue
+        # 0: the acceptor does not know the system yet.
         if str(system_id) not in ("0", str(identity.system_id)):
             raise InvalidUsage(
                 f"acceptor {address} has the log of system {system_id} in timeline {timeline},"
@@ -239,7 +240,7 @@ async def check_system(
 
 
 def progress_text(relayed: Relayed) -> str:
-    """For people: a line."""
+    """Return one line of progress."""
     behind = relayed.server_lsn - max(relayed.commit_lsn, relayed.start_lsn)
     return (
         f"{lsn_text(relayed.commit_lsn)} committed, {lsn_text(relayed.end_lsn)} appended,"

@@ -1,9 +1,9 @@
 """The PostgreSQL side of a relay: a connection in replication mode, physical.
 
-Rules: nothing is asked of the server but what a standby asks (IDENTIFY_SYSTEM, its slot, its log
-from a place on), so a role with REPLICATION is enough. Bytes come in order and without a gap, or
-`MalformedFrame` is raised. What is not read waits at the server: one buffer of `BUFFER_BYTES` at
-most is held here. `report` may be called while `next` waits.
+The server is asked only what a standby asks (IDENTIFY_SYSTEM, its slot, its log from an LSN on), so
+a role with REPLICATION is enough. Bytes come in order and without a gap, or `MalformedFrame` is
+raised. Bytes that are not read wait at the server: one buffer of `BUFFER_BYTES` at most is held
+here. `report` may be called while `next` waits.
 
 Source: PostgreSQL's documentation, "Streaming Replication Protocol".
 """
@@ -30,7 +30,7 @@ from actors.wal.replication import pg_time
 
 BUFFER_BYTES: Final = 1024 * 1024
 PG_TIMELINE: Final = 1
-"""In the names of segments and headers of pages that acceptors write."""
+"""PostgreSQL's timeline in the segment names and page headers that acceptors write."""
 _DATA: Final = struct.Struct(">cQQq")
 _KEEPALIVE: Final = struct.Struct(">cQqB")
 _STATUS: Final = struct.Struct(">cQQQqB")
@@ -39,7 +39,7 @@ _GONE: Final = "58P01"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which log a server has, and how far it is."""
+    """A server's log and its end."""
 
     system_id: int
     timeline: int
@@ -57,19 +57,20 @@ class ReplicationServer:
         self._copy: Copy | None = None
         self._first = True
         self.next_lsn = 0
-        """Of the next byte."""
+        """LSN of the next byte."""
         self.known_lsn = 0
-        """How far the server's log is, when it last said."""
+        """End of the server's log, by its last report."""
         self.wants_report = False
-        """It asked to hear from us."""
+        """True if the server asked for a report."""
 
     @classmethod
     async def connect(cls, dsn: str, clock: Clock) -> Self:
-        """`dsn` as libpq takes it, a URI or ``key=value``. Raises `Unreachable`."""
+        """Connect; `dsn` as libpq takes it, a URI or ``key=value``. Raises `Unreachable`."""
         return cls(await Wire.open(replication_dsn(dsn), clock), clock)
 
     async def identify(self) -> Identity:
-        """Raises `InvalidUsage` for a server whose log acceptors cannot take, `Unreachable`."""
+        """Return the server's identity. Raises `InvalidUsage` for a log that acceptors cannot take,
+        `Unreachable`."""
         [(system_id, timeline, flush, *_)] = await self._wire.query("IDENTIFY_SYSTEM")
         [(segment,)] = await self._wire.query("SHOW wal_segment_size")
         found = Identity(
@@ -87,7 +88,7 @@ class ReplicationServer:
         return found
 
     async def make_slot(self, slot: str) -> None:
-        """A physical one that keeps the log from now on; one that is there is as good. Raises
+        """Create a physical slot that keeps the log from now on, unless it exists. Raises
         `Refused`, `Unreachable`."""
         if self._tells_slots and (await self._slot(slot))[0] is not None:
             return
@@ -96,12 +97,13 @@ class ReplicationServer:
                 f"CREATE_REPLICATION_SLOT {identifier(slot)} PHYSICAL RESERVE_WAL"
             )
         except Refused as error:
+            # Older servers cannot be asked for the slot first.
             if error.sqlstate != _EXISTS:
                 raise
 
     async def begin(self, identity: Identity, slot: str) -> int:
-        """Where a new log can begin: the first record of the segment that the slot keeps the log
-        from, or in which the server writes. May wait until the server writes it."""
+        """Return where a new log can begin: the first record of the segment from which the slot
+        keeps the log, or in which the server writes. May wait until the server writes it."""
         kept = await self._slot_lsn(slot) if slot else None
         lsn = kept if kept is not None else identity.flush_lsn
         lsn -= lsn % SEGMENT_BYTES
@@ -113,7 +115,8 @@ class ReplicationServer:
                     return found
 
     async def _slot_lsn(self, slot: str) -> int | None:
-        """Raises `InvalidUsage` where there is no such slot."""
+        """Return the LSN from which a slot keeps the log, if it can be known. Raises `InvalidUsage`
+        where there is no such slot."""
         if not self._tells_slots:
             return None
         kind, lsn = await self._slot(slot)
@@ -123,18 +126,19 @@ class ReplicationServer:
 
     @property
     def _tells_slots(self) -> bool:
-        """Older servers tell of slots by SQL alone."""
+        """Return whether the server has READ_REPLICATION_SLOT: older ones show slots by SQL
+        alone."""
         return self._wire.server_version >= 150_000
 
     async def _slot(self, slot: str) -> tuple[str | None, str | None]:
-        """(kind, LSN it keeps the log from); nothing where there is none. Raises `Refused` for a
-        logical one."""
+        """Return (kind, LSN from which it keeps the log); None where there is none. Raises
+        `Refused` for a logical one."""
         [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {identifier(slot)}")
         return kind, lsn
 
     async def start(self, lsn: int, slot: str) -> None:
-        """From here on the log comes. Raises `InvalidUsage` where the server has it no more, or
-        not yet; `Unreachable`."""
+        """Start the stream at `lsn`. Raises `InvalidUsage` where the server has it no more, or not
+        yet; `Unreachable`."""
         named = f"SLOT {identifier(slot)} " if slot else ""
         self.next_lsn = lsn
         self._first = True
@@ -152,18 +156,18 @@ class ReplicationServer:
                 f"the server has its log from {lsn_text(lsn)} no more ({error}): a slot would have"
                 " kept it; relay it into a new timeline"
             )
-        if error.sqlstate.startswith("55"):  # the slot is in use: who had it may be dying
+        if error.sqlstate.startswith("55"):  # the slot is in use: its last user may be ending
             return Unreachable(f"PostgreSQL: {error}", "it is tried again")
         return InvalidUsage(f"the server refuses its log from {lsn_text(lsn)}: {error}")
 
     async def next(self) -> list[bytes]:
-        """The next bytes, in pieces; none: it said only that it is there, and how far it is.
-        Cancelled, it has lost nothing. Raises `Unreachable`, `InvalidUsage`, `MalformedFrame`."""
+        """Return the next bytes, in pieces; none for a keepalive. If it is cancelled, nothing is
+        lost. Raises `Unreachable`, `InvalidUsage`, `MalformedFrame`."""
         copy = self._copy
         assert copy is not None, "started"
         try:
             if self._first:
-                frames = copy.frames()  # what came with the server's first word
+                frames = copy.frames()  # bytes that came with the server's reply
                 self._first = False
                 if not len(frames):
                     frames = await copy.fill()
@@ -201,21 +205,21 @@ class ReplicationServer:
         return pieces
 
     def report(self, lsn: int) -> None:
-        """All before `lsn` is durable (0: nothing is known). Nothing is ever applied, which is
-        said as PostgreSQL's own receivers say it: by 0. Raises `Unreachable`."""
+        """Report that all before `lsn` is durable (0: unknown). Raises `Unreachable`."""
         self.wants_report = False
         if self._copy is not None:
             now = pg_time(self._clock.now_ms())
+            # Applied is always 0, as PostgreSQL's own receivers of log report it.
             self._copy.send(_STATUS.pack(b"r", lsn, lsn, 0, now, 0))
 
     def close(self) -> None:
-        """Ends the connection; a slot stays."""
+        """Close the connection; a slot stays."""
         self._copy = None
         self._wire.close()
 
 
 def replication_dsn(dsn: str) -> str:
-    """The same connection as a standby's."""
+    """Return the DSN of a standby's connection to the same server."""
     more = {"replication": "true", "fallback_application_name": "penstock"}
     if dsn.startswith(("postgresql://", "postgres://")):
         sign = "&" if "?" in dsn else "?"

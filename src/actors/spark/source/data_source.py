@@ -30,18 +30,19 @@ _PADDED: Final = re.compile(r"\b(?:var)?char\s*\(\s*\d+\s*\)")
 
 class PenstockDataSource(DataSource):  # type: ignore[misc]
     """``spark.read.format("penstock")``: the rows of a table or view at one time. Its options and
-    errors are told of in docs/spark-source.md."""
+    errors are described in docs/spark-source.md."""
 
     _loaded: Loaded | None = None
 
     @classmethod
     def name(cls) -> str:
-        """As in ``format("penstock")``."""
+        """Return the name for ``format("penstock")``."""
         return "penstock"
 
     def schema(self) -> str:
-        """The columns, and `_time` and `_diff` of changes. Here the time is settled: Spark calls it
-        when the DataFrame is made, and takes this very object along."""
+        """Return the columns, and `_time` and `_diff` of changes."""
+        # The time is settled here: Spark calls this when the DataFrame is made, and keeps this
+        # object.
         loaded = self._load()
         columns = ddl(loaded.schema)
         if loaded.wish.changes:
@@ -61,7 +62,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
         return self._loaded
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of rows, or of the changes up to a time."""
+        """Return a reader of rows, or of the changes up to a time."""
         loaded = self._load()
         check_shape(loaded, schema)
         # Spark refuses a reader that takes filters where its pushdown is off; this worker of
@@ -72,7 +73,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
         return (FilteringReader if pushes else PenstockReader)(loaded, schema)
 
     def streamReader(self, schema: StructType) -> ChangesReader:  # noqa: N802 - Spark's name
-        """Of changes, one after the other."""
+        """Return a reader of changes as a stream."""
         loaded = self._load()
         if not loaded.wish.changes:
             raise InvalidUsage(
@@ -89,7 +90,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
 
 
 def ddl(schema: Schema) -> str:
-    """The columns as Spark's DDL; padded and bounded text is plain text to a reader."""
+    """Return the columns as Spark's DDL; padded and bounded text is plain text to a reader."""
     return ", ".join(
         f"`{column.name.replace('`', '``')}` {_PADDED.sub('string', column.type)}"
         + ("" if column.nullable else " not null")
@@ -98,12 +99,12 @@ def ddl(schema: Schema) -> str:
 
 
 def shape_of(schema: StructType) -> pa.Schema:
-    """Of the batches that Spark accepts."""
+    """Return the schema of the batches that Spark accepts."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_shape(loaded: Loaded, schema: StructType) -> None:
-    """Raises `InvalidUsage` for a schema that a user gave and that is not the shard's."""
+    """Raise `InvalidUsage` for a schema that a user gave and that is not the shard's."""
     wanted = [*loaded.schema.names, *(CHANGE_COLUMNS if loaded.wish.changes else ())]
     if schema.fieldNames() != wanted:
         raise InvalidUsage(
@@ -136,7 +137,7 @@ class PenstockReader(DataSourceReader):  # type: ignore[misc]
         self._checks: list[Check] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Takes the lease on the parts."""
+        """Acquire the lease on the parts, and return the tasks."""
         loaded = self._loaded
         planned, tasks = anyio.run(
             partial(plan, loaded, window_of(loaded), self._checks, fresh_name())
@@ -144,23 +145,23 @@ class PenstockReader(DataSourceReader):  # type: ignore[misc]
         return [ShardPartition(n, task, planned) for n, task in enumerate(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor."""
-        if not isinstance(partition, ShardPartition):  # Spark's own, for a read of nothing
+        """Return the batches of a task. Called in an executor."""
+        if not isinstance(partition, ShardPartition):  # Spark's own, for a read without tasks
             return iter(())
         return read(partition.planned, partition.task, partition.number, self._shape)
 
 
 class FilteringReader(PenstockReader):
-    """The same where Spark hands its filters over."""
+    """A `PenstockReader` for sessions whose filters Spark pushes down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Uses what it understands; Spark checks all again."""
+        """Use the filters that are understood; return all, which Spark checks again."""
         self._checks = checks_of(filters, self._loaded.schema)
         return filters
 
 
 def window_of(loaded: Loaded) -> Window:
-    """Of a batch read. Raises `InvalidUsage`."""
+    """Return the window of a batch read. Raises `InvalidUsage`."""
     wish = loaded.wish
     if not wish.changes:
         return Window.contents(loaded.as_of)

@@ -1,7 +1,7 @@
-"""Spark's filters, as far as they help to read less. Pure.
+"""Spark's pushed filters, as far as they help to read less. Pure.
 
-Spark tests every row again, so a filter here may let rows pass that fail, and never the reverse:
-what is not understood to the last detail (floating numbers with their NaN, padded text, a value of
+Spark tests every row again, so a check may let rows pass that fail, and never the reverse: a filter
+that is not understood to the last detail (floating numbers with their NaN, padded text, a value of
 another type) is no check. A check looks at a row alone, so equal rows pass or fail together,
 whatever part they lie in: they may be checked before they are summed.
 """
@@ -54,7 +54,7 @@ _KERNELS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One column, compared; `values` are scalars of its Arrow type."""
+    """A comparison of one column; `values` are scalars of its Arrow type."""
 
     column: str
     op: str
@@ -62,7 +62,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def checks_of(filters: Sequence[Filter], schema: Schema) -> list[Check]:
-    """Those of the filters that are understood; all of them must hold."""
+    """Return the filters that are understood, as checks; all of them must hold."""
     kinds = dict(zip(schema.names, schema.arrow().types, strict=True))
     texts = {column.name: column.type.lower() for column in schema.columns}
     names = {name.lower(): name for name in schema.names}
@@ -70,6 +70,7 @@ def checks_of(filters: Sequence[Filter], schema: Schema) -> list[Check]:
     for one in filters:
         path: tuple[str, ...] = getattr(one, "attribute", ())
         column = names.get(path[0].lower()) if len(path) == 1 else None
+        # Spark's filter does not tell columns apart whose names differ in case alone.
         if column is None or len(names) < len(kinds):
             continue
         check = _check(one, column, kinds[column], texts[column])
@@ -98,7 +99,7 @@ def _check(one: Filter, column: str, kind: pa.DataType, text: str) -> Check | No
 
 
 def _scalar(value: object, kind: pa.DataType, text: str) -> pa.Scalar | None:
-    """The value in the column's type; None where it is not surely the same."""
+    """Return the value in the column's type; None where it is not surely the same."""
     match value:
         case bool():
             fits = pa.types.is_boolean(kind)
@@ -124,7 +125,7 @@ def _scalar(value: object, kind: pa.DataType, text: str) -> pa.Scalar | None:
 
 
 def passing(rows: pa.Table, checks: Sequence[Check]) -> Any:
-    """A bool for each row: whether it may pass."""
+    """Return a bool for each row: whether it may pass."""
     mask: Any = pa.repeat(pa.scalar(True), rows.num_rows)
     for check in checks:
         mask = pc.and_(mask, _mask(check, rows[check.column]))
@@ -142,11 +143,12 @@ def _mask(check: Check, values: pa.ChunkedArray) -> Any:
         found = pc.is_in(values, value_set=pa.array([v.as_py() for v in check.values], values.type))
     else:
         found = _KERNELS[check.op](values, check.values[0])
+    # A comparison that is NULL fails in Spark, too.
     return pc.fill_null(found, False)
 
 
 def conditions_of(checks: Sequence[Check], schema: Schema) -> list[Condition]:
-    """Those that statistics of parts may tell something of."""
+    """Return the checks that statistics of parts may decide, as conditions."""
     found = []
     kinds = {c.name: (c.type, f.type) for c, f in zip(schema.columns, schema.arrow(), strict=True)}
     for check in checks:

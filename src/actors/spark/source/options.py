@@ -1,4 +1,4 @@
-"""What a user asks for, from the options of ``spark.read.format("penstock")``. Pure."""
+"""The read that the options of ``spark.read.format("penstock")`` ask for. Pure."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ _SUM_ROWS: Final = 1_000_000
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """One read."""
+    """A read, as its options ask for it."""
 
     place: Place
     shard: str | None
     object: str | None
     as_of: Time | None
-    """None: the newest that is sealed when it is loaded."""
+    """Time of the read; None: the newest that is sealed when it is loaded."""
     wait_ms: int
     changes: bool
-    """Updates with their time and diff, not rows."""
+    """True for updates with their time and diff, false for rows."""
     start: Time | str
-    """Of a stream: `NEWEST`, `SNAPSHOT` (all there is, then changes), or a time."""
+    """Start of a stream: `NEWEST`, `SNAPSHOT` (all there is, then changes), or a time."""
     consumer: str | None
     partition_bytes: int
-    """Of the stored parts that one task reads, but for one part that is larger."""
+    """Bytes of the stored parts that one task reads; a single part may be larger."""
     sum_rows_max: int
     """Rows that one task keeps in memory to sum equal ones."""
     batch_rows_max: int | None
 
 
 def wish_of(options: Mapping[str, str]) -> Wish:
-    """From options, whose names Spark compares without regard to case. Raises `InvalidUsage`."""
+    """Return the read that options ask for; Spark compares their names without regard to case.
+    Raises `InvalidUsage`."""
     known = {name.lower(): name for name in KNOWN}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -103,6 +104,7 @@ def _number(given: Mapping[str, str], name: str, most: int, least: int = 0) -> i
     if text is None:
         return None
     digits = text.strip()
+    # `isdigit` alone takes digits that `int` refuses (²).
     whole = digits.isascii() and digits.isdigit() and len(digits) <= 20
     if not (whole and least <= int(digits) <= most):
         also = f", {NEWEST} or {SNAPSHOT}" if name == "startingTime" else ""

@@ -1,4 +1,4 @@
-"""What happens where Spark plans: the time is chosen, leases are taken, tasks are cut.
+"""Planning of a read in Spark's driver: chooses the time, takes leases, cuts tasks.
 
 Loading settles the shard and the time, so that a DataFrame shows one time however often it runs,
 and takes a lease that keeps that time readable. Planning, once for each run, takes a lease on the
@@ -46,36 +46,36 @@ from actors.spark.source.rows import (
 from actors.spark.source.splitting import Suspects, Task, direct, divided, summing
 
 _ATTEMPTS_MAX: Final = 16
-"""Looks at a shard whose since goes on."""
+"""Attempts to lease a time of a shard while its since advances."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a DataFrame reads: settled when it is made."""
+    """The read of a DataFrame, settled when the DataFrame is made."""
 
     wish: Wish
     settings: Settings
     shard: ShardId
     schema: Schema
     as_of: Time
-    """Of changes: the last time of a batch read."""
+    """Time of the rows; of changes, the last time of a batch read."""
     start: Time
-    """Of changes: where they begin."""
+    """Time at which changes begin."""
     name: str
-    """Of its leases."""
+    """Name of its leases."""
 
     def shown(self) -> str:
-        """For messages."""
+        """Return the name of the object and its shard, for messages."""
         return f"{self.wish.object} (shard {self.shard})" if self.wish.object else self.shard
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """What tasks need to know, beside their own task."""
+    """A planned read: all that its tasks need beside their own `Task`."""
 
     loaded: Loaded
     window: Window
     checks: tuple[Check, ...]
     handed: Handed | None
-    """None: no task reads a blob."""
+    """Lease of the tasks; None if there are no tasks."""
     schemas: Schemas
 
 
@@ -89,7 +89,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def opened(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
-    """Opens them. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
+    """Open the stores of a place. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
     clock = SystemClock()
     blob = await blobs(wish.place, settings, clock)
     consensus = await documents(wish.place, settings, clock, SystemRandom())
@@ -101,12 +101,12 @@ async def opened(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
 
 
 def fresh_name() -> str:
-    """Of the leases of one read, unlike any other."""
+    """Return a name for the leases of one read, unlike any other."""
     return f"spark-{SystemRandom().getrandbits(64):016x}"
 
 
 async def find(stores: Opened, wish: Wish) -> ShardId:
-    """The shard that is meant. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
+    """Return the shard that is meant. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
     if wish.shard is None:
         assert wish.object is not None
         return shard_of(objects_of(await stores.consensus.head(CATALOG)), wish.object)
@@ -122,7 +122,7 @@ async def find(stores: Opened, wish: Wish) -> ShardId:
 
 
 async def load(wish: Wish, settings: Settings) -> Loaded:
-    """Settles shard and time, and holds the time. Raises `UnknownObject`, `ReadBelowSince`,
+    """Settle shard and time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
     async with opened(wish, settings) as stores:
         shard = await find(stores, wish)
@@ -130,14 +130,14 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
             state, upper = await _sealed(stores, settings, wish, shard)
             as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
             start = wish.start if isinstance(wish.start, int) else state.since
-            # A stream may go on from its checkpoint, whatever became of where it began: whether
-            # `start` can be read is asked where it is read from.
+            # A stream may go on from its checkpoint although its `start` lies below the since by
+            # now: the stream's reader checks `start` where it uses it.
             held = max(start, state.since) if wish.changes else as_of
             loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
             try:
                 await stores.leases.hold_load(shard, loaded.name, held)
             except ReadBelowSince:
-                # Nobody asked for just that time: the since went on while we looked.
+                # The since advanced meanwhile: retry, unless the user asked for just that time.
                 asked = None if wish.changes else wish.as_of
                 if asked is not None or attempt == _ATTEMPTS_MAX - 1:
                     raise
@@ -149,7 +149,7 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
 async def _sealed(
     stores: Opened, settings: Settings, wish: Wish, shard: ShardId
 ) -> tuple[ShardState, Frontier]:
-    """The state, once the time that is wanted is sealed."""
+    """Return the shard's state, once the wanted time is sealed."""
     waited_ms = 0
     while True:
         state, upper = await stores.leases.look(shard)
@@ -180,10 +180,12 @@ async def _sealed(
 async def plan(
     loaded: Loaded, window: Window, checks: Sequence[Check], name: str
 ) -> tuple[Planned, list[Task]]:
-    """A lease on the parts, and tasks that together give out all that is wanted, once. Raises
+    """Lease the parts, and return tasks that together give out all that is wanted, once. Raises
     `ReadBelowSince`, `ViewInError`, `Corrupt`, `StorageError`."""
     wish, settings = loaded.wish, loaded.settings
     async with opened(wish, settings) as stores:
+        # Updates below `raise_to` are raised to it anyway: a since up to there may have merged
+        # them.
         since = window.lower if window.lower > 0 else window.raise_to
         state, handed = await stores.leases.take(loaded.shard, name, since)
         try:
@@ -194,6 +196,7 @@ async def plan(
             handed = await stores.leases.shared(handed, len(tasks))
         except BaseException:
             with anyio.CancelScope(shield=True):
+                # No task will drop the lease of a plan that failed.
                 await stores.leases.drop(handed)
             raise
         return Planned(loaded, window, tuple(checks), handed if tasks else None, schemas), tasks
@@ -202,7 +205,7 @@ async def plan(
 def wanted_parts(
     state: ShardState, schema: Schema, window: Window, checks: Sequence[Check]
 ) -> list[Part]:
-    """Those that may hold something that is wanted, of that schema: the one that was loaded."""
+    """Return the parts that may hold wanted updates. `schema`: the one that was loaded."""
     parts = [part for batch in state.batches for part in batch.parts if window.wants(part)]
     conditions = conditions_of(checks, schema)
     if not conditions:
@@ -212,7 +215,7 @@ def wanted_parts(
 
 
 async def _refuse_errors(blob: Blob, loaded: Loaded, state: ShardState, window: Window) -> None:
-    """Contents of a view that is in error at the window's end are no contents."""
+    """Raise `ViewInError` if the view is in error at the window's end."""
     errors: list[pa.Table] = []
     for batch in state.batches:
         for part in batch.parts:
@@ -245,13 +248,14 @@ async def _tasks(
         if hashes is not None:
             suspects.add(hashes)
             any_ = True
+    # The parts retract nothing inside the window.
     if not any_:
         return direct(parts, wish.partition_bytes)
     return divided(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
 
 
 async def read_part(blob: Blob, part: Part) -> bytes:
-    """The bytes of a part under a lease. Raises `Corrupt` when they are not there."""
+    """Return the bytes of a part under a lease. Raises `Corrupt` when they are not there."""
     if part.inline is not None:
         return part.inline
     data = await blob.get(part.key)

@@ -1,7 +1,7 @@
-"""What one task of Spark does: reads its parts one after the other, under the lease it was handed.
+"""One task of Spark: reads its parts one after the other, under the lease that it was handed.
 
-While Spark takes the rows of one part the next is fetched. Between parts the lease is renewed when
-half of its time is over; when it is gone, the task takes it anew or says so by name.
+Between parts the lease is renewed when half of its time is over; when it is gone, the task takes it
+anew or raises `LeaseLost`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("penstock.spark")
 
 
 class ShardPartition(InputPartition):  # type: ignore[misc]
-    """One task."""
+    """One task, as Spark sends it to an executor."""
 
     def __init__(self, number: int, task: Task, planned: Planned) -> None:
         self.number = number
@@ -36,7 +36,7 @@ class ShardPartition(InputPartition):  # type: ignore[misc]
 
 
 def read(planned: Planned, task: Task, number: int, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches of a task. Raises `LeaseLost`, `Corrupt`, `StorageError`."""
+    """Yield the batches of a task. Raises `LeaseLost`, `Corrupt`, `StorageError`."""
     with start_blocking_portal("asyncio") as portal:
         try:
             yield from _read(portal, planned, task, shape)
@@ -73,7 +73,7 @@ def _read(
 
 
 def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[tuple[Part, bytes]]:
-    """Parts with their bytes, the next one on its way."""
+    """Yield parts with their bytes."""
     loaded = planned.loaded
     keys = [part.key for part in task.parts if part.key]
     if keys:
@@ -83,6 +83,7 @@ def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[t
     kept_ms = clock.monotonic_ms()
     following: Future[bytes] | None = None
     for index, part in enumerate(task.parts):
+        # Asks before half of the lease is over, when it is due: a part may take long.
         if keys and clock.monotonic_ms() - kept_ms > loaded.settings.reader_lease_ms / 4:
             portal.call(_keep, planned, keys)
             kept_ms = clock.monotonic_ms()
@@ -90,6 +91,7 @@ def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[t
         following = None
         data = current.result()
         if index + 1 < len(task.parts):
+            # The next part is fetched while Spark takes the rows of this one.
             following = portal.start_task_soon(read_part, blob, task.parts[index + 1])
         yield part, data
 

@@ -1,4 +1,4 @@
-"""From the bytes of parts to the batches that Spark gets. Pure."""
+"""Decodes parts into the batches that Spark gets. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BATCH_ROWS_MAX: Final = 65_536
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Which updates are read: ``lower <= time < upper``, times below `raise_to` raised to it.
-    `changes`: with their times and diffs; else the rows that their sum has."""
+    """Selects the updates of a read: ``lower <= time < upper``, times below `raise_to` raised to
+    it. `changes`: with their times and diffs; else summed to rows."""
 
     lower: Time
     upper: Frontier
@@ -36,27 +36,27 @@ class Window(msgspec.Struct, frozen=True):
 
     @classmethod
     def contents(cls, as_of: Time) -> Window:
-        """All rows at one time."""
+        """Return the window of all rows at one time."""
         return cls(TIME_MIN, as_of + 1, as_of, False)
 
     def wants(self, part: Part) -> bool:
-        """Whether some of the part's updates lie in it."""
+        """Return whether some of the part's updates lie in the window."""
         return part.time_min < self.upper and part.time_max >= self.lower
 
 
 class Schemas(msgspec.Struct, frozen=True):
-    """Those that a shard has had, oldest first: what its parts were written with."""
+    """The schemas that a shard has had, oldest first, with which its parts were written."""
 
     known: tuple[Schema, ...]
 
     @classmethod
     def of(cls, state: ShardState) -> Schemas:
-        """All of a shard."""
+        """Return all schemas of a shard."""
         return cls((*state.older, state.schema))
 
     def decode(self, part: Part, data: bytes) -> pa.Table:
-        """The updates in a part's bytes, at their times, with the columns that they were written
-        with. Raises `Corrupt`."""
+        """Return the updates in a part's bytes, at their times, with the columns that they were
+        written with. Raises `Corrupt`."""
         if part.inline is not None:
             return at_its_time(part, decode_written(part, data, None))
         if not 0 <= part.schema_id < len(self.known):
@@ -76,11 +76,13 @@ def updates_of(
     window: Window,
     checks: Sequence[Check],
 ) -> pa.Table:
-    """The updates of a part that are wanted, as that schema: the columns, `TIME` (of changes) and
-    `DIFF`. Raises `Corrupt`, and `TypeMismatch` for what does not fit an older schema."""
+    """Return the updates of a part that are wanted, as that schema: the columns, `TIME` (of
+    changes) and `DIFF`. Raises `Corrupt`, and `TypeMismatch` for what does not fit an older
+    schema."""
     table = read_as(f"part {part.key}", schemas.decode(part, data), schema)
     if part.time_min < window.lower or part.time_max >= window.upper:
         table = between(table, window.lower, window.upper)
+    # Errors inside the window were refused when the read was planned.
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR])).drop_columns([ERROR])
     for column in schema.columns:
@@ -95,7 +97,7 @@ def updates_of(
 
 
 def errors_of(part: Part, data: bytes, schemas: Schemas, upper: Frontier) -> pa.Table:
-    """The error updates below a time: `ERROR` and `DIFF`."""
+    """Return the error updates below a time: `ERROR` and `DIFF`."""
     table = schemas.decode(part, data)
     table = table.filter(
         pc.and_(pc.is_valid(table[ERROR]), pc.less(table[TIME], pa.scalar(upper, pa.int64())))
@@ -104,7 +106,7 @@ def errors_of(part: Part, data: bytes, schemas: Schemas, upper: Frontier) -> pa.
 
 
 def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
-    """Raises `ViewInError` for an error that their sum has, `Corrupt` for a negative sum."""
+    """Raise `ViewInError` for an error that their sum has, `Corrupt` for a negative sum."""
     if not errors:
         return
     rest = consolidate(pa.concat_tables(errors)).to_pylist()
@@ -116,12 +118,12 @@ def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
 
 
 def identities(updates: pa.Table) -> Any:
-    """A hash of each update but its diff: equal ones have equal hashes."""
+    """Return a hash of each update but its diff: equal ones have equal hashes."""
     return row_hashes(updates.drop_columns([DIFF]))
 
 
 def negative_hashes(updates: pa.Table) -> Any | None:
-    """Those of updates with a negative diff; None: there are none."""
+    """Return the hashes of updates with a negative diff; None if there are none."""
     negative = pc.less(updates[DIFF], pa.scalar(0, pa.int64()))
     if not pc.any(negative).as_py():
         return None
@@ -129,18 +131,19 @@ def negative_hashes(updates: pa.Table) -> Any | None:
 
 
 def innocent(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
-    """Without those that must be summed."""
+    """Return the updates without those that must be summed."""
     if suspects is None or not updates.num_rows:
         return updates
     return updates.filter(pa.array(~suspects.has(identities(updates))))
 
 
 def suspected(updates: pa.Table, suspects: Suspects | None, share: tuple[int, int]) -> pa.Table:
-    """Those that must be summed, of one share of so many."""
+    """Return the updates that must be summed, of one share. `share`: (number, of how many)."""
     number, shares = share
     if not updates.num_rows or (suspects is None and shares == 1):
         return updates
     hashes = identities(updates)
+    # By the high bits: the bitmap of suspects takes the low ones.
     mine = (hashes >> np.uint64(32)) % np.uint64(shares) == number
     if suspects is not None:
         mine &= suspects.has(hashes)
@@ -157,22 +160,23 @@ class Summing:
         self._limit = rows_max
 
     def add(self, updates: pa.Table) -> None:
-        """Takes some."""
+        """Add updates."""
         self._held.append(updates)
         self._rows += updates.num_rows
         if self._rows > self._limit:
             self._held = [summed(pa.concat_tables(self._held))]
             self._rows = self._held[0].num_rows
+            # Twice what remains: rows that do not cancel out are not summed again at every part.
             self._limit = 2 * max(self._rows_max, self._rows)
 
     def sums(self) -> pa.Table | None:
-        """Their sums, none of them 0; None: nothing was taken."""
+        """Return the sums, none of them 0; None if no update was added."""
         return summed(pa.concat_tables(self._held)) if self._held else None
 
 
 def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """As Spark wants them: rows as often as they are there, or changes with both columns. Raises
-    `Corrupt` for a row that is there less than no time."""
+    """Yield batches as Spark wants them: rows as often as they are there, or changes with both
+    columns. Raises `Corrupt` for a row that is there less than no time."""
     if window.changes:
         yield from _shaped(updates, shape)
         return
@@ -188,6 +192,7 @@ def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.
     if diffs.max() == 1 and diffs.min() == 1:
         yield from _shaped(rows, shape)
         return
+    # Rows are repeated a batch at a time: one diff alone may stand for more than memory holds.
     ends = np.cumsum(diffs)
     for start in range(0, int(ends[-1]), BATCH_ROWS_MAX):
         wanted = np.arange(start, min(start + BATCH_ROWS_MAX, int(ends[-1])))
@@ -206,5 +211,5 @@ def _shaped(table: pa.Table, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def in_order(updates: pa.Table, names: Iterable[str]) -> pa.Table:
-    """The columns as Spark was told of them."""
+    """Return the columns in this order."""
     return updates.select(list(names))

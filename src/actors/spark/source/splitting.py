@@ -1,16 +1,16 @@
-"""How a read is cut into tasks, and which rows must be summed. Pure.
+"""Cuts a read into tasks, and divides its rows into those that must be summed and others. Pure.
 
 A row's diffs may lie in several parts: an insert in one, its deletion in another. Only their sum
-says whether the row is there, so whoever gives out a row must have seen all of them. But a row of
-which **no** diff is negative needs no sum: what each part says of it can be given out where it is
-read. So the rows are divided by their hash:
+says whether the row is there, so a task that gives out such a row must have seen all of them. But a
+row of which **no** diff is negative needs no sum: each part's updates of it can be given out where
+they are read. So the rows are divided by their hash:
 
 - *suspects*: rows whose hash is that of some negative update. A `Suspects` is a bitmap of the
   hashes' low bits, of a fixed size however many there are: it may take an innocent row for a
   suspect, never the reverse.
 - A *direct* task reads its parts once and gives out all rows but suspects. It holds one part.
 - A *summing* task reads all parts, keeps the suspects of its share (by the hashes' high bits), sums
-  them, and gives out what is left. There are as many as it takes for each to keep no more than
+  them, and gives out the sums. There are as many as it takes for each to keep no more than
   `sum_rows_max` rows, as far as can be estimated.
 
 Without any part that may retract there are only direct tasks; with few rows one summing task does
@@ -40,37 +40,39 @@ class Suspects:
         self._bits = np.zeros(1 << (_BITS - 3), np.uint8)
 
     def add(self, hashes: Any) -> None:
-        """Takes uint64 hashes."""
+        """Add uint64 hashes."""
         low = hashes & np.uint64((1 << _BITS) - 1)
         marks = np.left_shift(np.uint8(1), (low & np.uint64(7)).astype(np.uint8))
+        # By `at`, since several hashes may fall into one byte.
         np.bitwise_or.at(self._bits, (low >> np.uint64(3)).astype(np.int64), marks)
 
     def has(self, hashes: Any) -> Any:
-        """A bool for each hash; never False for one that was added."""
+        """Return a bool for each hash; never False for one that was added."""
         low = hashes & np.uint64((1 << _BITS) - 1)
         found = self._bits[(low >> np.uint64(3)).astype(np.int64)]
         return (found >> (low & np.uint64(7)).astype(np.uint8)) & np.uint8(1) == 1
 
     def share(self) -> float:
-        """Of all rows, how many are taken for suspects if their hashes are spread evenly."""
+        """Return the share of all rows that are taken for suspects if their hashes are spread
+        evenly."""
         return float(np.unpackbits(self._bits).mean())
 
     def packed(self) -> bytes:
-        """To be sent to tasks."""
+        """Return the bitmap, compressed, to be sent to tasks."""
         return zlib.compress(self._bits.tobytes(), 1)
 
     @staticmethod
     def unpacked(data: bytes) -> Suspects:
-        """What `packed` packed."""
+        """Return the bitmap that `packed` packed."""
         made = Suspects()
         made._bits = np.frombuffer(zlib.decompress(data), np.uint8)
         return made
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What one task reads. `share` (number, of how many): it sums the suspects of that share; None:
-    it gives out what is no suspect. `suspects`: None: where there is a share, every row is one,
-    else none is."""
+    """The read of one task. `share` (number, of how many): it sums the suspects of that share;
+    None: it gives out rows that are no suspects. `suspects` is None: with a share every row is one,
+    without a share none is."""
 
     parts: tuple[Part, ...]
     share: tuple[int, int] | None = None
@@ -78,8 +80,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def grouped(parts: Sequence[Part], bytes_max: int) -> list[tuple[Part, ...]]:
-    """Adjacent parts together as long as they are small; no more groups than tasks may be."""
+    """Return adjacent parts together as long as they are small; no more groups than tasks may
+    be."""
     total = sum(part.bytes for part in parts)
+    # The other half of the tasks is left to those that sum.
     most = max(bytes_max, -(-total // (TASKS_MAX // 2)))
     groups: list[list[Part]] = []
     held = 0
@@ -96,19 +100,19 @@ def grouped(parts: Sequence[Part], bytes_max: int) -> list[tuple[Part, ...]]:
 
 
 def direct(parts: Sequence[Part], bytes_max: int) -> list[Task]:
-    """Where no row has a negative diff."""
+    """Return the tasks for parts without a negative diff."""
     return [Task(group) for group in grouped(parts, bytes_max)]
 
 
 def summing(parts: Sequence[Part]) -> list[Task]:
-    """One task for all."""
+    """Return one task, which sums all parts."""
     return [Task(tuple(parts), (0, 1))]
 
 
 def divided(
     parts: Sequence[Part], suspects: Suspects, bytes_max: int, sum_rows_max: int
 ) -> list[Task]:
-    """Direct tasks, and those that sum."""
+    """Return direct tasks, and those that sum the suspects."""
     packed = suspects.packed()
     rows = sum(part.rows for part in parts)
     count = max(1, -(-int(rows * suspects.share()) // sum_rows_max))

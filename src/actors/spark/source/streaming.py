@@ -1,15 +1,15 @@
 """Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")``.
 
-An offset is a frontier: ``{"time": t}`` says that all changes below `t` were taken, and ``shard``
-of which shard, so that no checkpoint is taken for that of another. A batch from
-`s` to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as
-long as the since is no later than `s`; so Spark's checkpoints make it exactly once. The first
-batch of a stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its start:
-all that there is at `s`, as changes at `s`, and what comes after it.
+An offset is a frontier: ``{"time": t}`` says that all changes below `t` were read. A batch from `s`
+to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as long as
+the since is no later than `s`; so Spark's checkpoints make it exactly once. The first batch of a
+stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its start: all rows at
+`s`, as changes at `s`, and the changes after it.
 
-What keeps the since: a durable hold of the `consumer`, moved when Spark commits; without one, a
-lease that is renewed whenever Spark asks for the newest offset, and that ends with the stream. A
-since that passed the offset all the same is `ReadBelowSince`: nothing is left out silently.
+The since is kept by a durable hold of the `consumer`, moved when Spark commits; without one, by a
+lease that is renewed whenever Spark asks for the newest offset, and that ends with the stream. If
+the since has passed the offset all the same, the read raises `ReadBelowSince`: no change is left
+out silently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from actors.spark.source.rows import Window
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Of one stream. Spark keeps one for its whole life, and sends copies of it to tasks."""
+    """Reads the changes of one stream. Spark keeps one for its whole life, and sends copies of it
+    to tasks."""
 
     def __init__(self, loaded: Loaded, shape: pa.Schema) -> None:
         self._loaded = loaded
@@ -49,10 +50,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._until: Frontier | None = None
         self._name = fresh_name()
         self._held_ms = float("-inf")
-        """When the lease was last written, on the monotonic clock."""
+        """Time of the last write of the lease, on the monotonic clock."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
-        """Where a stream without a checkpoint begins."""
+        """Return the offset at which a stream without a checkpoint begins."""
         return anyio.run(self._initial)
 
     async def _initial(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return self._offset(loaded.start)
 
     def _offset(self, time: Frontier) -> dict[str, Any]:
+        # With the shard, so that no checkpoint is taken for that of another one.
         return {"time": time, "shard": self._loaded.shard}
 
     def _time(self, offset: dict[str, Any]) -> Frontier:
@@ -90,7 +92,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return time
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """What is sealed, or as much of it as the limit allows."""
+        """Return the upper of what is sealed, or an earlier offset if the limit demands it."""
         return anyio.run(self._latest, start, limit)
 
     async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -125,26 +127,28 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         )
 
     async def _hold(self, stores: Opened, state: ShardState, begin: Time, *, moved: bool) -> None:
-        """Keeps the since at `begin`; without a consumer by a lease, written when it moves and when
-        a quarter of its time is over. A hold goes on only when Spark has committed (`moved`)."""
+        """Keep the since at `begin`, by the consumer's hold or else by a lease."""
         loaded = self._loaded
         if loaded.wish.consumer is not None:
             held = state.holds.get(consumer_hold(loaded.wish.consumer))
+            # A hold advances only when Spark has committed (`moved`).
             if held is None or held > begin or (moved and held < begin):
                 await stores.leases.hold(loaded.shard, loaded.wish.consumer, begin)
             return
         now = SystemClock().monotonic_ms()
+        # A lease is written when it moves and when a quarter of its time is over.
         if moved or now - self._held_ms > loaded.settings.reader_lease_ms / 4:
             await stores.leases.hold_stream(loaded.shard, self._name, begin)
             self._held_ms = now
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Of a batch: about so many rows as option maxRowsPerBatch says, cut where appends end."""
+        """Return the limit of a batch: about so many rows as option maxRowsPerBatch says, cut where
+        appends end."""
         most = self._loaded.wish.batch_rows_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From here on nothing newer is there."""
+        """Fix the upper: no later offset is given from now on."""
         self._until = anyio.run(self._upper)
 
     async def _upper(self) -> Frontier:
@@ -152,7 +156,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return (await stores.leases.look(self._loaded.shard))[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The changes between two offsets; the same ones whenever it is asked."""
+        """Return tasks for the changes between two offsets; the same changes whenever it is
+        asked."""
         begin, upper = self._time(start), self._time(end)
         if upper <= begin:
             return []
@@ -169,12 +174,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return (await stores.leases.look(self._loaded.shard))[0].since
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In an executor."""
+        """Return the batches of a task. Called in an executor."""
         assert isinstance(partition, ShardPartition)
         return read(partition.planned, partition.task, partition.number, self._shape)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing below that offset will be asked for again."""
+        """Advance the hold or lease to an offset: nothing below it will be asked for again."""
         anyio.run(self._commit, self._time(end))
 
     async def _commit(self, end: Time) -> None:
@@ -183,7 +188,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             await self._hold(stores, state, end, moved=True)
 
     def stop(self) -> None:
-        """The lease goes; the hold of a consumer stays."""
+        """Drop the lease; the hold of a consumer stays."""
+        # It is negative infinity while no lease was written.
         if self._held_ms > 0:
             anyio.run(self._let_go)
 
@@ -194,7 +200,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
 
 def _limited(state: ShardState, begin: Time, upper: Frontier, rows_max: int) -> Frontier:
-    """How far to go for so many rows; to the end of one append at least."""
+    """Return the end of a batch of about so many rows, and of one append at least."""
     end, rows = None, 0
     for batch in state.batches:
         rows += sum(part.rows for part in batch.parts if part.time_max >= begin)

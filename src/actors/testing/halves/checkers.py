@@ -1,10 +1,10 @@
-"""What must hold of both halves of a replica, a checker a promise. Each begins a violation with its
-name, and says what it does not cover.
+"""Invariants of both halves of a replica, one checker per promise. Each begins a violation with its
+name, and lists its gaps.
 
-What the states assert of themselves (`validate`) is checked after every few events and whenever
-all is delivered, what a client may hear (`ResponseRules`, `StorageResponseRules`) with every
-response (*rules*), what a read finds sealed and readable with every read (`outside`). That ids of
-what is shown in relations differ between the halves cannot be seen here: clients give the ids.
+The states' own invariants (`validate`) are checked after every few events and whenever all messages
+are delivered, responses to clients (`ResponseRules`, `StorageResponseRules`) with every response
+(*rules*), the seal and since of a read with every read (`outside`). That ids in relations differ
+between the halves cannot be checked here: clients give the ids.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ KINDS = ("write", "input", "output")
 
 
 def hold(right: bool, rule: str, wrong: str, *operands: object) -> None:
-    """Raises `Violation` unless it is; what is wrong is put into words only then."""
+    """Raise `Violation` unless `right`; the text is formatted only then."""
     if not right:
         raise Violation(f"{rule}: {wrong.format(*operands)}")
 
 
 class OrderChecker:
-    """*order*: whatever renders, changes or drops something is at the same place of one order on
-    all workers, both halves together: their logs are equal as far as each has come, and so are the
-    digests of the storage half's, which hold the descriptions too.
+    """*order*: each rendering, change or drop is at the same place of one order on all workers,
+    both halves together: one worker's log is a prefix of another's, and so are the digests of the
+    storage half's logs, which cover the descriptions too.
 
     Does not cover: descriptions of dataflows (`WantedChecker` compares what they became).
     """
@@ -49,7 +49,7 @@ class OrderChecker:
         self._digests: dict[int, str] = {}
 
     def render(self, worker: int, place: int, what: Any) -> None:
-        """A worker comes to its next entry: `place` is that of the command that led to it."""
+        """Check a worker's next entry: `place` is that of the command that led to it."""
         entry, at = (place, what), self.seen[worker]
         self.seen[worker] += 1
         if at == len(self.entries):
@@ -66,18 +66,18 @@ class OrderChecker:
         )
 
     def applied(self, state: StorageState) -> None:
-        """A worker's storage half has applied an ordered command."""
+        """Check a worker's storage half after an ordered command."""
         log = state.renderings.log
         known = self._digests.setdefault(log.length, log.digest)
         hold(known == log.digest, "order", "worker {}: {} changes differ", state.index, log.length)
 
 
 class WantedChecker:
-    """*wanted*: what worker 0 has rendered or dropped of the storage half is what its client's
-    commands, taken in order, come to: nothing that was dropped, refused, or said by a former client
-    is rendered, nothing that is to run is dropped. A dataflow has the number that the commands in
-    the one order give it, on every worker, and only what they drop is dropped. When all is quiet,
-    every worker has just that: each thing once, at the time that was allowed last.
+    """*wanted*: worker 0's renderings and drops of the storage half are those that its client's
+    commands, taken in order, require: no object that was dropped, refused, or requested by a former
+    client is rendered, no object that is to run is dropped. A dataflow has the number that the
+    commands in the one order give it, on every worker, and only dataflows that they drop are
+    dropped. At rest, every worker has exactly these: each once, at the latest allowed time.
 
     Does not cover: the delays of retries; which of two tasks of one rendering does the work.
     """
@@ -87,7 +87,7 @@ class WantedChecker:
         self._compute = of_compute
 
     def offered(self, command: internal.InternalCommand) -> None:
-        """Worker 0 has a command of the storage half ordered."""
+        """Check a command of the storage half that worker 0 proposes to the one order."""
         running, wish = self._storage.running, self._storage.wish
         match command:
             case internal.CreateIngestionDataflow(description) | internal.RunSinkDataflow(
@@ -103,7 +103,7 @@ class WantedChecker:
                 hold(not wrong, "wanted", "{} are dropped, and are to run", sorted(wrong))
 
     def rendered(self, worker: int, number: int, id_: ObjectId) -> None:
-        """A worker renders a dataflow."""
+        """Check a dataflow that a worker renders."""
         found = self._compute.numbers.get(number)
         hold(
             found == id_,
@@ -116,13 +116,13 @@ class WantedChecker:
         )
 
     def dropped(self, worker: int, number: int) -> None:
-        """A worker drops one."""
+        """Check a dataflow that a worker drops."""
         hold(
             number in self._compute.dropped, "wanted", "worker {} drops dataflow {}", worker, number
         )
 
     def at_rest(self, states: Sequence[tuple[Any, StorageState]]) -> None:
-        """All is delivered."""
+        """Check all workers when all messages are delivered."""
         wish = self._storage.wish
         wanted = {id_: timeless(what) for id_, what in self._storage.running.items()}
         expected: dict[str, Any] = {**wanted, **wish.oneshots}
@@ -164,13 +164,13 @@ class WantedChecker:
 
 
 class ToldChecker:
-    """*told*: a worker answers nobody but the client it serves, when that has said all; an adapter
-    passes on nothing but what is meant for its connection. A client is told a frontier only when
-    all workers have told one as far under its nonce; and none beyond what is durable in the shard
-    that it means by the id, or what its dataflow has reached. What is staged is what a task gave,
-    and is not discarded. Counts are not above what was measured.
+    """*told*: a worker answers only the client that it serves, after that client's initialization;
+    an adapter passes on only responses for its connection. A client receives a frontier only when
+    all workers have sent one as far under its nonce; and none beyond the durable upper of the shard
+    that it means by the id, or the progress of its dataflow. A staged result is a task's, and is
+    not discarded. Counts are not above the measured ones.
 
-    Does not cover: rows (nobody reads any here), and how soon something is told.
+    Does not cover: rows (none are read here), and latency.
     """
 
     def __init__(self, workers: int, durable: Mapping[Shape, Frontier]) -> None:
@@ -178,14 +178,14 @@ class ToldChecker:
         self._durable = durable
         self._sent: dict[tuple[str, ObjectId, str], list[Frontier]] = {}
         self.measured: Counter[ObjectId] = Counter()
-        """What tasks have counted of each object."""
+        """Number of messages that tasks have counted, by object."""
         self.staged: dict[str, list[storage.StagingResult]] = {}
-        """By uuid, what tasks have given."""
+        """Results that tasks have given, by uuid."""
         self._kept: set[bytes] = set()
-        """Parts that a client was told of."""
+        """Parts in results that a client has received."""
 
     def answered(self, served: str | None, outbox: str | None, muted: bool, what: Any) -> None:
-        """A worker answers."""
+        """Check a worker's answer."""
         right = not muted and served is not None and outbox == served
         hold(
             right,
@@ -198,7 +198,7 @@ class ToldChecker:
         )
 
     def sent(self, nonce: str, part: int, response: Any) -> None:
-        """Under that nonce."""
+        """Note a response that worker `part` sends under that nonce."""
         if isinstance(response, storage.FrontierUpper):
             self._send(nonce, part, response.id, "upper", response.upper)
         elif isinstance(response, compute.Frontiers):
@@ -212,11 +212,11 @@ class ToldChecker:
         uppers[part] = max(uppers[part], frontier)
 
     def passed(self, connection: str | None, nonce: str) -> None:
-        """An adapter passes a response on."""
+        """Check a response that an adapter passes on."""
         hold(connection == nonce, "told", "{} hears what {} was told", connection, nonce)
 
     def reached(self, outside: Outside, state: ComputeState, response: Any) -> None:
-        """A worker tells frontiers: as far as its dataflow has come, unless it is over."""
+        """Check that a worker's frontiers are not beyond its dataflow's upper."""
         made = state.rendered.get(response.id) if isinstance(response, compute.Frontiers) else None
         if made is None:
             return
@@ -227,7 +227,8 @@ class ToldChecker:
     def storage_told(
         self, nonce: str, shape: Shape | None, response: storage.Response | None
     ) -> None:
-        """The client of that nonce is told; `shape`: what it means by the id."""
+        """Check a response that the client of that nonce receives; `shape`: what its id refers
+        to."""
         match response:
             case storage.FrontierUpper(id=id_, upper=upper):
                 self._all_have(nonce, id_, "upper", upper)
@@ -255,12 +256,12 @@ class ToldChecker:
                     hold(each.messages <= most, "told", "{}: {} were measured", each, most)
 
     def discarded(self, batches: Iterable[storage.StagedBatch]) -> None:
-        """A worker throws away what was staged."""
+        """Check staged batches that a worker discards."""
         wrong = {batch.part for batch in batches} & self._kept
         hold(not wrong, "told", "{} are discarded, and a client has them", wrong)
 
     def compute_told(self, nonce: str, response: compute.Response | None) -> None:
-        """The client of that nonce is told."""
+        """Check a response that the client of that nonce receives."""
         if isinstance(response, compute.Frontiers):
             for kind in KINDS:
                 frontier = getattr(response, kind)
@@ -281,16 +282,17 @@ class ToldChecker:
 
 
 class HoldsChecker:
-    """*holds*: nobody loses what it still needs. A sink is started no later than where it stands
-    outside, however often it is rendered again; a task is told only of compactions that its client
-    has allowed; a partition of an index is compacted beyond no read that waits or is under way, and
-    beyond nothing that its client has not allowed.
+    """*holds*: no history is lost that is still needed. A sink is started no later than its
+    committed upper, however often it is rendered again; a task gets only compactions that its
+    client has allowed; a partition of an index is compacted beyond no read that waits or is under
+    way, and not beyond the compaction that its client has allowed.
 
     Does not cover: the holds on shards themselves, which are not in these states.
     """
 
     def sink(self, description: storage.SinkDescription, outside: Frontier, first: int) -> None:
-        """A sink's task starts; `outside`: how far it is there; `first`: where sinks begin."""
+        """Check a sink's task that starts; `outside`: its committed upper; `first`: the as_of of
+        sinks."""
         most = max(outside, first)
         right = description.as_of <= most
         hold(
@@ -298,19 +300,20 @@ class HoldsChecker:
         )
 
     def compaction(self, id_: ObjectId, frontier: Frontier, allowed: Frontier) -> None:
-        """A task, or a partition, may forget."""
+        """Check a compaction of a task, or a partition."""
         hold(frontier <= allowed, "holds", "{} below {}, allowed is {}", id_, frontier, allowed)
 
     def reads(self, number: int, since: int, times: Iterable[int]) -> None:
-        """A partition forgets, with these reads open."""
+        """Check a compaction of a partition against its open reads."""
         early = [time for time in times if time < since]
         hold(not early, "holds", "dataflow {} forgets below {}, {} are read", number, since, early)
 
 
 class BlameChecker:
-    """*blame*: a failure is its object's own. Only a rendering that has failed is suspended; a task
-    is stopped or started only by a command in the one order that names its object, or because its
-    own former has stopped; who is said to have stalled has failed, or its source or export has.
+    """*blame*: a failure affects its own object only. Only a rendering that has failed is
+    suspended; a task is stopped or started only by a command in the one order that names its
+    object, or because its predecessor has stopped; an object is reported as stalled only if it, its
+    source or its export has failed.
 
     Does not cover: one worker's tasks sharing its time.
     """
@@ -319,16 +322,16 @@ class BlameChecker:
         self.failed: set[tuple[ObjectId, int]] = set()
 
     def suspended(self, command: internal.SuspendAndRestart) -> None:
-        """A worker wants it."""
+        """Check a suspension that a worker proposes."""
         right = (command.id, command.number) in self.failed
         hold(right, "blame", "{} of an object that has not failed", command)
 
     def touched(self, id_: ObjectId, named: frozenset[ObjectId], what: str) -> None:
-        """A task is started or stopped, `named` are the objects that this is about."""
+        """Check the start or stop of a task; `named`: the objects that the cause names."""
         hold(id_ in named, "blame", "{} is {} by what is about {}", id_, what, sorted(named))
 
     def status(self, status: storage.StatusUpdate) -> None:
-        """A worker tells of an object's health: errors name who has failed."""
+        """Check an object's status: an error must name the failed object."""
         if status.status == "stalled":
             error, source = status.error or "", status.id[:2]
             right = f"<{source}" in error or error.startswith(f"{source} runs already")
@@ -336,12 +339,12 @@ class BlameChecker:
 
 
 class DelayChecker:
-    """*delay*: while one half is flooded, few of its commands come before one of the other half:
-    between a command's coming to worker 0 and its place in the one order, at most as many of the
-    other half's as its lane lets be under way at once.
+    """*delay*: while one half is flooded, few of its commands overtake one of the other half:
+    between a command's arrival at worker 0 and its place in the one order, at most as many commands
+    of the other half get a place as its lane admits at once.
 
-    Does not cover: what waits before the lane, where only commands of the same half stand, and what
-    tasks and look-ups lead to (bounded by the number of objects).
+    Does not cover: commands before the lane, where only commands of the same half wait, and
+    proposals of tasks and look-ups (bounded by the number of objects).
     """
 
     def __init__(self, window: int) -> None:
@@ -350,12 +353,13 @@ class DelayChecker:
         self.most = 0
 
     def came(self, half: Half) -> list[Any]:
-        """A command comes to worker 0: what is remembered of it."""
+        """Return a record of a command that arrives at worker 0, for `ordered`."""
         other: Half = "storage" if half == "compute" else "compute"
         return [half, other, self._ordered[other], False]
 
     def ordered(self, came: list[Any] | None) -> None:
-        """A proposal that a command led to (None: something else) has its place."""
+        """Check a proposal that got its place; `came`: the record of its command (None: no
+        command)."""
         if came is None or came[3]:
             return
         half, other, before, _ = came
@@ -375,9 +379,11 @@ class DelayChecker:
 
 
 def nothing_is_left(compute_state: Any, state: StorageState) -> None:
-    """*left*: when clients want nothing, and all is delivered, a worker has nothing.
+    """*left*: check that a worker is empty when clients want nothing, and all messages are
+    delivered.
 
-    Does not cover: memory that is no state (logs and digests stay)."""
+    Does not cover: memory that is no state (logs and digests stay).
+    """
     found = {
         "dataflows": compute_state.rendered,
         "dropping": compute_state.dropping,

@@ -1,7 +1,7 @@
-"""The clients of both halves: what they say by dice, by the rules; what they are told.
+"""The clients of both halves: they draw commands by dice, within the rules, and check responses.
 
-A client says nothing that the rules of commands forbid: what they refuse is not said. What it hears
-must keep the rules of responses. `said` is its history, from which a successor may go on.
+A client sends no command that the rules of commands refuse. Responses must keep the rules of
+responses. `said` is its history, from which a successor may go on.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SCHEMA: Final = Schema((Column("k", "bigint"),))
 PLAN: Final = DeltaPlan(("s",), (SCHEMA,), SCHEMA, "select k from s", "incremental", "")
 SOURCES: Final = ("u1", "u2", "u3", "x1")
 SINKS: Final = ("k1", "k2", "x1")
-"""One id may be a source for one client and a sink for another."""
+"""Ids of sinks; one id may be a source for one client and a sink for another."""
 AS_OF: Final = 5
-"""From which all shards can be read in the beginning."""
+"""Time from which all shards are readable at the begin."""
 FLOOD_MAX: Final = 14
 
 
@@ -50,19 +50,19 @@ class StorageClient:
         self.said: list[Any] = []
         self.wish = StorageWish()
         self.shapes: dict[ObjectId, Shape] = {}
-        """Of all that was ever wanted: what an upper of that id is about."""
+        """Id → the shape of its upper, for all objects that were ever wanted."""
         self.told: dict[ObjectId, Frontier] = {}
         self.staged: dict[str, storage.StagingResult] = {}
         self.statuses: dict[ObjectId, storage.StatusUpdate] = {}
-        """The latest of each object; of two workers' the later one counts."""
+        """Latest status of each object; of two workers' the later one counts."""
 
     @property
     def complete(self) -> bool:
-        """Whether InitializationComplete was said."""
+        """Return whether InitializationComplete was sent."""
         return self.commands.complete
 
     def say(self, command: Any) -> list[tuple[int, Any]]:
-        """(worker, command) for each that gets it: none when the rules refuse it."""
+        """Send a command, and return (worker, command) pairs; none if the rules refuse it."""
         try:
             self.commands.check(command)
         except PenstockError:
@@ -75,7 +75,8 @@ class StorageClient:
         return list(self.parts.split(command))
 
     def hear(self, part: int, response: storage.Response) -> storage.Response | None:
-        """A worker's response: what the client is told by it. Raises `Violation`."""
+        """Take a worker's response, and return the merged response to the client, if any. Raises
+        `Violation`."""
         try:
             merged = self.parts.absorb(part, response)
             if merged is not None:
@@ -97,13 +98,13 @@ class StorageClient:
         return merged
 
     def history(self) -> list[Any]:
-        """What a successor would say."""
+        """Return the commands that a successor would send."""
         history = StorageHistory(self.said)
         history.reduce()
         return [each for each in history.commands() if not _opening(each)]
 
     def draw(self, dice: random.Random, clock: int) -> list[Any]:
-        """Something to say."""
+        """Draw commands to send."""
         return [self._draw(dice)]
 
     def _draw(self, dice: random.Random) -> Any:
@@ -129,7 +130,7 @@ class StorageClient:
         return compute.AllowWrites()
 
     def flood(self, dice: random.Random) -> list[Any]:
-        """Much that must be ordered."""
+        """Return many commands that must be ordered."""
         return [storage.UpdateConfiguration(7)] * dice.randint(4, FLOOD_MAX)
 
     def _sink(self, dice: random.Random) -> storage.SinkDescription:
@@ -144,7 +145,7 @@ class StorageClient:
         )
 
     def _allowed(self, dice: random.Random, id_: ObjectId) -> Frontier:
-        """What is needed no more: nothing but what was told of an object."""
+        """Draw a time below which history is not needed: at most the object's reported upper."""
         told = self.told.get(id_, 0)
         return min(EMPTY - 1, dice.choice((AS_OF, told, max(AS_OF, told - 1)))) or AS_OF
 
@@ -176,7 +177,7 @@ class ComputeClient:
         self.parts = Partitioned(count, Limits(SETTINGS.result_bytes_max))
         self.said: list[Any] = []
         self.exports: dict[ObjectId, compute.Export] = {}
-        """Of all that is wanted."""
+        """Exports of all wanted dataflows."""
         self.told: dict[tuple[ObjectId, str], Frontier] = {}
         self.unanswered: dict[str, None] = {}
         self.copied: dict[ObjectId, compute.CopyResult] = {}
@@ -185,11 +186,11 @@ class ComputeClient:
 
     @property
     def complete(self) -> bool:
-        """Whether InitializationComplete was said."""
+        """Return whether InitializationComplete was sent."""
         return self.commands.complete
 
     def say(self, command: Any) -> list[tuple[int, Any]]:
-        """(worker, command) for each that gets it: none when the rules refuse it."""
+        """Send a command, and return (worker, command) pairs; none if the rules refuse it."""
         try:
             self.commands.check(command)
         except PenstockError:
@@ -217,7 +218,8 @@ class ComputeClient:
             self.told.pop((id_, kind), None)
 
     def hear(self, part: int, response: compute.Response) -> compute.Response | None:
-        """A worker's response: what the client is told by it. Raises `Violation`."""
+        """Take a worker's response, and return the merged response to the client, if any. Raises
+        `Violation`."""
         try:
             merged = self.parts.absorb(part, response)
             for id_ in self.parts.ended:
@@ -251,20 +253,20 @@ class ComputeClient:
                 self.copied[id_] = result
 
     def history(self) -> list[Any]:
-        """What a successor would say: nobody waits for the former's reads."""
+        """Return the commands that a successor would send, without the former client's reads."""
         history = ComputeHistory(self.said)
         history.discard_peeks()
         history.reduce()
         return [each for each in history.commands() if not _opening(each)]
 
     def draw(self, dice: random.Random, clock: int) -> list[Any]:
-        """Something to say."""
+        """Draw commands to send."""
         if dice.random() < 0.35:
             what = self._dataflow(dice, clock)
             made = compute.CreateDataflow(what)
             return [made] if dice.random() < 0.3 else [made, compute.Schedule(what.id)]
         indexes = [id_ for id_ in self.exports if id_[0] == "i"]
-        if indexes and dice.random() < 0.12:  # a read, behind which nothing is needed any more
+        if indexes and dice.random() < 0.12:  # a read, and a compaction beyond it
             id_, time = dice.choice(indexes), _about(dice, clock)
             return [self._peek(dice, id_, time), compute.AllowCompaction(id_, time + 2)]
         return [self._draw(dice, clock)]
@@ -291,7 +293,7 @@ class ComputeClient:
         return compute.AllowWrites()
 
     def flood(self, dice: random.Random) -> list[Any]:
-        """Much that must be ordered, each by itself."""
+        """Return many commands that must be ordered, each by itself."""
         return [compute.AllowCompaction("i9", 7)] * dice.randint(4, FLOOD_MAX)
 
     def _dataflow(self, dice: random.Random, clock: int) -> compute.DataflowDescription:
@@ -327,12 +329,12 @@ class ComputeClient:
 
 
 def _about(dice: random.Random, clock: int) -> int:
-    """A time near the present one."""
+    """Draw a time near the present one."""
     return max(AS_OF, clock + dice.randint(-6, 6))
 
 
 def varied(history: Sequence[Any], dice: random.Random, clock: int) -> list[Any]:
-    """What another client might want instead: some of it not, some of it otherwise."""
+    """Return a history as another client might want it: some objects left out, some altered."""
     found = []
     for command in history:
         which = dice.random()
@@ -357,20 +359,20 @@ def _altered(command: Any, dice: random.Random, clock: int) -> Any:
                 return storage.RunIngestion(replace(what, remap_shard="r9"))
             return storage.RunIngestion(replace(what, exports=what.exports[1:]))
         case storage.RunSink(sink):
-            # It stands nowhere yet: who said where to go on meant the former.
+            # A sink of another kind begins anew: its former as_of was that of the other sink.
             other = storage.Configuration("parquet", b"x")
             return storage.RunSink(replace(sink, configuration=other, as_of=AS_OF))
     return command
 
 
 def _opening(command: Any) -> bool:
-    """What each client says for itself."""
+    """Return whether each client sends the command for itself."""
     opening = compute.Hello | compute.CreateInstance | compute.InitializationComplete
     return isinstance(command, opening)
 
 
 def lots(commands: Sequence[Any], dice: random.Random) -> list[Any]:
-    """Commands of the compute half as its connection passes them on: some together."""
+    """Return commands of the compute half as its connection passes them on: some batched."""
     found: list[Any] = []
     waiting: list[Any] = []
     for command in commands:

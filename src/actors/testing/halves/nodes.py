@@ -1,8 +1,9 @@
 """One worker of the simulated replica: the states of both halves, and the shell around them.
 
-The shell does what the worker's actors do, a message at a time: a mailbox of which each half has a
-lane, the two adapters, the two outboxes, and the way of ordered commands. It does nothing of what
-is done for people (relations, measures, logs). That a response was taken is known at once.
+The shell does the work of the worker's actors, one message at a time: a mailbox of which each half
+has a lane, the two adapters, the two outboxes, and the delivery of ordered commands. It leaves out
+all output for people (relations, measures, logs). An outbox learns at once that a response was
+taken.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
     from actors.testing.halves.run import World
 
 PEEKS_MAX: Final = 6
-"""That wait: few, so that a run meets the bound."""
+"""Most waiting peeks: few, so that a run meets the bound."""
 
 
 class Late(msgspec.Struct):
-    """A former client's command that an adapter lets through, as if it knew of nobody else."""
+    """A former client's command that an adapter lets through, as if it knew of no other client."""
 
     tagged: Any
 
 
 class Came(msgspec.Struct):
-    """A command in the mailbox, and what is remembered of its coming."""
+    """A command in the mailbox, with the record of its arrival."""
 
     tagged: Any
     half: Half
@@ -52,14 +53,14 @@ class Came(msgspec.Struct):
 
 
 class Mailbox:
-    """As much of one as a lane needs."""
+    """A minimal mailbox for lanes."""
 
     def __init__(self) -> None:
         self.lanes: tuple[Any, ...] = ()
         self.messages: deque[Any] = deque()
 
     def send_nowait(self, message: Any) -> None:
-        """There is always room: lanes bound what comes."""
+        """Queue a message; lanes bound their number."""
         self.messages.append(message)
 
 
@@ -75,7 +76,7 @@ class Adapter:
         self.up: deque[Any] = deque()
 
     def step_down(self) -> bool:
-        """The next message of a client, if there is room for it."""
+        """Deliver the next message of a client; return False if its lane has no room."""
         node, rules = self._node, self.rules
         match self.down[0]:
             case Connect(nonce=nonce):
@@ -96,7 +97,7 @@ class Adapter:
         return True
 
     def step_up(self) -> bool:
-        """The next response of the worker."""
+        """Deliver the next response of the worker."""
         tagged, node = self.up.popleft(), self._node
         verdict = self.rules.judge(tagged)
         assert verdict is not Verdict.HOLD, "the stash is large enough for every run"
@@ -110,7 +111,7 @@ class Adapter:
 
 
 class Node:
-    """Worker `index`; see the module's text."""
+    """Worker `index`; see the module's docstring."""
 
     def __init__(self, world: World, index: int) -> None:
         setting = world.schedule.setting
@@ -133,17 +134,18 @@ class Node:
         self._outbox: Outbox[tuple[int, Emitted]] = Outbox(setting.responses, 1 << 20)
         self._storage_outbox = StorageOutbox(setting.responses)
         self._mark: list[Any] | None = None
-        """Of the command that is being handled."""
+        """Record of the arrival of the command that is being handled."""
         self.cause: frozenset[ObjectId] = frozenset()
-        """The objects that what is being handled is about."""
+        """Objects that the event or command being handled names."""
 
     @property
     def lanes(self) -> tuple[Lane[Any], ...]:
-        """Of both halves."""
+        """Return the lanes of both halves."""
         return self._compute_lane, self._storage_lane
 
     def ways(self) -> list[tuple[Sized, Callable[[], bool]]]:
-        """What can be delivered: of what, and how. Commands get on twice as fast as responses."""
+        """Return the queues with their deliveries. Commands are delivered twice as often as
+        responses."""
         found: list[tuple[Sized, Callable[[], bool]]] = [
             (self.mailbox.messages, self.step_mailbox),
             (self.ordered, self.step_ordered),
@@ -156,7 +158,7 @@ class Node:
     # -- deliveries --------------------------------------------------------------------------------
 
     def step_mailbox(self) -> bool:
-        """The next message of the mailbox."""
+        """Handle the next message of the mailbox."""
         match self.mailbox.messages.popleft():
             case Came(tagged, "compute", mark):
                 self._from_compute(tagged, mark)
@@ -193,7 +195,7 @@ class Node:
         self._mark = None
 
     def step_ordered(self) -> bool:
-        """The next command of the one order, for both halves."""
+        """Handle the next command of the one order, in both halves."""
         ordered = self.ordered.popleft()
         place = ordered.index
         for effects in self.compute.steps(ordered):
@@ -218,13 +220,13 @@ class Node:
         return True
 
     def _done_with_some(self) -> None:
-        """As `StorageHalf` has it."""
+        """Free lane room of commands whose proposals are ordered, as `StorageHalf` does."""
         while self._unordered and self._unordered[0] <= self.storage.ordered:
             self._unordered.popleft()
             self._storage_lane.done()
 
     def _named(self, command: internal.InternalCommand) -> frozenset[ObjectId]:
-        """The objects that a command is about; of an export: its source."""
+        """Return the objects that a command names; for an export also its source."""
         match command:
             case internal.CreateIngestionDataflow() | internal.RunSinkDataflow():
                 return frozenset((command.description.id,))
@@ -243,7 +245,7 @@ class Node:
     # -- the storage half --------------------------------------------------------------------------
 
     def feed(self, event: e.Event, place: int = -1) -> None:
-        """An event of the storage half, and what follows."""
+        """Handle an event of the storage half, and perform its effects."""
         state = self.storage
         before = state.renderings.log.length
         effects = state.handle(event, self.world.now_ms())
@@ -261,7 +263,7 @@ class Node:
         self.flush()
 
     def feed_about(self, id_: ObjectId, event: e.Event) -> None:
-        """An event that is one object's affair."""
+        """Handle an event that concerns one object."""
         self.cause = frozenset((id_,))
         self.feed(event)
         self.cause = frozenset()
@@ -326,7 +328,7 @@ class Node:
     # -- the compute half --------------------------------------------------------------------------
 
     def feed_compute(self, event: ce.Event) -> None:
-        """An event of the compute half, and what follows."""
+        """Handle an event of the compute half, and perform its effects."""
         effects = self.compute.handle(event)
         if self.world.validates():
             self.compute.validate()
@@ -381,7 +383,7 @@ class Node:
     # -- responses ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Sends what may go to the adapters."""
+        """Send responses to the adapters as far as the outboxes admit."""
         nonce = self._outbox.nonce
         if nonce is not None and len(self._outbox):
             up = self.adapters["compute"].up
@@ -393,7 +395,7 @@ class Node:
                 self.adapters["storage"].up.append(tagged)
 
     def taken(self, half: Half, tagged: Any) -> None:
-        """A response is off the adapter's hands."""
+        """Note that an adapter has taken a response."""
         if half == "storage":
             self._storage_outbox.taken(tagged.nonce, (tagged.serial,))
         else:
@@ -401,7 +403,7 @@ class Node:
         self.flush()
 
     def idle(self) -> bool:
-        """Whether nothing of commands and responses is on its way here."""
+        """Return whether no command or response is under way here."""
         return not (
             len(self._outbox)
             or len(self._storage_outbox)

@@ -1,7 +1,8 @@
-"""What runs below the workers: look-ups, tasks of the storage half, dataflows, reads.
+"""The parts below the workers: look-ups, tasks of the storage half, dataflows, reads.
 
-What shards and places outside hold (`durable`) outlives tasks, clients, and the workers themselves.
-A task or a dataflow does what an operation or a delivery says, and tells its worker so.
+The uppers of shards and external systems (`durable`) outlive tasks, clients, and the workers
+themselves. A task or a dataflow acts when an operation or a delivery makes it, and reports to its
+worker.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Task(msgspec.Struct):
     what: Any
     node: Any
     at_work: bool = False
-    """It may write."""
+    """True if it may write."""
     failed: bool = False
     stopping: bool = False
     hangs: bool = False
@@ -62,29 +63,29 @@ class Dataflow(msgspec.Struct):
     upper: Frontier = 0
     incarnation: int = 1
     begun: bool = False
-    """Worker 0 has rendered it."""
+    """True if worker 0 has rendered it."""
     scheduled: bool = False
     crashed: bool = False
     emitted: Frontier = 0
     waits: bool = False
-    """For the receipt of a batch."""
+    """True if it waits for the receipt of a batch."""
     over: bool = False
     dropping: set[int] = msgspec.field(default_factory=set)
-    """Workers that drop it."""
+    """Workers that are dropping it."""
     stopped: bool = False
     sealed: dict[int, Frontier] = msgspec.field(default_factory=dict)
-    """By worker: what its partition is complete below …"""
+    """Worker → upper of its partition."""
     since: dict[int, int] = msgspec.field(default_factory=dict)
     compacted: dict[int, int] = msgspec.field(default_factory=dict)
 
     @property
     def id(self) -> ObjectId:
-        """Of its export."""
+        """Return the id of its export."""
         return self.description.id
 
     @property
     def is_index(self) -> bool:
-        """Whether workers have partitions of it."""
+        """Return whether workers have partitions of it."""
         return isinstance(self.description.export, compute.IndexExport)
 
 
@@ -97,7 +98,7 @@ class Read(msgspec.Struct):
 
 
 class Outside:
-    """See the module's text."""
+    """Shards, external systems, tasks, dataflows and reads; see the module's docstring."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -107,7 +108,7 @@ class Outside:
         self.restart()
 
     def restart(self) -> None:
-        """All workers have died, and their tasks with them."""
+        """Forget all workers, and their tasks with them."""
         self.tasks: dict[int, Task] = {}
         self.look_ups: dict[int, tuple[e.LookUp, bool]] = {}
         self.delayed: list[Task] = []
@@ -116,15 +117,15 @@ class Outside:
         self.flows: dict[int, Dataflow] = {}
         self.reads: dict[tuple[int, int], Read] = {}
         self.kept: set[ObjectId] = set()
-        """Sources for which the outside keeps something (a slot, a lock) since these workers
-        began."""
+        """Sources with external resources (a slot, a lock), since these workers began."""
         self.to_go: set[ObjectId] = set()
-        """Those of them that were dropped."""
+        """Dropped sources whose external resources are not removed yet."""
         self.forgetting: dict[tuple[int, int], ObjectId] = {}
-        """What is going: by worker, each has its own numbers."""
+        """(worker, its number of the removal) → source whose external resources are being
+        removed."""
 
     def ways(self) -> list[tuple[Sized, Callable[[], bool]]]:
-        """What can be delivered: of what, and how."""
+        """Return the queues with their deliveries."""
         return [
             (self.look_ups, self.look_up_answered),
             (self.tasks, self.task_stops),
@@ -139,11 +140,11 @@ class Outside:
     # -- look-ups and tasks ------------------------------------------------------------------------
 
     def look_up(self, effect: e.LookUp) -> None:
-        """Worker 0 asks where a source goes on."""
+        """Start worker 0's look-up of a source's resume position."""
         self.look_ups[effect.ticket] = (effect, self._world.fault("look-up"))
 
     def look_up_answered(self) -> bool:
-        """Delivers an answer."""
+        """Deliver the answer of a look-up."""
         ticket = self._world.pick(list(self.look_ups))
         asked, fails = self.look_ups.pop(ticket)
         node = self._world.nodes[0]
@@ -160,7 +161,7 @@ class Outside:
         return self.durable.get(shape, 0)
 
     def rendered(self, what: Any) -> None:
-        """A source all of whose exports are complete has nothing more to map."""
+        """Complete the remap shard of a source all of whose exports are complete."""
         if isinstance(what, storage.IngestionDescription) and what.exports:
             found = shapes(what)
             remap = found.pop(what.id)
@@ -168,7 +169,7 @@ class Outside:
                 self.durable[remap] = EMPTY
 
     def start(self, node: Node, number: int, what: Any) -> None:
-        """A worker starts a task."""
+        """Start a task of a worker."""
         id_ = what.uuid if isinstance(what, storage.RunOneshotIngestion) else what.id
         others = [task.number for task in self.tasks.values() if task.id == id_]
         hold(not others, "wanted", "task {} of {} starts, there are {}", number, id_, others)
@@ -186,20 +187,20 @@ class Outside:
             self._fail(task)
 
     def stop(self, number: int, forget: bool) -> None:
-        """Its worker tells a task to stop; `forget`: and to leave nothing behind."""
+        """Request a task to stop; `forget`: and to remove its external resources."""
         task = self.tasks[number]
         task.stopping, task.forgets = True, forget
         task.hangs = self._world.fault("stop")
 
     def forget(self, node: Node, effect: e.Forget) -> None:
-        """What the outside keeps for a source is to go: nobody may use it."""
+        """Start to remove a source's external resources: no task may use them."""
         id_ = effect.description.id
         users = [task.number for task in self.tasks.values() if task.id == id_]
         hold(not users, "holds", "what {} keeps outside goes, and tasks {} use it", id_, users)
         self.forgetting[node.index, effect.number] = id_
 
     def dropped_for_good(self, ids: Iterable[ObjectId]) -> None:
-        """The owner hears of a drop, in its order."""
+        """Note a drop when the owner comes to it in the one order."""
         self.to_go |= self.kept.intersection(ids)
 
     def _gone(self, id_: ObjectId) -> None:
@@ -207,7 +208,7 @@ class Outside:
         self.to_go.discard(id_)
 
     def forgotten(self) -> bool:
-        """It is gone."""
+        """Finish a removal of external resources."""
         index, number = self._world.pick(list(self.forgetting))
         id_ = self.forgetting.pop((index, number))
         self._gone(id_)
@@ -215,7 +216,7 @@ class Outside:
         return True
 
     def task_stops(self) -> bool:
-        """One that was told to."""
+        """Finish a task that was requested to stop."""
         stopping = [t for t in self.tasks.values() if t.stopping and not t.hangs]
         if not stopping:
             return False
@@ -227,7 +228,7 @@ class Outside:
         return True
 
     def delay_is_over(self) -> bool:
-        """Of a task that has failed."""
+        """End the delay of a task that has failed."""
         task = self._world.pick(self.delayed)
         self.delayed.remove(task)
         self._world.blame.failed.add((task.id, task.number))
@@ -235,13 +236,13 @@ class Outside:
         return True
 
     def _fail(self, task: Task) -> None:
-        """Its worker is to hear of it."""
+        """Fail a task; its worker is told later."""
         task.failed = True
         self._failures.append(task)
 
     def failure_is_told(self) -> bool:
-        """A worker hears that a task has failed: it is to be started again, or was a one-shot
-        ingestion, whose answer that is."""
+        """Tell a worker that a task has failed: the task is started again, or was a one-shot
+        ingestion, whose result that is."""
         task = self._failures.pop(0)
         text = f"<{task.id}>: broken"
         if isinstance(task.what, storage.RunOneshotIngestion):
@@ -251,17 +252,17 @@ class Outside:
         return True
 
     def done(self, task: Task, result: storage.StagingResult) -> None:
-        """A one-shot ingestion has ended."""
+        """End a one-shot ingestion."""
         task.failed = True
         self._world.told.staged.setdefault(task.id, []).append(result)
         task.node.feed(e.OneshotDone(task.number, result))
 
     def at_work(self) -> list[Task]:
-        """Those that can do something."""
+        """Return the tasks that can act."""
         return [t for t in self.tasks.values() if t.at_work and not (t.failed or t.stopping)]
 
     def act(self, dice: random.Random) -> bool:
-        """A task does something, if there is one at work."""
+        """Let a task act; return False if none is at work."""
         working = self.at_work()
         if working:
             self._act(working[int(dice.random() * len(working))], dice)
@@ -291,12 +292,12 @@ class Outside:
             self._measure(task, ids)
 
     def batch(self) -> Staged:
-        """Something staged that nothing else is."""
+        """Return a staged batch with a fresh part."""
         self._parts += 1
         return Staged((storage.StagedBatch(b"part %d" % self._parts, 1, 1),))
 
     def reach(self, task: Task, upper: Frontier) -> None:
-        """What it writes is durable below that; what is complete stays so."""
+        """Make a task's shapes durable below `upper`; complete ones stay complete."""
         for id_, shape in shapes(task.what).items():
             if upper == EMPTY and shape[0] == "remap":
                 continue
@@ -322,7 +323,7 @@ class Outside:
     # -- dataflows ---------------------------------------------------------------------------------
 
     def render(self, node: Node, effect: ce.Render) -> None:
-        """A worker renders a dataflow; worker 0 runs its actor."""
+        """Render a dataflow on a worker; worker 0 runs its actor."""
         known = self.flows.get(effect.number)
         flow = known or Dataflow(effect.number, effect.description)
         self.flows[effect.number] = flow
@@ -333,12 +334,12 @@ class Outside:
                 self._crashes.append(flow)
 
     def heard(self, number: int, message: Any) -> None:
-        """Worker 0 tells a dataflow something."""
+        """Take worker 0's message to a dataflow."""
         if isinstance(message, Scheduled):
             self.flows[number].scheduled = True
 
     def flow_stops(self) -> bool:
-        """A dropped dataflow stops on worker 0, then everywhere."""
+        """Stop a dropped dataflow on worker 0, then on all workers."""
         going = [flow for flow in self.flows.values() if flow.dropping]
         for flow in going:
             if not flow.stopped:
@@ -353,14 +354,14 @@ class Outside:
         return False
 
     def crash_is_told(self) -> bool:
-        """Worker 0 hears that a dataflow's actor has failed, or the actor starts afresh."""
+        """Tell worker 0 that a dataflow's actor has failed."""
         flow = self._crashes.pop(0)
         if self._lives(flow):
             self._world.nodes[0].feed_compute(ce.Crashed(flow.number, "its actor failed"))
         return True
 
     def respawn(self, number: int) -> None:
-        """The actor of a dataflow starts afresh: an index begins with a snapshot again."""
+        """Restart the actor of a dataflow: an index begins with a snapshot again."""
         flow = self.flows[number]
         flow.crashed = False
         flow.incarnation += 1
@@ -372,12 +373,12 @@ class Outside:
         return flow.begun and 0 not in flow.dropping and not flow.stopped
 
     def living(self) -> list[Dataflow]:
-        """Those that can do something."""
+        """Return the dataflows that can act."""
         flows = self.flows.values()
         return [f for f in flows if self._lives(f) and f.scheduled and not f.crashed]
 
     def flow_acts(self, dice: random.Random) -> bool:
-        """A dataflow does something, if one is there that may."""
+        """Let a dataflow act; return False if none can."""
         living = self.living()
         if living:
             self._flow_acts(living[int(dice.random() * len(living))], dice)
@@ -396,7 +397,7 @@ class Outside:
             self.get_on(flow, self.clock, lambda: dice.random() < 0.6)
 
     def get_on(self, flow: Dataflow, upper: Frontier, hears: Callable[[], bool]) -> None:
-        """A dataflow comes as far as that; some workers hear so."""
+        """Advance a dataflow to `upper`; report that to workers for which `hears()` is true."""
         export = flow.description.export
         if isinstance(export, compute.CopyToExport):
             if not flow.over:
@@ -437,13 +438,13 @@ class Outside:
         node.feed_compute(ce.Progressed(flow.number, progress))
 
     def dropped(self, node: Node, number: int) -> None:
-        """A worker drops a dataflow."""
+        """Drop a dataflow on a worker."""
         self.flows[number].dropping.add(node.index)
 
     # -- reads -------------------------------------------------------------------------------------
 
     def read(self, node: Node, start: ce.StartPeek) -> None:
-        """A worker starts a read."""
+        """Start a read on a worker."""
         incarnation = 0
         if start.number:
             flow, time = self.flows[start.number], start.peek.time
@@ -455,7 +456,7 @@ class Outside:
         self.reads[node.index, start.ticket] = Read(node, start, incarnation)
 
     def read_ends(self) -> bool:
-        """With an answer, or none, when a snapshot has replaced what it read."""
+        """End a read with an answer, or without one if a snapshot has replaced its partition."""
         index, ticket = self._world.pick(list(self.reads))
         read = self.reads.pop((index, ticket))
         flow = self.flows.get(read.start.number)
@@ -465,7 +466,7 @@ class Outside:
         return True
 
     def compacts(self, node: Node, effect: ce.Compact) -> None:
-        """A worker's partition forgets."""
+        """Compact a worker's partition."""
         flow = self.flows[effect.number]
         made = node.compute.by_number(effect.number)
         if made is not None:
@@ -481,6 +482,6 @@ class Outside:
     # -- calm --------------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """Nothing hangs any more."""
+        """Let hanging tasks stop."""
         for task in self.tasks.values():
             task.hangs = False

@@ -1,4 +1,4 @@
-"""Bugs to plant: each is one rule of the halves left out, by patching, for as long as it lasts.
+"""Mutants: each leaves out one rule of the halves, by patching, while its context manager lasts.
 
 They prove the simulation: each must be found in few seeds.
 """
@@ -34,8 +34,7 @@ from actors.storage.tasks import Shape, Tasks
 
 @contextmanager
 def drop_when_told() -> Iterator[None]:
-    """An external command renders: a worker drops what its client drops at once, not in its
-    order."""
+    """Let a worker drop when its client says so, not at the drop's place in the one order."""
     right = StorageState._drop
 
     def drop(self: StorageState, id: str) -> list[e.Effect]:
@@ -49,7 +48,7 @@ def drop_when_told() -> Iterator[None]:
 
 @contextmanager
 def created_when_told() -> Iterator[None]:
-    """Worker 0 renders a dataflow when its client asks for it, the others when it is ordered."""
+    """Let worker 0 render a dataflow when its client creates it, the others when it is ordered."""
     right = ComputeState._tagged
 
     def tagged(self: ComputeState, event: Tagged) -> Any:
@@ -64,7 +63,7 @@ def created_when_told() -> Iterator[None]:
 
 @contextmanager
 def rendered_after_its_drop() -> Iterator[None]:
-    """A sink that is suspended late is rendered again, though it was dropped meanwhile."""
+    """Render a sink that is suspended late again, though it was dropped meanwhile."""
     right, dropped = Pursuits.suspended, Pursuits.drop
     gone: dict[str, Any] = {}
 
@@ -87,7 +86,7 @@ def rendered_after_its_drop() -> Iterator[None]:
 
 @contextmanager
 def late_commands_applied() -> Iterator[None]:
-    """Commands of a former client of the storage half are taken for the present one's."""
+    """Take commands of a former client of the storage half for the present one's."""
     right = StorageState._tagged
 
     def tagged(self: StorageState, event: StorageTagged) -> list[e.Effect]:
@@ -99,7 +98,7 @@ def late_commands_applied() -> Iterator[None]:
 
 @contextmanager
 def late_commands_offered() -> Iterator[None]:
-    """Commands of a former client of the compute half are offered to the order."""
+    """Propose commands of a former client of the compute half to the one order."""
     right = ComputeState._tagged
 
     def tagged(self: ComputeState, event: Tagged) -> Any:
@@ -111,7 +110,7 @@ def late_commands_offered() -> Iterator[None]:
 
 @contextmanager
 def compaction_of_another() -> Iterator[None]:
-    """What a client needs no more of any object moves the hold of every sink."""
+    """Let the compaction of any object move the hold of every sink."""
     right = Pursuits.allow
 
     def allow(self: Pursuits, id: str, frontier: Frontier) -> None:
@@ -124,21 +123,21 @@ def compaction_of_another() -> Iterator[None]:
 
 @contextmanager
 def furthest_upper_told() -> Iterator[None]:
-    """An upper is told when the first worker has told it."""
+    """Report an upper when the first worker has reported it."""
     with mock.patch.object(storage_partitioned, "min", max, create=True):
         yield
 
 
 @contextmanager
 def furthest_frontier_told() -> Iterator[None]:
-    """The same of the compute half."""
+    """Report a frontier of the compute half when the first worker has reported it."""
     with mock.patch.object(partitioned, "min", max, create=True):
         yield
 
 
 @contextmanager
 def unmentioned_kept() -> Iterator[None]:
-    """A reconciliation does not drop what the new client has not mentioned."""
+    """Let a reconciliation keep the objects that the new client has not mentioned."""
     right = storage_reconcile.reconcile
 
     def reconcile(*given: Any) -> Any:
@@ -150,7 +149,7 @@ def unmentioned_kept() -> Iterator[None]:
 
 @contextmanager
 def update_of_anything() -> Iterator[None]:
-    """What may not be altered is altered all the same."""
+    """Accept forbidden updates of an object."""
     with (
         mock.patch.object(storage_state, "refusal", return_value=None),
         mock.patch.object(storage_reconcile, "refusal", return_value=None),
@@ -160,7 +159,7 @@ def update_of_anything() -> Iterator[None]:
 
 @contextmanager
 def failure_of_all() -> Iterator[None]:
-    """When one object is to be restarted, its worker has all its objects restarted."""
+    """Restart all objects of a worker when one of them is restarted."""
     right = StorageState._restart
 
     def restart(self: StorageState, number: int) -> list[e.Effect]:
@@ -176,7 +175,7 @@ def failure_of_all() -> Iterator[None]:
 
 @contextmanager
 def reads_hold_nothing() -> Iterator[None]:
-    """An index is compacted beyond the reads that wait for it."""
+    """Compact an index beyond the reads that wait for it."""
 
     def earliest(self: Any, number: int) -> None:
         return None
@@ -190,7 +189,7 @@ def reads_hold_nothing() -> Iterator[None]:
 
 @contextmanager
 def stash_goes_to_anybody() -> Iterator[None]:
-    """An adapter passes on what was meant for a client that it has not served yet."""
+    """Let an adapter pass on responses for a client that it has not served yet."""
     right = StashRules.judge
 
     def judge(self: StashRules, tagged: Any) -> Verdict:
@@ -203,7 +202,7 @@ def stash_goes_to_anybody() -> Iterator[None]:
 
 @contextmanager
 def proposals_not_counted() -> Iterator[None]:
-    """A command is done with when it was received, wherever what it led to waits."""
+    """Free a command's lane room when it was received, before its proposals are ordered."""
     right = StorageState._steps
 
     def steps(self: StorageState, steps: Sequence[Any]) -> list[e.Effect]:
@@ -227,21 +226,21 @@ def _without(flag: Flag) -> Any:
 
 @contextmanager
 def compacted_kept() -> Iterator[None]:
-    """A dataflow is kept that can no longer be read where its new client wants to begin."""
+    """Keep a dataflow that is no longer readable at the new client's as_of."""
     with _without(Flag.COMPACTED):
         yield
 
 
 @contextmanager
 def other_imports_kept() -> Iterator[None]:
-    """A dataflow is kept that reads another shard."""
+    """Keep a dataflow that reads another shard."""
     with _without(Flag.IMPORTS):
         yield
 
 
 @contextmanager
 def answers_while_initializing() -> Iterator[None]:
-    """A worker tells frontiers to a client that has not said all."""
+    """Let a worker send frontiers to a client that has not completed its initialization."""
     muted = property(lambda self: not self.connected)
     with mock.patch.object(ComputeState, "muted", muted):
         yield
@@ -249,7 +248,7 @@ def answers_while_initializing() -> Iterator[None]:
 
 @contextmanager
 def upper_of_another_shard() -> Iterator[None]:
-    """What another shard of the same id has reached is told."""
+    """Report the upper of another shard of the same id."""
 
     def upper(self: Tasks, id: str, shape: Shape) -> Frontier | None:
         found = self._uppers.get(id)
@@ -261,7 +260,7 @@ def upper_of_another_shard() -> Iterator[None]:
 
 @contextmanager
 def two_tasks_of_one() -> Iterator[None]:
-    """A task starts while the former one of its object is still stopping."""
+    """Start a task while its object's former one is still stopping."""
     right = Tasks._begin
 
     def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
@@ -274,7 +273,7 @@ def two_tasks_of_one() -> Iterator[None]:
 
 @contextmanager
 def overtaken_look_up() -> Iterator[None]:
-    """The look-up of what was dropped is answered after its drop, and rendered."""
+    """Answer a dropped object's look-up after its drop, and render the object."""
     right = Pursuits.drop
 
     def drop(self: Pursuits, *ids: str) -> Any:
@@ -293,7 +292,7 @@ def overtaken_look_up() -> Iterator[None]:
 
 @contextmanager
 def counted_twice() -> Iterator[None]:
-    """Measurements are added twice."""
+    """Add measurements twice."""
     right = Aggregate.absorb
 
     def absorb(self: Aggregate, update: Any) -> None:
@@ -306,7 +305,7 @@ def counted_twice() -> Iterator[None]:
 
 @contextmanager
 def another_client_unseen() -> Iterator[None]:
-    """A client's end is taken for the present one's, whoever's it is."""
+    """Take the end of any client for the present one's."""
     right = ComputeState._client_lost
 
     def lost(self: ComputeState, event: Any) -> Any:
@@ -318,7 +317,7 @@ def another_client_unseen() -> Iterator[None]:
 
 @contextmanager
 def never_forgotten() -> Iterator[None]:
-    """What takes over the id of a dropped source takes over what the outside keeps for it."""
+    """Let a new object take over a dropped source's external resources with its id."""
     right = Tasks._begin
 
     def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
@@ -331,7 +330,7 @@ def never_forgotten() -> Iterator[None]:
 
 @contextmanager
 def forgotten_in_use() -> Iterator[None]:
-    """A task starts while what the outside keeps for its former is going."""
+    """Start a task while its predecessor's external resources are being removed."""
 
     def forget(self: Tasks, what: Any) -> e.Forget:
         self._forgets += 1
@@ -343,14 +342,14 @@ def forgotten_in_use() -> Iterator[None]:
 
 @contextmanager
 def health_told_once() -> Iterator[None]:
-    """A new client is told of no health that its former was told of."""
+    """Do not repeat to a new client the health that its predecessor was told."""
     with mock.patch.object(Health, "forget_told"):
         yield
 
 
 @contextmanager
 def held_by_a_former_read() -> Iterator[None]:
-    """A read that is over still holds back what its index may forget."""
+    """Let a finished read still hold back the compaction of its index."""
 
     def remove(self: Reads, pending: Any) -> list[Any]:
         self.pending.remove(pending)

@@ -1,4 +1,5 @@
-"""What clients must have been told when all has got on and all is delivered.
+"""The responses that clients must have received when all objects have advanced and all is
+delivered.
 
 Does not cover: rows and counts; the health of dataflows.
 """
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def storage_is_told(world: World, client: StorageClient) -> None:
-    """Uppers are those of the shards, and each one-shot ingestion has its answer."""
+    """Check that reported uppers are those of the shards, and that each one-shot ingestion is
+    answered."""
     running = world.wants_storage.running
     for what in client.wish.objects.values():
         here = {} if what.id not in running else shapes(running[what.id])
@@ -33,11 +35,11 @@ def storage_is_told(world: World, client: StorageClient) -> None:
 
 
 def health_is_told(world: World, client: StorageClient) -> None:
-    """The latest status of an object is what its owner knows."""
+    """Check that the latest status of an object is its owner's."""
     running = world.wants_storage.running
     for what in client.wish.objects.values():
         if timeless(running[what.id]) != timeless(what):
-            continue  # it was refused, which is told of it
+            continue  # the update was refused, which its status reports
         owner = world.nodes[owner_of(what.id, len(world.nodes))]
         for id_ in shapes(what):
             shown, told = owner.storage.health.shown(id_), client.statuses.get(id_)
@@ -47,7 +49,8 @@ def health_is_told(world: World, client: StorageClient) -> None:
 
 
 def compute_is_told(world: World, client: ComputeClient) -> None:
-    """Every dataflow has been told to the present time, every read and copy has its answer."""
+    """Check that every dataflow is reported up to the present time, and that reads and copies are
+    answered."""
     hold(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
     clock = world.outside.clock
     for id_, export in client.exports.items():

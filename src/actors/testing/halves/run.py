@@ -1,8 +1,8 @@
-"""The course of one run: actions among deliveries, then calm, then nothing may be missing.
+"""The course of one run: actions among deliveries, then a fault-free end that must be complete.
 
-When the actions are over, nothing fails any more and clients say all they want. Everything is
-delivered: then what runs is what they want. Everything gets on: then they are told just that. They
-want nothing any more: then nothing is left.
+When the actions are over, nothing fails any more and clients complete their initialization. All
+messages are delivered: then exactly the wanted objects run. All objects advance: then clients are
+told exactly that. Clients want no object any more: then nothing is left.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ from actors.testing.simulation.history import Violation
 
 T = TypeVar("T")
 Way: TypeAlias = tuple[Sized, Callable[[], bool]]
-"""What waits somewhere, and what delivers one of it; False: it must wait on."""
+"""A queue, and the delivery of one of its items; the delivery returns False if the item must
+wait."""
 
 DELIVERIES_MAX: Final = 200_000
-"""Of one run; the longest need a tenth of it."""
+"""Most deliveries of one run; the longest need a tenth of it."""
 LATER: Final = 1000
-"""In the end everything gets on by so much."""
+"""Time by which all objects advance at the end."""
 LAG: Final = 20
-"""Deliveries, for so long."""
+"""Number of deliveries for which adapters lag behind a new client."""
 VALIDATED: Final = 5
-"""After every so many events a state asserts its invariants, and whenever all is delivered."""
+"""Number of events between two checks of a state's invariants; they are checked at rest, too."""
 STILL: Final = 0.3
-"""How often other queues than before stand still with an action, and how often none any more."""
+"""Probability that other queues stand still from an action on, and that none does any more."""
 LOST_MAX: Final = 3
-"""Commands of a former client that are lost on their way to one worker, or come late."""
+"""Most commands of a former client that are lost on their way to one worker, or come late."""
 
 
 class HalvesTrace(Trace):
@@ -77,7 +78,7 @@ class HalvesTrace(Trace):
 
 
 class World:
-    """The workers, the order, the clients, and what is on its way between them."""
+    """The workers, the order, the clients, and the messages under way between them."""
 
     def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
         self.schedule = schedule
@@ -90,19 +91,20 @@ class World:
         self.told = ToldChecker(count, self.outside.durable)
         self.holds = HoldsChecker()
         self.allowed: dict[ObjectId, Frontier] = {}
-        """The furthest compaction that any client of the storage half has said."""
+        """Furthest compaction that any client of the storage half has sent."""
         self.clients: dict[Half, Client | None] = {"compute": None, "storage": None}
         self._histories: dict[Half, list[Any]] = {"compute": [], "storage": []}
-        """Of the last client of each half."""
+        """Histories of the last client of each half."""
         self._nonces = 0
         self.most_delayed = 0
         self._events = 0
         self._lagging: Half | None = None
-        """The half whose adapters, but the first, have not heard of its new client for a while."""
+        """Half whose adapters, but the first, have not received its new client's messages for a
+        while."""
         self._begin()
 
     def _begin(self) -> None:
-        """A life of all workers."""
+        """Begin a life of all workers."""
         setting = self.schedule.setting
         self.order = Order()
         self.proposals: deque[tuple[Propose, list[Any] | None]] = deque()
@@ -126,27 +128,28 @@ class World:
             ways += node.ways()
         self._ways = self._open = ways
 
-    # -- what others ask of the world --------------------------------------------------------------
+    # -- services for nodes and checkers -----------------------------------------------------------
 
     def fault(self, site: str) -> bool:
-        """Whether something goes wrong there now."""
+        """Return whether a fault strikes at the site now."""
         return self.injector.draw(site) is not None
 
     def validates(self) -> bool:
-        """Whether a state asserts its invariants after the event of the moment: that is dear."""
+        """Return whether a state checks its invariants after the present event: the check is
+        expensive."""
         self._events += 1
         return not self._events % VALIDATED
 
     def now_ms(self) -> int:
-        """A clock that goes on with every event."""
+        """Return a clock that advances with every event."""
         return self._events
 
     def pick(self, those: Sequence[T]) -> T:
-        """One of them, by the dice of the moment."""
+        """Return one of the items, drawn by the present dice."""
         return those[int(self.dice.random() * len(those))]
 
     def hear(self, half: Half, part: int, nonce: str, response: Any) -> None:
-        """An adapter passes a response to the connection of that nonce, if it is still there."""
+        """Pass a response to the connection of that nonce, if it still exists."""
         client = self.clients[half]
         if client is None or client.nonce != nonce:
             return
@@ -187,7 +190,7 @@ class World:
         return True
 
     def step(self) -> bool:
-        """One delivery; False when there is none to make."""
+        """Make one delivery; return False when there is none to make."""
         ways = self._open
         first = int(self.dice.random() * len(ways))
         for queue, way in chain(islice(ways, first, None), islice(ways, first)):
@@ -196,7 +199,8 @@ class World:
         return False
 
     def _deliver(self, count: int) -> None:
-        """So many deliveries; now and then some queues stand still, for a few actions."""
+        """Make up to `count` deliveries; now and then some queues stand still, for a few
+        actions."""
         dice, which = self.dice, self.dice.random()
         if self._lagging:
             adapters = [node.adapters[self._lagging].down for node in self.nodes[1:]]
@@ -214,7 +218,7 @@ class World:
                 break
 
     def settle(self) -> None:
-        """Delivers all there is: of each queue what there is, then of the next."""
+        """Deliver all messages: each queue until it is empty, then the next."""
         count, going = 0, True
         while going:
             going = False
@@ -228,7 +232,8 @@ class World:
     # -- clients -----------------------------------------------------------------------------------
 
     def say(self, half: Half, commands: Sequence[Any]) -> None:
-        """The client says these, as far as the rules allow; without one, one comes first."""
+        """Let the client send commands, as far as the rules allow; without a client, connect one
+        first."""
         client = self._client(half)
         to_first: list[Any] = []
         for command in commands:
@@ -250,12 +255,12 @@ class World:
             self.nodes[0].adapters[half].down.append(tagged)
 
     def _client(self, half: Half) -> Client:
-        """The present one; where there is none, one comes that has the former's history."""
+        """Return the present client; without one, connect one with the former's history."""
         client = self.clients[half]
         return client or self.connect(half, self._histories[half])
 
     def connect(self, half: Half, first: Sequence[Any] = ()) -> Client:
-        """A client takes over and says these."""
+        """Let a new client take over and send these commands."""
         self._nonces += 1
         nonce = f"n{self._nonces}"
         client = self.clients[half] = Make[half](nonce, len(self.nodes))
@@ -270,7 +275,7 @@ class World:
         return client
 
     def leave(self, half: Half) -> None:
-        """The client is gone; what it said last may not have come everywhere."""
+        """Disconnect the client; its last commands may not arrive at all workers."""
         client = self.clients[half]
         if client is None:
             return
@@ -285,7 +290,7 @@ class World:
         self.clients[half] = None
 
     def displace(self, half: Half) -> None:
-        """Another client takes over."""
+        """Let another client take over."""
         former, dice = self.clients[half], self.dice
         self.leave(half)
         history = self._histories[half]
@@ -307,7 +312,7 @@ class World:
         self.say(half, said)
 
     def _late(self, half: Half, former: Client) -> None:
-        """Commands of the former that come after its successor's Hello."""
+        """Deliver commands of the former client after its successor's Hello."""
         late = [each for each in former.said if not isinstance(each, compute.Hello)]
         for node in self.nodes:
             for command in late[-1 - int(self.dice.random() * LOST_MAX) :]:
@@ -317,7 +322,7 @@ class World:
                 node.adapters[half].down.append(Late(tagged))
 
     def restart(self) -> None:
-        """All workers die; what was on its way is gone, and what is durable stays."""
+        """Kill all workers; messages under way are lost, durable state stays."""
         for half in self.clients:
             client = self.clients[half]
             if client is not None:
@@ -329,7 +334,7 @@ class World:
     # -- the course --------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """The whole run. Raises `Violation`."""
+        """Drive the whole run. Raises `Violation`."""
         opening = (compute.InitializationComplete(), compute.AllowWrites())
         for half in self.clients:
             self.connect(half, opening if self.schedule.setting.opened else ())
@@ -359,7 +364,7 @@ class World:
             self.restart()
 
     def _act_on(self, half: Half, kind: str) -> None:
-        """By the client of a half; where there is none, one comes first."""
+        """Act by the client of a half; without a client, connect one first."""
         if kind in (plan.DISPLACE_STORAGE, plan.DISPLACE_COMPUTE):
             self.displace(half)
         elif kind in (plan.LEAVE_STORAGE, plan.LEAVE_COMPUTE):
@@ -382,7 +387,7 @@ class World:
     # -- the end -----------------------------------------------------------------------------------
 
     def _calm(self) -> None:
-        """Nothing fails any more, clients have said all, and all is delivered."""
+        """Stop the faults, complete the clients' initialization, and deliver all messages."""
         self.trace.note("calm")
         self.injector.active = False
         self.outside.calm()
@@ -397,7 +402,7 @@ class World:
         self.at_rest()
 
     def at_rest(self) -> None:
-        """All is delivered, so all workers have come as far as one another."""
+        """Check that all workers agree when all messages are delivered."""
         far = {self.logs.seen[node.index] for node in self.nodes}
         hold(len(far) == 1, "order", "workers have come as far as {} entries", far)
         self.wanted.at_rest([(node.compute, node.storage) for node in self.nodes])
@@ -408,7 +413,7 @@ class World:
             hold(node.idle(), "delay", "worker {} is not done with commands: {}", node.index, lanes)
 
     def _get_on(self) -> None:
-        """All that runs gets on, and clients are told just that."""
+        """Advance all running objects, and check that clients are told exactly that."""
         outside = self.outside
         outside.clock += LATER
         for task in outside.at_work():
@@ -427,7 +432,7 @@ class World:
         compute_is_told(self, of_compute)
 
     def _leave_nothing(self) -> None:
-        """Nobody wants anything any more."""
+        """Connect clients that want no object, and check that nothing is left."""
         for half in self.clients:
             self.leave(half)
             self.connect(half)
@@ -441,7 +446,7 @@ class World:
 
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """One run of a schedule."""
+    """Run a schedule once."""
     world = World(schedule, keep_trace)
     violation = ""
     try:

@@ -1,8 +1,8 @@
-"""Schedules of simulated halves: what clients say, who displaces whom, what fails; by seed.
+"""Schedules of simulated halves: clients' commands, displacements and faults, drawn by a seed.
 
-An action happens, then so many deliveries, chosen by the action's own dice: what is left out of a
-schedule leaves the dice of the rest as they were. Faults name the number of a look-up, of a task's
-start or stop, or of a dataflow's start, all counted from the beginning of the run.
+An action happens, then a number of deliveries, chosen by the action's own dice: a removed action
+leaves the dice of the rest unchanged. Faults name the number of a look-up, of a task's start or
+stop, or of a dataflow's start, all counted from the beginning of the run.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from actors.protocol.internal import Half
 from actors.testing.simulation.faults import FAIL, HANG, Fault
 
 SAY_STORAGE: Final = "storage says"
-"""The client of the storage half says a few commands."""
+"""The client of the storage half sends a few commands."""
 SAY_COMPUTE: Final = "compute says"
 COMPLETE_STORAGE: Final = "storage completes"
-"""It says InitializationComplete, if it has not."""
+"""The client sends InitializationComplete, if it has not."""
 COMPLETE_COMPUTE: Final = "compute completes"
 DISPLACE_STORAGE: Final = "displace storage"
-"""Another client takes over: what the former said last may be lost on its way to some workers, or
-come late; it replays the former's history or not, says something else or not, completes or not."""
+"""Another client takes over: the former's last commands may be lost on their way to some workers,
+or come late; the new client may replay the former's history, send other commands, and complete."""
 DISPLACE_COMPUTE: Final = "displace compute"
 LEAVE_STORAGE: Final = "leave storage"
-"""The client is gone, and nobody is there until another one comes."""
+"""The client disconnects, and no other one connects for now."""
 LEAVE_COMPUTE: Final = "leave compute"
 FLOOD_STORAGE: Final = "flood storage"
-"""Many commands at once that the one order must carry, and nothing is heard in return."""
+"""Many commands at once that the one order must carry, none of which has a response."""
 FLOOD_COMPUTE: Final = "flood compute"
 TASK: Final = "task"
-"""A source, sink or one-shot ingestion at work gets on, fails, ends, or tells of its health."""
+"""A source, sink or one-shot ingestion advances, fails, ends, or reports its health."""
 FLOW: Final = "dataflow"
-"""A dataflow gets on, emits, is done, crashes, or tells of its health."""
+"""A dataflow advances, emits, ends, crashes, or reports its health."""
 STATISTICS: Final = "statistics"
-"""The interval of statistics is over on all workers."""
+"""The interval of statistics ends on all workers."""
 RESTART: Final = "restart"
-"""All workers die, and what was on its way; they begin anew, and clients connect again."""
+"""All workers die, with the messages under way; they begin anew, and clients connect again."""
 GO_ON: Final = "go on"
 
 HALF_OF: Final[dict[str, Half]] = {
@@ -53,7 +53,7 @@ HALF_OF: Final[dict[str, Half]] = {
     FLOOD_STORAGE: "storage",
     FLOOD_COMPUTE: "compute",
 }
-"""Whose client does it."""
+"""Action → the half whose client performs it."""
 
 _KINDS: Final = (
     (SAY_STORAGE, 18),
@@ -75,15 +75,15 @@ _KINDS: Final = (
 
 ACTIONS_MAX: Final = 80
 STEPS: Final = (0, 2, 5, 12, 25, 50)
-"""Deliveries after an action: one of these."""
+"""Numbers of deliveries after an action: one of these is drawn."""
 SITES: Final = ("look-up", "task", "stop", "dataflow")
-"""Where something goes wrong: a look-up fails, a task fails as it begins, one stops only in the
-end, a dataflow crashes as it begins."""
+"""Sites of faults: a look-up fails, a task fails as it begins, a task stops only in the end, a
+dataflow crashes as it begins."""
 FAULT_AT_MAX: Final = 12
 
 
 class Action(msgspec.Struct, frozen=True):
-    """`kind` happens, then `steps` deliveries; both by dice of their own."""
+    """An action `kind`, then `steps` deliveries; both by dice of their own."""
 
     kind: str
     steps: int = 0
@@ -91,15 +91,15 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What of the world a seed draws."""
+    """The settings of the world that a seed draws."""
 
     workers: int = 2
     window: int = 4
-    """Of the lanes: commands of one half under way at a worker."""
+    """Size of the lanes: most commands of one half under way at a worker."""
     responses: int = 4
-    """On their way to an adapter."""
+    """Most responses under way to an adapter."""
     opened: bool = True
-    """Whether the first clients complete at once, and allow writes."""
+    """True if the first clients complete at once, and allow writes."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     dice = random.Random(f"halves {seed}")
     setting = Setting(
         workers=dice.choice((1, 2, 2, 3, 3, 4, 5)),
@@ -129,7 +129,7 @@ def draw(seed: int) -> Schedule:
 
 
 def describe(item: Action | Fault) -> str:
-    """One line."""
+    """Return one line for an action or a fault."""
     if isinstance(item, Fault):
         return f"fault: {item.kind} at {item.site} {item.at}"
     return f"{item.kind} (dice {item.dice}), then {item.steps} deliveries"

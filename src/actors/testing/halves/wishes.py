@@ -1,8 +1,8 @@
-"""What the clients want, worked out once more: oracles that share no code with the halves' own.
+"""Oracles of the clients' desired state, which share no code with the halves' own.
 
-`StorageWish` adds up what one client says. `StorageTruth` hears what worker 0 hears of the storage
-half, and knows from that alone what is to run. `ComputeTruth` hears the commands of the compute
-half in the one order, and knows from them which dataflow has which number.
+`StorageWish` adds up one client's commands. `StorageTruth` gets the storage commands that worker 0
+gets, and derives from them the objects that must run. `ComputeTruth` gets the compute commands in
+the one order, and derives each dataflow's number from them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
 
 Shape: TypeAlias = tuple[str, ...]
-"""What an upper belongs to: a shard, or a place outside."""
+"""Owner of an upper: a shard, or an external system."""
 Running: TypeAlias = storage.IngestionDescription | storage.SinkDescription
 
 
 def shapes(what: Running) -> dict[ObjectId, Shape]:
-    """By id, what the uppers of a source and its exports, or of a sink, belong to."""
+    """Return, by id, the owners of the uppers of a source and its exports, or of a sink."""
     if isinstance(what, storage.SinkDescription):
         made = what.configuration
         return {what.id: ("sink", what.input.shard, made.kind, repr(made.encoded))}
@@ -29,13 +29,13 @@ def shapes(what: Running) -> dict[ObjectId, Shape]:
 
 
 def without(what: storage.IngestionDescription, export: ObjectId) -> storage.IngestionDescription:
-    """The same source, without one of its exports."""
+    """Return the source without one of its exports."""
     kept = tuple(each for each in what.exports if each.id != export)
     return msgspec.structs.replace(what, exports=kept)
 
 
 def fits(old: Running, new: Running) -> bool:
-    """Whether what runs may become that."""
+    """Return whether a running object may be updated to that description."""
     if isinstance(old, storage.SinkDescription):
         return (
             isinstance(new, storage.SinkDescription)
@@ -53,14 +53,15 @@ def fits(old: Running, new: Running) -> bool:
 
 
 def timeless(what: Running) -> Running:
-    """A sink's `as_of` moves on by itself: it is compared apart."""
+    """Return the description without a sink's `as_of`, which advances by itself and is compared
+    apart."""
     if isinstance(what, storage.SinkDescription):
         return msgspec.structs.replace(what, as_of=0)
     return what
 
 
 class StorageWish:
-    """What one client's commands add up to; they keep the rules of commands."""
+    """The sum of one client's commands, which keep the rules of commands."""
 
     def __init__(self) -> None:
         self.objects: dict[ObjectId, Running] = {}
@@ -68,7 +69,7 @@ class StorageWish:
         self.allowed: dict[ObjectId, Frontier] = {}
 
     def add(self, command: storage.Command) -> None:
-        """One command more."""
+        """Add one command."""
         match command:
             case storage.RunIngestion(description) | storage.RunSink(description):
                 self.objects[description.id] = description
@@ -83,12 +84,12 @@ class StorageWish:
                     self.allowed[id] = max(frontier, self.allowed.get(id, 0))
 
     def ids(self) -> list[ObjectId]:
-        """Of all that is wanted, exports included."""
+        """Return the ids of all wanted objects, exports included."""
         return [id_ for what in self.objects.values() for id_ in shapes(what)]
 
 
 def drop(objects: dict[ObjectId, Running], id_: ObjectId) -> None:
-    """A source with its exports, an export, or a sink is gone."""
+    """Remove a source with its exports, an export, or a sink."""
     if objects.pop(id_, None) is not None:
         return
     for source, what in objects.items():
@@ -98,7 +99,7 @@ def drop(objects: dict[ObjectId, Running], id_: ObjectId) -> None:
 
 
 class StorageTruth:
-    """What is to run of the storage half, as worker 0's commands say."""
+    """The objects of the storage half that must run, by worker 0's commands."""
 
     def __init__(self) -> None:
         self.nonce = ""
@@ -107,7 +108,7 @@ class StorageTruth:
         self.running: dict[ObjectId, Running] = {}
 
     def hear(self, nonce: str, command: storage.Command) -> None:
-        """A command comes to worker 0, of the present client or another one."""
+        """Take a command that arrives at worker 0, of the present client or another one."""
         if isinstance(command, compute.Hello):
             self.nonce, self.complete, self.wish = nonce, False, StorageWish()
         elif nonce == self.nonce:
@@ -138,12 +139,12 @@ class StorageTruth:
                 drop(self.running, id)
 
     def ids(self) -> set[ObjectId]:
-        """Of all that runs, exports included."""
+        """Return the ids of all running objects, exports included."""
         return {id_ for what in self.running.values() for id_ in shapes(what)}
 
 
 class Flow(msgspec.Struct):
-    """One dataflow, as the one order has made it."""
+    """One dataflow, by the commands of the one order."""
 
     number: int
     description: compute.DataflowDescription
@@ -155,19 +156,19 @@ _ONCE: Final = (compute.SubscribeExport, compute.CopyToExport)
 
 
 class ComputeTruth:
-    """What is rendered of the compute half, as the one order says."""
+    """The dataflows of the compute half that must be rendered, by the one order."""
 
     def __init__(self) -> None:
         self.nonce = ""
         self.incoming: list[compute.Command] | None = None
         self.flows: dict[ObjectId, Flow] = {}
         self.numbers: dict[int, ObjectId] = {}
-        """Of all dataflows that ever were."""
+        """Number → id, of all dataflows that ever were."""
         self.dropped: set[int] = set()
         self.writes = False
 
     def order(self, command: compute.Command) -> None:
-        """The next command of the compute half in the one order."""
+        """Take the next command of the compute half in the one order."""
         if isinstance(command, compute.Hello):
             self.nonce, self.incoming = command.nonce, []
         elif self.incoming is None:
@@ -220,7 +221,7 @@ class ComputeTruth:
 
 
 def _serves(old: Flow, new: Flow) -> bool:
-    """Whether what runs can go on as what is wanted."""
+    """Return whether a running dataflow can go on as the wanted one."""
     return (
         not isinstance(new.description.export, _ONCE)
         and old.description.export == new.description.export

@@ -1,11 +1,10 @@
-"""An untyped plan and Spark's answers → a plan; and the probes that ask for them.
+"""Adds types to an untyped plan, from Spark's schemas of the probes that it requests.
 
 Theory of operation. Sub-trees of the plan are written out as SQL (`render`) and analysed, all in
-one message: of each grouping its parts and its results, of each DISTINCT and UNION ALL the
-columns. The plan's own text must have the view's types: that proves that what was resolved still
-is the view. An expression with a function that the parser does not know is asked for in WHERE,
-where Spark takes scalars only. Branches of a union are cast to the union's types, outputs to the
-view's.
+one message: of each grouping its parts and its results, of each DISTINCT and UNION ALL the columns.
+The plan's own text must have the view's types: that proves that the resolved plan still is the
+view. An expression with a function that the parser does not know is probed in WHERE, where Spark
+takes scalars only. Branches of a union are cast to the union's types, outputs to the view's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ANSI_PROBE: Final = "COALESCE(1, '1')"
 
 
 def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Texts to analyse; `build` reads the answers in the same order."""
+    """Return texts to analyse; `build` reads the answers in the same order."""
     texts = [render(resolved.root, sources), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"]
     for node in nodes(resolved.root):
         texts += _questions(node, sources)
@@ -65,7 +64,7 @@ def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]
 def build(
     resolved: Resolved, sources: tuple[str, ...], output: Schema, answers: dict[str, Schema]
 ) -> Project:
-    """The plan with types, from Spark's schema of each probe. Raises `Unsupported`."""
+    """Return the plan with types, from Spark's schema of each probe. Raises `Unsupported`."""
     _check_outputs(resolved, output, answers[render(resolved.root, sources)])
     ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"].columns[0].type
     for claim in resolved.claims:
@@ -87,7 +86,7 @@ class _Typer:
         self._ansi = ansi
 
     def typed(self, plan: Plan) -> Plan:
-        """The plan with all types filled in. Questions are those of the untyped plan."""
+        """Return the plan with all types filled in. Probes are those of the untyped plan."""
         inputs = tuple(self.typed(each) for each in inputs_of(plan))
         found = [self._answers[text].columns for text in _questions(plan, self._sources)]
         match plan:
@@ -120,7 +119,7 @@ def _types_of(
 
 
 def _questions(plan: Plan, sources: tuple[str, ...]) -> list[str]:
-    """The texts whose types a node needs."""
+    """Return the texts whose types a node needs."""
     match plan:
         case Aggregate():
             parts = [key.expression for key in plan.keys]
@@ -165,7 +164,7 @@ def _typed_call(call: AggregateCall, kind: str, argument: Column | None) -> Aggr
 
 
 def _afresh(call: AggregateCall) -> AggregateCall:
-    """A call over all rows as one to compute afresh: the in-memory engine keeps no first rows."""
+    """Return a call over all rows as a recomputed one: the in-memory engine keeps no first rows."""
     if call.function not in ("min", "max") or call.argument is None:
         return call
     text = f"{call.function}({{0}})"
@@ -198,7 +197,7 @@ def _widened(plan: Plan, wanted: tuple[Column, ...], found: tuple[Column, ...]) 
 
 
 def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
-    """A union of unions as one, where the inner one's types are the outer's."""
+    """Return a union of unions as one, where the inner one's types are the outer's."""
     found: list[Plan] = []
     for each in inputs:
         assert isinstance(each, Project)
@@ -223,7 +222,7 @@ def _of(expressions: list[str], plan: Plan, sources: tuple[str, ...]) -> str:
 
 def _cast(expression: str, kind: str) -> str:
     tree = tree_of(expression)
-    # A column has the view's type: the plan's text was found to have it.
+    # A column needs no cast: `_check_outputs` has compared its type with the view's.
     if isinstance(tree, exp.Column) and not tree.table:
         return expression
     return f"CAST({expression} AS {kind})"
@@ -246,7 +245,7 @@ def _unknown_function(expression: str) -> bool:
 
 
 def _check_outputs(resolved: Resolved, wanted: Schema, got: Schema) -> None:
-    """Raises `Unsupported` when the query as resolved is not the view, by names and types."""
+    """Raise `Unsupported` when the resolved query is not the view, by names and types."""
     if len(resolved.names) != len(wanted.columns):
         raise Unsupported(
             f"a select list of {len(resolved.names)} for {len(wanted.columns)} columns"

@@ -1,4 +1,4 @@
-"""CHAR(n) columns that an expression reads: Spark fills up what it compares with them."""
+"""Rejects expressions over CHAR(n) columns, since Spark pads the values compared with them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from actors.testing.parsed.trees import Unsupported, reads
 
 
 def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
-    """Raises `Unsupported` where a CHAR(n) column of a source (by number) is read by an expression.
+    """Raise `Unsupported` if an expression reads a CHAR(n) column of a source (by number).
 
-    Spark fills up what it compares with such a column, as it finds it in the analysed text; a
-    step's text is over columns that are plain strings. Rows, keys and arguments that are the
-    column itself need no such thing: all its values are filled up.
+    Spark pads the values that the analysed text compares with such a column; a step's text is over
+    columns that are plain strings. Rows, keys and arguments that are the column itself are exempt:
+    all its values are padded.
     """
     chars: set[str] = set()
     for node in nodes(root):
@@ -53,7 +53,8 @@ def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
 
 
 def _read_and_named(chars: set[str], made: Sequence[Named | Key]) -> frozenset[str]:
-    """Return what expressions read that are no column of `chars`; those that are one join it."""
+    """Return the columns that expressions read; an expression that is a column of `chars` is
+    exempt, and its name joins `chars`."""
     same = {each.name for each in made if each.expression in chars}
     read = _union(each.expression for each in made if each.name not in same)
     chars |= same

@@ -1,4 +1,4 @@
-"""The clauses of a SELECT: which are known, table expressions in scope, kinds of joins, USING."""
+"""The clauses of a SELECT: the known ones, table expressions in scope, kinds of joins, USING."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CLAUSES: Final = {"laterals": "LATERAL VIEW", "windows": "WINDOW"}
 
 
 class Cte(msgspec.Struct):
-    """A table expression, and those that its query sees."""
+    """A table expression, and the table expressions that its query sees."""
 
     tree: Tree
     scope: dict[str, Cte]
 
 
 def visible_ctes(tree: Tree, ctes: Mapping[str, Cte]) -> dict[str, Cte]:
-    """The table expressions that a query sees: its own, over those around it."""
+    """Return the table expressions that a query sees: its own, over those around it."""
     known = dict(ctes)
     with_ = tree.args.get("with_")
     if with_ is not None:
@@ -38,7 +38,7 @@ def visible_ctes(tree: Tree, ctes: Mapping[str, Cte]) -> dict[str, Cte]:
 
 
 def renamed(columns: Listing, tree: Tree) -> Listing:
-    """The columns under the names of an alias list (``q(x, y)``), if there is one."""
+    """Return the columns under the names of an alias list (``q(x, y)``), if there is one."""
     alias = tree.args.get("alias")
     names = [item.name.lower() for item in alias.args.get("columns") or []] if alias else []
     if not names:
@@ -49,7 +49,7 @@ def renamed(columns: Listing, tree: Tree) -> Listing:
 
 
 def aliased(scope: Scope, tree: Tree) -> Scope:
-    """The columns of a parenthesised join, under its alias if it has one."""
+    """Return the columns of a parenthesised join, under its alias if it has one."""
     alias = tree.alias_or_name.lower() if tree.args.get("alias") else ""
     if not alias:
         return scope
@@ -58,7 +58,7 @@ def aliased(scope: Scope, tree: Tree) -> Scope:
 
 
 def kind_of(join: Tree) -> str:
-    """``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``."""
+    """Return ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``."""
     check_args(join, {"this", "on", "using", "side", "kind", "method"}, "JOIN")
     side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
     method = str(join.args.get("method") or "")
@@ -74,10 +74,10 @@ def kind_of(join: Tree) -> str:
 
 
 def using_of(join: Tree, how: str, left: Scope, right: Scope) -> tuple[dict[str, Tree], list[Tree]]:
-    """(what each name of USING or NATURAL stands for, the equalities).
+    """Return (expression of each name of USING or NATURAL, the equalities).
 
-    Spark's columns are the left side's, the right side's for a right join, and for a full join
-    whichever is there.
+    Spark's columns are the left side's, the right side's for a right join, and for a full join the
+    first that is not NULL.
     """
     names = [item.name.lower() for item in join.args.get("using") or []]
     if join.args.get("method"):
@@ -96,7 +96,7 @@ def using_of(join: Tree, how: str, left: Scope, right: Scope) -> tuple[dict[str,
 
 
 def check_clauses(select: Tree, what: str) -> None:
-    """Raises `Unsupported` for a clause that no rule knows, and for window functions."""
+    """Raise `Unsupported` for a clause that no rule knows, and for window functions."""
     found = present(select)
     if any(key in found for key in ("limit", "offset")):
         raise Unsupported(f"LIMIT or OFFSET in {what}")

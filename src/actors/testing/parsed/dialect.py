@@ -1,9 +1,9 @@
-"""Spark SQL as it is read here: sqlglot's, but functions that it would rewrite pass verbatim.
+"""Spark SQL as the parser reads it: sqlglot's, but functions that it would rewrite pass verbatim.
 
 sqlglot knows functions by classes of its own and writes them back under one name each, without
-what it takes for a default. That changes some of them: ``array_size`` becomes ``size``, which is
--1 for NULL without ANSI mode; ``to_date`` loses a format of ``yyyy-MM-dd``. The functions below
-are therefore none that it knows: their text stays as written, and Spark says (see
+arguments that it takes for a default. That changes some of them: ``array_size`` becomes ``size``,
+which is -1 for NULL without ANSI mode; ``to_date`` loses a format of ``yyyy-MM-dd``. The functions
+below are therefore hidden from it: their text stays as written, and Spark says (see
 `build.probe_texts`) whether they are scalar.
 """
 
@@ -33,11 +33,11 @@ VERBATIM: Final = frozenset(_VERBATIM_WORDS.split())
 
 
 _BITWISE: Final = (exp.BitwiseAnd, exp.BitwiseXor, exp.BitwiseOr)
-"""In the order in which they bind."""
+"""Operators in the order in which they bind."""
 
 
 def _join(operator: Any, operands: list[Any]) -> None:
-    """Make one operand of the last two."""
+    """Replace the last two operands by the operator over them."""
     right, left = operands.pop(), operands.pop()
     operator.set("this", left)
     operator.set("expression", right)
@@ -50,7 +50,7 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
     }
 
     def _parse_bitwise(self) -> Any:
-        """Parse as Spark binds: ``&`` before ``^``, that before ``|``; here they are all one.
+        """Parse as Spark binds: ``&`` before ``^``, that before ``|``; sqlglot binds all alike.
 
         >>> VerbatimSpark().parse("SELECT a | b & c")[0].expressions[0].expression.key
         'bitwiseand'
@@ -73,12 +73,12 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
 
 
 class _Tokenizer(Spark.Tokenizer):  # type: ignore[misc]
-    # A doubled quote is one quote, not the end of a literal and the begin of its neighbour.
+    # A doubled quote is one quote, not the end of a literal and the begin of the next one.
     STRING_ESCAPES: Final = ["'", '"', "\\"]
 
 
 class _Generator(Spark.Generator):  # type: ignore[misc]
-    # A table expression stays where it is: outside it could hide a table of its name.
+    # A table expression stays nested: further out it could hide a table of its name.
     EXPRESSIONS_WITHOUT_NESTED_CTES: Final[frozenset[Any]] = frozenset()
 
 

@@ -1,9 +1,8 @@
 """One grouping: keys, aggregates, and expressions over them.
 
-Group expressions are matched in the select list and in HAVING by their text, operands that may be
-exchanged in any order; what is left there must be constants and aggregates. ``FILTER`` and
-``count_if`` become aggregates of a CASE, which is what they mean. Equal aggregates are computed
-once.
+Group expressions are matched in the select list and in HAVING by their text, commutative operands
+in any order; the remaining parts there must be constants and aggregates. ``FILTER`` and
+``count_if`` become aggregates of a CASE with the same meaning. Equal aggregates are computed once.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ _OTHER_NAMES: Final[dict[str, Any]] = {
 }
 _DISTINCT: Final = frozenset({"count", "sum", "avg"})
 _SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
-"""Functions that do not see whether a value occurs once or more."""
+"""Functions whose result repeated values do not change."""
 
 
 class Grouping(msgspec.Struct):
-    """A SELECT's grouping."""
+    """The grouping of a SELECT."""
 
     keys: list[tuple[Key, Tree]]
     calls: list[tuple[AggregateCall, Tree | None]]
-    """With the argument's tree. Types are Spark's to say: they are empty here."""
+    """Calls with their arguments' trees. Types are empty here: only Spark knows them."""
     outputs: Listing
-    """Over key names and call names."""
+    """Select list over key names and call names."""
     having: list[Tree]
 
 
 def spelled_out(tree: Tree) -> Tree:
-    """A copy with the aggregates that the parser does not know under one name.
+    """Return a copy with the aggregates that the parser does not know under one name.
 
     Typed literals are casts to the parser: the sign goes inside, or the least value of a type
     (``-128Y``) would not fit before it is negated.
@@ -93,7 +92,7 @@ def spelled_out(tree: Tree) -> Tree:
 
 
 def is_aggregate(select: Tree) -> bool:
-    """Whether a SELECT groups: by a clause, or by an aggregate in its list or HAVING."""
+    """Return whether a SELECT groups: by a clause, or by an aggregate in its list or HAVING."""
     if select.args.get("group"):
         return True
     having = select.args.get("having")
@@ -105,7 +104,7 @@ def is_aggregate(select: Tree) -> bool:
 
 
 def group(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> Grouping:
-    """The grouping of a SELECT with resolved outputs. Raises `Unsupported`."""
+    """Return the grouping of a SELECT with resolved outputs. Raises `Unsupported`."""
     keys = _keys(select, outputs, names, fresh)
     grouping = Grouping(keys, [], [], [])
     over = _Over(grouping, fresh)
@@ -148,7 +147,7 @@ def _keys(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> list[tu
 
 
 class _Over:
-    """Puts names of keys and calls into expressions, noting the calls."""
+    """Replaces keys and calls in expressions by their names, noting the calls."""
 
     def __init__(self, grouping: Grouping, fresh: Fresh) -> None:
         self._grouping = grouping
@@ -157,7 +156,7 @@ class _Over:
         self._written: dict[str, str] = {}
 
     def replaced(self, tree: Tree) -> Tree:
-        """The expression over keys and calls. Raises `Unsupported`."""
+        """Return the expression over keys and calls. Raises `Unsupported`."""
         done = transform(tree, self._replace)
         check_scalar(done)
         return done
@@ -219,7 +218,8 @@ def _argument(node: Tree, function: str, arguments: list[Tree], distinct: bool) 
 
 
 def _all_present(arguments: list[Tree], distinct: bool) -> Tree:
-    """What ``count`` of several arguments counts: rows in which none of them is NULL."""
+    """Return the argument for ``count`` of several: not NULL in rows in which none of them is
+    NULL."""
     tests = [exp.Not(this=exp.Is(this=operand(a), expression=exp.Null())) for a in arguments]
     value: Tree = exp.Literal.number(1)
     if distinct:

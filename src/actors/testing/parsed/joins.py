@@ -1,18 +1,18 @@
-"""Blocks, and the joins that tie them: which predicate goes where.
+"""Blocks, and the joins that tie them; decides the place of each predicate.
 
-A *block* is what a FROM clause with its WHERE is made of: inputs, and a conjunction over their
-columns. Inner joins only put blocks together. `close` makes a plan of one: a predicate that one
-input decides goes down to it, an equality between two inputs becomes an `Equal` (a side that is
-an expression is computed at its input as a column of its own), the rest is the join's residual.
+A *block* is a FROM clause with its WHERE: inputs, and a conjunction over their columns. Inner joins
+only put blocks together. `close` makes a plan of one: a predicate over one input is pushed down to
+it, an equality between two inputs becomes an `Equal` (a side that is an expression is computed at
+its input as a column of its own), the rest is the join's residual.
 
-Going down is sound through an inner join, into the preserved side of an outer join and into the
-rows of a semi join, below a DISTINCT, and below a grouping for what its keys decide; never into a
-null-padded side. In the ON clause of a left join a predicate
-on the right side alone chooses among the right rows: it is a filter there. One on the left side
-alone decides whether a row is padded: it stays in the residual.
+Pushdown is sound through an inner join, into the preserved side of an outer join and into the rows
+of a semi join, below a DISTINCT, and below a grouping for predicates over its keys; never into a
+null-padded side. In the ON clause of a left join a predicate on the right side alone chooses among
+the right rows: it is a filter there. One on the left side alone decides whether a row is padded: it
+stays in the residual.
 
-What a null-padded side computes must be computed below the join, or its padding would not be
-NULL: `sealed` makes columns of all its expressions.
+Expressions of a null-padded side must be computed below the join, or their padding would not be
+NULL: `sealed` makes columns of all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fresh:
         self._next: dict[str, int] = {}
 
     def name(self, prefix: str) -> str:
-        """The next id with a prefix."""
+        """Return the next id with a prefix."""
         number = self._next.get(prefix, 0)
         self._next[prefix] = number + 1
         return f"{prefix}{number}"
@@ -57,7 +57,7 @@ class Block(msgspec.Struct):
     inputs: list[Plan]
     conjuncts: list[Tree]
     on: list[Tree] = []
-    """Those of ON clauses, which are tested last: Spark, too, lets WHERE guard them."""
+    """Conjuncts of ON clauses, which are tested last: Spark, too, lets WHERE guard them."""
 
 
 class Split(msgspec.Struct):
@@ -71,7 +71,7 @@ class Split(msgspec.Struct):
 
 
 def merged(left: Block, right: Block, conjuncts: list[Tree]) -> Block:
-    """An inner join by an ON clause."""
+    """Return an inner join by an ON clause."""
     return Block(
         [*left.inputs, *right.inputs],
         [*left.conjuncts, *right.conjuncts],
@@ -80,7 +80,7 @@ def merged(left: Block, right: Block, conjuncts: list[Tree]) -> Block:
 
 
 def close(block: Block, fresh: Fresh) -> Plan:
-    """The block as a plan. Raises `Unsupported` for names of a query around."""
+    """Return the block as a plan. Raises `Unsupported` for names of an outer query."""
     inputs = list(block.inputs)
     owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
     edges: list[tuple[int, Tree, int, Tree, bool]] = []
@@ -117,7 +117,7 @@ def close(block: Block, fresh: Fresh) -> Plan:
 
 
 def check_reads(tree: Tree, known: dict[str, int] | set[str]) -> None:
-    """Raises `Unsupported` for an expression that reads a query around it."""
+    """Raise `Unsupported` for an expression that reads an outer query."""
     if any(name not in known for name in ids(tree)):
         raise Unsupported("a correlated subquery whose correlation is not a conjunct of its WHERE")
 
@@ -129,7 +129,7 @@ def _sides(tree: Tree) -> list[Tree]:
 
 
 def filtered(plan: Plan, tree: Tree) -> Plan:
-    """The plan's rows for which the predicate is true, tested as far down as is sound."""
+    """Return the plan's rows for which the predicate is true, tested as far down as is sound."""
     read = ids(tree)
     match plan:
         case Filter():
@@ -159,14 +159,14 @@ def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
             return msgspec.structs.replace(plan, inputs=tuple(inputs))
     sides = _sides(tree)
     if sides and all(isinstance(side, exp.Column) for side in sides):
-        # Both are columns, of two inputs: one input would have decided it.
+        # The columns are of two inputs: a predicate over one was pushed down above.
         equal = Equal(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
         return msgspec.structs.replace(plan, equal=(*plan.equal, equal))
     return msgspec.structs.replace(plan, residual=(*plan.residual, text(tree)))
 
 
 def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:
-    """The plan with a column for each expression, and the columns' ids by the texts."""
+    """Return the plan with a column for each expression, and the columns' ids by the texts."""
     names: dict[str, str] = {}
     made: list[Named] = []
     for tree in trees:
@@ -185,13 +185,13 @@ def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, 
 
 
 def sealed(block: Block, scope: Scope, fresh: Fresh) -> tuple[Plan, Scope]:
-    """The block as a plan that computes all that its names stand for."""
+    """Return the block as a plan that computes all expressions of its names."""
     plan, names = keyed(close(block, fresh), scope.expressions(), fresh)
     return plan, scope.mapped({written: exp.column(name) for written, name in names.items()})
 
 
 def split(conjuncts: list[Tree], left: Plan, right: Plan) -> Split:
-    """Sorts the predicates between two sides. Raises `Unsupported` for other names."""
+    """Sort the predicates between two sides. Raises `Unsupported` for other names."""
     mine, theirs = set(columns_of(left)), set(columns_of(right))
     found = Split([], [], [], [])
     for tree in conjuncts:
@@ -226,7 +226,7 @@ def _tied(
 
 
 def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: Fresh) -> Plan:
-    """``left`` or ``full`` outer join with an ON clause."""
+    """Return a ``left`` or ``full`` outer join with an ON clause."""
     found = split(on, left, right)
     rest = [*found.left, *found.rest]
     if kind == "left":
@@ -239,7 +239,8 @@ def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: Fresh)
 
 
 def semi_join(left: Plan, right: Plan, anti: bool, on: list[Tree], fresh: Fresh) -> Plan:
-    """Rows of `left` with (or without) a match. The columns it computes stay in the output."""
+    """Return the rows of `left` with (or without) a match. Columns that are computed for the join
+    stay in the output."""
     found = split(on, left, right)
     rest = found.rest
     for tree in found.right:

@@ -1,9 +1,9 @@
 """SQL text → a syntax tree, and the tables it reads.
 
-Theory of operation. sqlglot parses the text as Spark SQL, and that is all that is taken from it:
-its qualifier and optimiser do not follow Spark's rules. Names are left for `resolve`.
+Theory of operation. sqlglot parses the text as Spark SQL, and only its tree is used: its qualifier
+and optimiser do not follow Spark's rules. Names are left for `resolve`.
 
-What a query may read is found from the tree where it parses, else from the words of the text.
+The tables of a query are found from the tree if the text parses, else from the words of the text.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ Tree = Any
 
 
 class UnknownTable(Exception):
-    """A query names no table that is given; the text is the name as Spark writes it."""
+    """Raised when a query names a table that is not given; the text is the name as Spark writes
+    it."""
 
 
 def lower_columns(schema: Schema) -> dict[str, str]:
-    """Lower-cased column name → its name."""
+    """Return lower-cased column name → its name."""
     return {name.lower(): name for name in schema.names}
 
 
 def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, str, tuple[str, ...]]:
-    """Return (tree or None, why there is none, sources) of a query.
+    """Return (tree or None, reason for None, sources) of a query.
 
-    Raises `QueryRejected` for what is no query, and `UnknownTable`.
+    Raises `QueryRejected` for a text that is no query, and `UnknownTable`.
     """
     catalog = {name.lower(): name for name in tables}
     try:
@@ -58,7 +59,7 @@ def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, st
 
 
 def _query_of(tree: Tree | None) -> Tree | None:
-    """Return a statement; None for a semicolon with a comment, and of ``TABLE t`` the query."""
+    """Return a statement; None for a semicolon with a comment, and for ``TABLE t`` its query."""
     if isinstance(tree, exp.Semicolon):
         return None
     if isinstance(tree, exp.Alias) and isinstance(tree.this, exp.Column):
@@ -84,8 +85,8 @@ def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
-    # A name may hold anything, also what looks like a comment: it is looked for as a whole, as it
-    # stands between backticks.
+    # A name may hold any text, even one that looks like a comment: search for it as a whole, in
+    # the form that it has between backticks.
     text = sql.lower()
     return tuple(name for low, name in catalog.items() if low.replace("`", "``") in text)
 

@@ -8,11 +8,11 @@ unions, outer and semi joins close the block below them into a plan of its own, 
 single input of the next block. A table expression used twice is resolved twice: every
 occurrence of a table has ids of its own (``i0_carrier``, the second time ``i0b_carrier``).
 
-Only the parser's tree is used: no rewrite of its optimiser, which are not sound for Spark.
+Only the parser's tree is used: the rewrites of its optimiser are not sound for Spark.
 
-Nothing here knows types: `Key`, `AggregateCall` and `Distinct` have empty ones, and the inputs
-of a `UnionAll` no casts; `build` asks Spark and fills them in. `Unsupported` names the construct
-that no rule knows: the view is then opaque.
+The plan is untyped: `Key`, `AggregateCall` and `Distinct` have empty types, and the inputs of a
+`UnionAll` no casts; `build` asks Spark and fills them in. `Unsupported` names the construct that
+no rule knows: the view is then opaque.
 """
 
 from __future__ import annotations
@@ -76,16 +76,17 @@ from actors.testing.parsed.trees import (
 __all__ = ["Resolved", "Unsupported", "column_id", "conjuncts_of", "ids", "resolve", "text"]
 
 OCCURRENCES_MAX: Final = 64
-"""Of tables in one query: a table expression used twice is resolved twice, and so on."""
+"""Most occurrences of tables in one query: a table expression used twice is resolved twice, and so
+on."""
 
 
 class Resolved(msgspec.Struct):
     """A query as a plan without types."""
 
     root: Project
-    """Columns ``c0``, ``c1`` … are the outputs."""
+    """Projection whose columns ``c0``, ``c1`` … are the outputs."""
     names: tuple[str, ...]
-    """Lower-cased names of the outputs; empty where only Spark knows one."""
+    """Lower-cased names of the outputs; "" for a name that only Spark knows."""
     claims: tuple[Claim, ...]
 
 
@@ -95,7 +96,7 @@ class _Relation(msgspec.Struct):
 
 
 def resolve(tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> Resolved:
-    """The query as a plan. Raises `Unsupported`."""
+    """Return the query as a plan. Raises `Unsupported`."""
     resolver = _Resolver(sources, tables)
     relation = resolver.query(spelled_out(tree), {}, "the view")
     outputs = [tree for _, tree in relation.columns]
@@ -127,9 +128,9 @@ class _Resolver:
         *,
         as_set: bool = False,
     ) -> _Relation:
-        """Any query, as a relation. `what` names it in reasons.
+        """Return any query as a relation. `what` names it in reasons.
 
-        With `as_set` it matters only which rows there are, not how often: a DISTINCT at the top
+        With `as_set` only the set of rows matters, not their multiplicity: a DISTINCT at the top
         changes nothing.
         """
         ctes = visible_ctes(tree, ctes)
@@ -272,7 +273,7 @@ class _Resolver:
         both = joined(scope, offered, using)
         on = join.args.get("on")
         if on is not None:
-            # A bare name of USING or an outer query has no business here.
+            # Resolved over both sides' own columns, not over the columns that USING merged.
             names = Names(both, outer)
             conjuncts = [names.resolve(part) for part in conjuncts_of(on)]
         conjuncts = [part for tree in conjuncts for part in factored(tree)]
@@ -313,7 +314,7 @@ class _Resolver:
         return relation.block, Scope(columns, {alias: columns} if alias else {})
 
     def _parenthesised(self, tree: Tree, ctes: Mapping[str, Cte]) -> tuple[Block, Scope]:
-        """``(a JOIN b …)``: names of a and b stay, unless the whole has an alias."""
+        """Return ``(a JOIN b …)``: names of a and b stay, unless the whole has an alias."""
         check_args(tree, {"this", "alias", "with_"}, "a derived table")
         inner = tree.this.copy()
         joins = inner.args.get("joins") or []
@@ -364,7 +365,8 @@ class _Resolver:
         ctes: Mapping[str, Cte],
         present: set[str],
     ) -> Block:
-        """The block's rows that pass a subquery test. `present`: what is not NULL in them."""
+        """Return the block's rows that pass a subquery test. `present`: expressions that are not
+        NULL in them."""
         what = "a subquery"
         inner = self.query(test.query, ctes, what, names, as_set=True)
         mine = {name for each in inner.block.inputs for name in columns_of(each)}
@@ -376,7 +378,7 @@ class _Resolver:
             Block(block.inputs, [tree for tree in block.conjuncts if ids(tree) <= theirs]),
             self.fresh,
         )
-        # This query may be a subquery itself: its own correlation is for the query around it.
+        # This query may be a subquery itself: its own correlation is for its outer query.
         outward = [tree for tree in block.conjuncts if not ids(tree) <= theirs]
         values = [names.resolve(value) for value in test.values]
         if values and len(values) != len(inner.columns):

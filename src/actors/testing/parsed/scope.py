@@ -1,9 +1,10 @@
-"""Names: what a FROM clause offers, and the columns that expressions mean by them.
+"""Scopes of names: the columns that a FROM clause offers, and the resolution of names in
+expressions.
 
-Spark's order: a column of a source, then an alias of the select list (to its left, or anywhere
-for GROUP BY and HAVING), then a column of the query around. A dotted name is first taken as
-source and column, then as column and field. Names compare without case. What a name stands for
-is an expression over column ids.
+Spark's order: a column of a source, then an alias of the select list (to its left, or anywhere for
+GROUP BY and HAVING), then a column of the outer query. A dotted name is first taken as source and
+column, then as column and field. Names compare without case. A name resolves to an expression over
+column ids.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ class Scope(msgspec.Struct):
     """The columns that a FROM clause offers."""
 
     visible: Listing = msgspec.field(default_factory=list)
-    """What ``*`` expands to, and what plain names mean."""
+    """Columns that ``*`` expands to, and that plain names refer to."""
     qualified: dict[str, Listing] = msgspec.field(default_factory=dict)
-    """By alias: also what USING hides."""
+    """Columns by alias, with those that USING hides."""
 
     def find(self, parts: list[str]) -> tuple[Tree, int] | None:
-        """(expression, number of parts it took). Raises `Unsupported` for an ambiguous name."""
+        """Return (expression, number of parts it took). Raises `Unsupported` for an ambiguous
+        name."""
         if len(parts) > 1 and parts[0] in self.qualified:
             found = [tree for name, tree in self.qualified[parts[0]] if name == parts[1]]
             if found:
@@ -36,14 +38,14 @@ class Scope(msgspec.Struct):
         return (_only(found, parts[0]), 1) if found else None
 
     def named(self, name: str) -> Tree:
-        """A column that USING names. Raises `Unsupported` when there is not just one."""
+        """Return a column that USING names. Raises `Unsupported` when there is not just one."""
         found = [tree for each, tree in self.visible if each == name]
         if not found:
             raise Unsupported(f"USING {name}, which does not resolve to a column")
         return _only(found, name)
 
     def mapped(self, replaced: dict[str, Tree]) -> Scope:
-        """The same names over other expressions, by the texts of the old."""
+        """Return the same names over other expressions, by the texts of the old."""
 
         def over(listing: Listing) -> Listing:
             return [(name, replaced.get(text(tree), tree)) for name, tree in listing]
@@ -53,7 +55,7 @@ class Scope(msgspec.Struct):
         )
 
     def expressions(self) -> list[Tree]:
-        """All that a name can stand for."""
+        """Return all expressions that a name can refer to."""
         found = [tree for _, tree in self.visible]
         return found + [tree for each in self.qualified.values() for _, tree in each]
 
@@ -65,7 +67,7 @@ def _only(found: list[Tree], name: str) -> Tree:
 
 
 def joined(left: Scope, right: Scope, using: dict[str, Tree]) -> Scope:
-    """Both sides' columns; those of `using` once, first, as the expressions given there."""
+    """Return both sides' columns; those of `using` once, first, as the expressions given there."""
     for alias in left.qualified:
         if alias in right.qualified:
             raise Unsupported(f"two sources named {alias}")
@@ -75,7 +77,7 @@ def joined(left: Scope, right: Scope, using: dict[str, Tree]) -> Scope:
 
 
 class Names:
-    """Replaces the names in expressions by what they stand for."""
+    """Replaces the names in expressions by the expressions that they refer to."""
 
     def __init__(self, scope: Scope, outer: Names | None = None) -> None:
         self.scope = scope
@@ -83,7 +85,7 @@ class Names:
         self._aliases: dict[str, Tree] = {}
 
     def check_having(self, tree: Tree) -> None:
-        """Raises `Unsupported` where a name could mean a column or another alias."""
+        """Raise `Unsupported` where a name could mean a column or another alias."""
         for column in tree.find_all(exp.Column):
             name = column.name.lower()
             alias = self._aliases.get(name)
@@ -92,7 +94,7 @@ class Names:
                 raise Unsupported(f"HAVING {name}, which is both a column and an alias")
 
     def outputs(self, select: Tree) -> Listing:
-        """The select list, stars expanded; later names may refer to aliases before them."""
+        """Return the select list, stars expanded; later names may refer to aliases before them."""
         outputs: Listing = []
         for projection in select.expressions:
             if projection.is_star and isinstance(projection, exp.Star | exp.Column):
@@ -124,7 +126,7 @@ class Names:
         return [(name, copied(found)) for name, found in listing if name not in left_out]
 
     def resolve(self, tree: Tree) -> Tree:
-        """A copy of the expression over column ids. Raises `Unsupported`."""
+        """Return a copy of the expression over column ids. Raises `Unsupported`."""
         return transform(tree, self._replace)
 
     def _replace(self, node: Tree) -> Tree | None:
@@ -156,10 +158,10 @@ class Names:
 
 
 def copied(tree: Tree) -> Tree:
-    """A copy to put into another expression."""
+    """Return a copy to put into another expression."""
     if isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Cast | exp.Anonymous | exp.Dot):
         return tree.copy()
-    # Parentheses keep the operator precedence of what is put in.
+    # Parentheses keep the operator precedence of the inserted expression.
     return exp.Paren(this=tree.copy())
 
 

@@ -1,11 +1,11 @@
-"""EXISTS and IN as conjuncts of WHERE: rows with, or without, a match in another query.
+"""EXISTS and IN as conjuncts of WHERE: semi joins and anti joins.
 
-The subquery is resolved with the names of the query around it in reach. Its conjuncts that read
-those are the correlation: predicates of a semi join. IN is one equality more for each column.
-NOT IN is an anti join only where no NULL can occur on either side: because other conjuncts leave
-none, or by the types, which are Spark's to say, so that it is left as a `Claim` that the probes
-settle. The same goes for the types of both sides of IN, which Spark compares by other rules than
-``=`` when one of them is text.
+The subquery is resolved with the names of the outer query in reach. Its conjuncts that read these
+are the correlation: predicates of a semi join. IN is one equality more for each column. NOT IN is
+an anti join only if no NULL can occur on either side: because other conjuncts exclude it, or by the
+types, which only Spark knows, so that a `Claim` is left for the probes to check. The same goes for
+the types of both sides of IN, which Spark compares by other rules than ``=`` when one of them is
+text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Matching(msgspec.Struct, frozen=True):
 
     query: Tree
     values: tuple[Tree, ...]
-    """What IN compares; none for EXISTS."""
+    """Expressions that IN compares; none for EXISTS."""
     anti: bool
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What must hold of the types of ``left IN (right)`` for the plan to be right."""
+    """A condition on the types of ``left IN (right)`` under which the plan is right."""
 
     left: Plan
     left_value: str
@@ -36,11 +36,11 @@ class Claim(msgspec.Struct, frozen=True):
     right_value: str
     anti: bool
     present: tuple[bool, bool] = (False, False)
-    """Whether the query's own predicates leave no NULL on the left, on the right."""
+    """(left, right): True if the query's own predicates exclude NULL from the value."""
 
 
 def matching(tree: Tree) -> Matching | None:
-    """The subquery test that a conjunct of WHERE is; None for a plain predicate."""
+    """Return the subquery test that a conjunct of WHERE is; None for a plain predicate."""
     anti = False
     tree = tree.unnest()
     while isinstance(tree, exp.Not):
@@ -56,7 +56,8 @@ def matching(tree: Tree) -> Matching | None:
 
 
 def never_null(conjuncts: list[Tree]) -> set[str]:
-    """Expressions that are not NULL where all of the predicates are true, as `bare` texts."""
+    """Return expressions that are not NULL where all of the predicates are true, as `bare`
+    texts."""
     found: set[str] = set()
     for tree in conjuncts:
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else None
@@ -68,7 +69,7 @@ def never_null(conjuncts: list[Tree]) -> set[str]:
 
 
 def check_claim(claim: Claim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
-    """Raises `Unsupported` where the (type, nullable) of both sides break the claim."""
+    """Raise `Unsupported` if the (type, nullable) of both sides break the claim."""
     text_sides = [kind == "string" for kind, _ in (left, right)]
     if text_sides[0] != text_sides[1]:
         raise Unsupported(f"IN between {left[0]} and {right[0]}")

@@ -1,8 +1,8 @@
-"""Expressions as syntax trees: reading, comparing, rewriting, and which of them a row decides.
+"""Expressions as syntax trees: reading, comparing, rewriting, and checks that they are scalar.
 
-Functions are on a list of those whose text survives parsing and generating unchanged; functions
-that the parser does not know pass verbatim, and Spark says (`build.probe_texts`) whether they
-are scalar. `Unsupported` names the construct that no rule knows: the view is then opaque.
+`SCALAR` lists the constructs whose text survives parsing and generating unchanged; functions that
+the parser does not know pass verbatim, and Spark says (`build.probe_texts`) whether they are
+scalar. `Unsupported` names the construct that no rule knows: the view is then opaque.
 """
 
 from __future__ import annotations
@@ -35,36 +35,37 @@ SCALAR: Final = frozenset(_SCALAR_WORDS.split())
 
 
 def column_id(prefix: str, name: str, names: tuple[str, ...]) -> str:
-    """The id of column `name` of a table with columns `names`: a word that needs no quotes."""
+    """Return the id of column `name` of a table with columns `names`: a word that needs no
+    quotes."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     # Columns whose names differ only in punctuation must not share an id.
     return f"{prefix}_{plain}" + ("" if plain == name else f"_{names.index(name)}")
 
 
 def text(tree: Tree) -> str:
-    """Spark SQL text of an expression."""
+    """Return the Spark SQL text of an expression."""
     return str(tree.sql(dialect=DIALECT))
 
 
 def ids(tree: Tree) -> set[str]:
-    """Column ids that an expression reads; of ``i0_s.field`` that is ``i0_s``."""
+    """Return the column ids that an expression reads; for ``i0_s.field`` that is ``i0_s``."""
     return {column.parts[0].name for column in tree.find_all(exp.Column)}
 
 
 @lru_cache(maxsize=8192)
 def tree_of(written: str) -> Tree:
-    """The tree of an expression's text; do not change it."""
+    """Return the tree of an expression's text; it is cached, so do not change it."""
     return sqlglot.parse_one(written, dialect=DIALECT)
 
 
 @lru_cache(maxsize=8192)
 def reads(written: str | None) -> frozenset[str]:
-    """Column ids that an expression's text reads; none for None."""
+    """Return the column ids that an expression's text reads; none for None."""
     return frozenset() if written is None else frozenset(ids(tree_of(written)))
 
 
 def bare(tree: Tree) -> str:
-    """The text by which expressions are compared: no outer parentheses."""
+    """Return the text by which expressions are compared: no outer parentheses."""
     return text(tree.unnest())
 
 
@@ -72,8 +73,8 @@ _TURNS: Final = (exp.Add, exp.Mul, exp.And, exp.Or, exp.EQ, exp.NullSafeEQ, exp.
 
 
 def turned(tree: Tree) -> str:
-    """The text by which Spark compares expressions: without the order of operands that may be
-    exchanged (``b + a`` is ``a + b``)."""
+    """Return the text by which Spark compares expressions: with commutative operands in one order
+    (``b + a`` is ``a + b``)."""
 
     def sides(node: Tree) -> Tree:
         if isinstance(node, _TURNS) and text(node.right) < text(node.left):
@@ -82,7 +83,7 @@ def turned(tree: Tree) -> str:
             node.set("expression", left)
         return node
 
-    # Below first: the order of operands follows from their own texts.
+    # Children first: the order of operands follows from their own texts.
     nodes = list(tree.copy().unnest().dfs())
     for node in reversed(nodes):
         sides(node)
@@ -90,7 +91,7 @@ def turned(tree: Tree) -> str:
 
 
 def conjuncts_of(tree: Tree) -> list[Tree]:
-    """The predicates that AND ties together."""
+    """Return the conjuncts of a predicate."""
     tree = tree.unnest()
     if isinstance(tree, exp.And):
         return [*conjuncts_of(tree.left), *conjuncts_of(tree.right)]
@@ -98,7 +99,7 @@ def conjuncts_of(tree: Tree) -> list[Tree]:
 
 
 def factored(tree: Tree) -> list[Tree]:
-    """The conjuncts of a predicate, with those that all branches of an OR share pulled out.
+    """Return the conjuncts of a predicate, with those that all branches of an OR share pulled out.
 
     ``(a AND b) OR (a AND c)`` is ``a AND (b OR c)``, in three-valued logic too.
     """
@@ -125,7 +126,7 @@ def _pulled_out(tree: Tree) -> list[Tree]:
 
 
 def _same(tree: Tree) -> str:
-    """A text that an equality shares with the same one turned around."""
+    """Return a text that is equal for an equality and its mirror image."""
     if isinstance(tree, exp.EQ | exp.NullSafeEQ):
         sides = sorted((bare(tree.left), bare(tree.right)))
         return f"{sides[0]} {tree.key} {sides[1]}"
@@ -140,12 +141,12 @@ def _disjuncts(tree: Tree) -> list[Tree]:
 
 
 def all_of(trees: list[Tree]) -> tuple[str, ...]:
-    """The texts of predicates."""
+    """Return the texts of predicates."""
     return tuple(text(tree) for tree in trees)
 
 
 def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
-    """Top-down copy; what `replace` answers is put in as it is."""
+    """Return a top-down copy; a node that `replace` returns is put in unchanged."""
     done = replace(tree)
     if done is not None:
         return done
@@ -157,7 +158,7 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
             return transform(value, replace)
         return value.copy() if isinstance(value, exp.Expr) else value
 
-    # Not `tree.copy()`: that copies all below, too, again at each level.
+    # Not `tree.copy()`: that copies the whole subtree, again at each level.
     made = type(tree)(**{key: below(value) for key, value in tree.args.items()})
     made.comments, made._meta = tree.comments, tree._meta
     return made
@@ -166,7 +167,7 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
 def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
     """Return a copy in which columns are the expressions that make them.
 
-    Raises `Unsupported` for one that would not be written again as it stands.
+    Raises `Unsupported` for an expression whose text does not survive parsing.
     """
 
     def replace(node: Tree) -> Tree | None:
@@ -191,12 +192,13 @@ def _with_fields(tree: Tree, fields: list[Tree]) -> Tree:
 
 
 def operand(tree: Tree) -> Tree:
-    """A copy that is an operand whatever it is."""
+    """Return a copy that can be an operand of any operator."""
     return tree.copy() if isinstance(tree, exp.Column) else exp.Paren(this=tree.copy())
 
 
 def check_scalar(tree: Tree) -> None:
-    """Passes an expression that a row alone determines. Raises `Unsupported` naming the rest."""
+    """Accept an expression that a row alone determines. Raises `Unsupported` naming the
+    construct."""
     for node in tree.walk():
         kind = type(node).__name__
         if isinstance(node, exp.Window):
@@ -208,12 +210,12 @@ def check_scalar(tree: Tree) -> None:
 
 
 def check_args(tree: Tree, known: set[str], what: str) -> None:
-    """Passes a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
+    """Accept a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
     for key in present(tree):
         if key not in known:
             raise Unsupported(f"{key.rstrip('_').upper()} on {what}")
 
 
 def present(tree: Tree) -> list[str]:
-    """Names of the parts that a node has."""
+    """Return the names of the parts that a node has."""
     return [key for key, value in tree.args.items() if value]

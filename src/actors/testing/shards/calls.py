@@ -1,12 +1,12 @@
-"""Every append that was made, what it answered, and whether that can be.
+"""Records every append with its answer, and checks that the answers are possible.
 
 Rules (`Violation` begins with the word):
 
 - *appends*: one that was acknowledged became durable between its beginning and its end, once, with
-  just its rows; one that failed determinately, or met another upper, never did; an upper that was
-  told was the shard's at some instant of the call;
+  just its rows; one that failed determinately, or met another upper, never did; an upper in an
+  answer was the shard's at some instant of the call;
 - *linearizable*: all answers about one shard together can be explained by one order of its appends
-  (the search knows nothing of the truth: a model of a register, `linearizability`).
+  (the search does not use the truth: a model of a register, `linearizability`).
 
 A call whose process died, or whose failure was indeterminate, may have happened or not, once.
 """
@@ -30,7 +30,7 @@ NEVER: Final = "failed"
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """What one shard is to get of a call."""
+    """The part of a call that is for one shard."""
 
     lower: int
     upper: int
@@ -46,12 +46,12 @@ class Call(msgspec.Struct):
     ended: int | None = None
     outcome: str = OPEN
     shard: str = ""
-    """Of a mismatch."""
+    """Shard of a mismatch."""
     current: int = 0
-    """The upper that it told."""
+    """Upper in the answer of a mismatch."""
 
     def done(self, at: int, outcome: str) -> None:
-        """Its answer."""
+        """Note the answer."""
         self.ended, self.outcome = at, outcome
 
 
@@ -67,7 +67,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 def check(calls: Iterable[Call], shards: dict[str, Shard]) -> None:
-    """All calls, when nothing is under way any more. Raises `Violation`."""
+    """Check all calls, when none is under way any more. Raises `Violation`."""
     calls = list(calls)
     for call in calls:
         for name, interval in call.intervals.items():
@@ -88,7 +88,7 @@ def check(calls: Iterable[Call], shards: dict[str, Shard]) -> None:
 def _check_call(call: Call, name: str, interval: Interval, shard: Shard) -> None:
     found = shard.appends.get(interval.lower)
     mine = found is not None and (found.upper, found.rows) == (interval.upper, interval.rows)
-    # An interval without rows may be anybody's: that it is there says nothing of this call.
+    # An interval without rows may be of another call: its presence proves nothing of this one.
     surely_mine = mine and bool(interval.rows)
     if call.outcome == DONE:
         if found is None or not mine:
@@ -103,7 +103,7 @@ def _check_call(call: Call, name: str, interval: Interval, shard: Shard) -> None
 
 
 def _was(shard: Shard, call: Call) -> bool:
-    """Whether the upper was what the mismatch told, at any instant of the call."""
+    """Return whether the mismatch's upper was the shard's, at any instant of the call."""
     assert call.ended is not None, "it was answered"
     ends = [at for at, _ in shard.uppers[1:]] + [call.ended + 1]
     for (at, upper), end in zip(shard.uppers, ends, strict=True):
@@ -113,7 +113,7 @@ def _was(shard: Shard, call: Call) -> bool:
 
 
 def _check_once(name: str, calls: list[Call], shard: Shard) -> None:
-    """Each value was appended once, and only what was asked for."""
+    """Check that each value was appended once, and only as requested."""
     asked = {
         (i.lower, i.upper, i.rows) for call in calls if (i := call.intervals.get(name)) is not None
     }

@@ -1,4 +1,4 @@
-"""Bugs to plant: each is one rule of persist left out, by patching, for as long as it lasts.
+"""Mutants: each leaves out one rule of persist, by patching, while its context manager lasts.
 
 They prove the simulation: each must be found in few seeds.
 """
@@ -33,7 +33,7 @@ from actors.persist.shard import (
 
 @contextmanager
 def leases_not_looked_at() -> Iterator[None]:
-    """A retired blob is deleted whoever may have it."""
+    """Delete a retired blob even if a lease holds it."""
 
     def every(state: ShardState, own: frozenset[str]) -> tuple[str, ...]:
         return tuple(retired.key for retired in state.retired)
@@ -44,14 +44,14 @@ def leases_not_looked_at() -> Iterator[None]:
 
 @contextmanager
 def own_readers_not_looked_at() -> Iterator[None]:
-    """A blob that a reader of this process has is deleted."""
+    """Delete a blob that a reader of this process uses."""
     with mock.patch.object(LeaseBook, "used", return_value=set()):
         yield
 
 
 @contextmanager
 def run_out_by_memory() -> Iterator[None]:
-    """What a lease holds is deleted when it has run out as far as this process knows."""
+    """Delete a lease's blobs when it has expired by this process's cached state."""
     right, maintain = LeaseBook.without_hold, upkeep.Upkeep.maintain
 
     def without(self: LeaseBook, state: ShardState) -> frozenset[str]:
@@ -70,7 +70,7 @@ def run_out_by_memory() -> Iterator[None]:
 
 @contextmanager
 def the_dead_hold_what_is_idle() -> Iterator[None]:
-    """Leases that ran out go with the next write, and nobody writes for their sake."""
+    """Remove expired leases with the next write, but never write for that alone."""
     right = LeaseBook.due
 
     def due(self: LeaseBook, state: ShardState) -> bool:
@@ -83,7 +83,7 @@ def the_dead_hold_what_is_idle() -> Iterator[None]:
 
 @contextmanager
 def retired_and_gone_is_damage() -> Iterator[None]:
-    """A blob that was retired, and deleted, is missed."""
+    """Report a retired and deleted blob as lost."""
 
     async def missing(self: PersistClient, shard: str, key: str) -> StorageError:
         state = await self._machine.refresh(shard)
@@ -97,7 +97,8 @@ def retired_and_gone_is_damage() -> Iterator[None]:
 
 @contextmanager
 def list_and_gone_is_damage() -> Iterator[None]:
-    """A list of parts that is gone when it is to be read is missed, though its batch may be."""
+    """Report a list of parts that is gone when it is to be read as lost, even if its batch is
+    retired."""
     right = PartLists.read
 
     async def read(self: PartLists, listed: PartList) -> Any:
@@ -112,7 +113,7 @@ def list_and_gone_is_damage() -> Iterator[None]:
 
 @contextmanager
 def parts_of_lists_unnamed() -> Iterator[None]:
-    """What a list names counts as unnamed: the document does not say it."""
+    """Count the parts of a list as unnamed, as the document does not name them."""
 
     def keys(self: ShardState) -> set[str]:
         return {
@@ -129,7 +130,7 @@ def parts_of_lists_unnamed() -> Iterator[None]:
 
 @contextmanager
 def taken_for_an_earlier_attempt() -> Iterator[None]:
-    """A merge is done already when any batch has what it made."""
+    """Count a merge as done already when any batch has its output."""
     right = upkeep._replace
 
     def replaced(
@@ -150,14 +151,14 @@ def taken_for_an_earlier_attempt() -> Iterator[None]:
 
 @contextmanager
 def token_forgotten() -> Iterator[None]:
-    """An append whose answer was lost does not know itself again."""
+    """Ignore the idempotency token of an append whose answer was lost."""
     with mock.patch.object(appending, "is_done", return_value=False):
         yield
 
 
 @contextmanager
 def compaction_drops_a_batch() -> Iterator[None]:
-    """What was read last is not merged, where there is more than one."""
+    """Leave the last input out of a merge of more than two."""
     right = upkeep.Upkeep._merge
 
     async def merge(self: Any, state: ShardState, inputs: Sequence[Batch], *more: Any) -> Any:
@@ -169,14 +170,14 @@ def compaction_drops_a_batch() -> Iterator[None]:
 
 @contextmanager
 def compacted_beyond_since() -> Iterator[None]:
-    """Times are raised to the end of what is merged, whatever somebody may still read."""
+    """Advance times to the end of the merged batches, beyond the since."""
     with mock.patch.object(upkeep, "compact_to", lambda state, upper: upper - 1):
         yield
 
 
 @contextmanager
 def compaction_not_compared() -> Iterator[None]:
-    """What is merged takes the place of the batches that are there, not of those it was made of."""
+    """Replace the present batches by a merge, even if they are not its inputs."""
 
     def replaced(
         state: ShardState,
@@ -196,7 +197,7 @@ def compaction_not_compared() -> Iterator[None]:
 
 @contextmanager
 def since_goes_back() -> Iterator[None]:
-    """The since follows whoever came last, not the least of all."""
+    """Let the since follow the latest hold, not the least."""
 
     def hasty(
         state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
@@ -211,7 +212,7 @@ def since_goes_back() -> Iterator[None]:
 
 @contextmanager
 def pending_collected() -> Iterator[None]:
-    """What nothing names counts as nobody's as soon as it is there, as whoever writes it, too."""
+    """Collect unnamed blobs at once, even those that a writer has just written."""
 
     def seen(self: Suspects, keys: Iterable[str], now_ms: float) -> list[str]:
         return list(keys)
@@ -225,7 +226,7 @@ def pending_collected() -> Iterator[None]:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Blobs that were never named stay for ever."""
+    """Never collect blobs that were never named."""
 
     async def nothing(self: Orphans) -> int:
         return 0
@@ -236,7 +237,7 @@ def nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def leases_of_others_run_out_early() -> Iterator[None]:
-    """A lease of another process is over when it was not renewed for half of its time."""
+    """Expire another process's lease after half of its time without renewal."""
     right = LeaseBook._dead
 
     def dead(self: LeaseBook, state: ShardState) -> frozenset[str]:
@@ -252,7 +253,7 @@ def leases_of_others_run_out_early() -> Iterator[None]:
 
 @contextmanager
 def lost_answer_taken_for_done() -> Iterator[None]:
-    """A set that timed out counts as done."""
+    """Count a set that timed out as done."""
     right = Machine._set
 
     async def set_(self: Machine, *args: Any) -> bool:
@@ -267,7 +268,7 @@ def lost_answer_taken_for_done() -> Iterator[None]:
 
 @contextmanager
 def stale_mismatch() -> Iterator[None]:
-    """An upper that this process remembers is told, though others have moved it."""
+    """Report a cached upper, though other processes have moved it."""
     right = Machine.change
 
     async def change(self: Machine, *args: Any, **more: Any) -> Any:
@@ -280,14 +281,14 @@ def stale_mismatch() -> Iterator[None]:
 
 @contextmanager
 def what_is_in_doubt_is_believed() -> Iterator[None]:
-    """Who is alone keeps a document that a set whose caller is gone may still change."""
+    """Keep the cached document in exclusive mode after a set with an unknown outcome."""
     with mock.patch.object(Machine, "_doubt"):
         yield
 
 
 @contextmanager
 def left_for_ever() -> Iterator[None]:
-    """What an append without an answer leaves is kept from the collection."""
+    """Keep the parts of an append without an answer from being collected."""
 
     def leave(self: PartStore, parts: Iterable[Part | PartList], within_ms: int) -> None:
         for part in parts:

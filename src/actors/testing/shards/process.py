@@ -1,8 +1,9 @@
-"""One process of a run: life after life, each with a client of its own and nothing of the last.
+"""One process of a run: life after life, each with a client of its own and no memory of the last.
 
-A life opens persist, follows other processes where there are any, keeps its shards small, and does
-what its tasks have not begun yet. It ends when the process is killed (nothing of it ever runs
-again), or stopped (its tasks are cancelled wherever they are, then its client is closed).
+A life opens persist, follows other processes if there are any, keeps its shards small, and runs
+those operations of its tasks that have not begun yet. It ends when the process is killed (none of
+its code ever runs again), or stopped (its tasks are cancelled wherever they are, then its client is
+closed).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from actors.testing.shards.run import World
 
 DOWN_S: Final = 0.005
-"""Between two lives."""
+"""Time between two lives, in s."""
 COLLECT_S: Final = 0.7
 TASKS: Final = 3
 
 
 class Process:
-    """See the module's text."""
+    """One process; see the module's docstring."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -54,9 +55,9 @@ class Process:
             for task in range(TASKS)
         ]
         self.mine: dict[str, list[int]] = {"s": [], "t": []}
-        """Values that surely are in a shard, and that no one else touches."""
+        """Values that surely are in a shard, and that no other task touches."""
         self.left: set[str] = set()
-        """Keys of parts that it wrote for nothing: it keeps them as long as it lives."""
+        """Keys of parts that it wrote for nothing: the process keeps them as long as it lives."""
         self.readers = 0
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
@@ -66,38 +67,38 @@ class Process:
     # -- as the checkers see it ----------------------------------------------------------------
 
     def owns(self, name: str) -> bool:
-        """Whether a lease is of one of this process's readers that is no longer open."""
+        """Return whether a lease is of one of this process's readers that is no longer open."""
         return name.startswith(f"p{self.number}-") and name not in self._open_leases()
 
     def _open_leases(self) -> set[str]:
         return {reader.lease_id for reader in self.open_readers()}
 
     def open_readers(self) -> list[Reader]:
-        """Of the life of the moment."""
+        """Return the open readers of the present life."""
         if self.client is None:
             return []
         book = self.client._book._readers
         return [reader for readers in book.values() for reader in readers.values()]
 
     def committed(self, ops: Any) -> None:
-        """Documents changed."""
+        """Check documents that changed."""
         self.world.guarded(self._committed)(ops)
 
     def _committed(self, ops: list[Cas]) -> None:
         self.world.truth.committed(ops, self)
 
     def missing(self, key: str) -> None:
-        """A blob was asked for that is not there: its reader says whether that is right."""
+        """Ignore a request for a missing blob: its reader's checks judge that."""
 
     def deleting(self, key: str) -> None:
-        """A blob is deleted now."""
+        """Check the deletion of a blob."""
         readers = [reader for process in self.world.processes for reader in process.open_readers()]
         self.world.guarded(self.world.truth.deleting)(key, readers)
 
     # -- lives ---------------------------------------------------------------------------------
 
     async def supervise(self) -> None:
-        """Life after life."""
+        """Run life after life."""
         loop = asyncio.get_running_loop()
         while not self._closing:
             self.life = self.world.new_life()
@@ -136,7 +137,7 @@ class Process:
         await client.close()
 
     def open(self, life: int) -> PersistClient:
-        """A client with a way to the stores of its own."""
+        """Return a client with connections to the stores of its own."""
         world = self.world
 
         def crash() -> None:
@@ -170,7 +171,7 @@ class Process:
         return found if self.alone else [*found, client.follow()]
 
     async def excused(self, doing: Any) -> bool:
-        """Does it; a failure of the stores is the end of it. Whether it was done."""
+        """Await `doing`; return whether it succeeded. A failure of the stores is excused."""
         try:
             await doing
         except Corrupt:
@@ -181,7 +182,7 @@ class Process:
         return True
 
     def kill(self, life: int | None = None) -> None:
-        """It dies here and now."""
+        """Kill the process at once."""
         life = self.life if life is None else life
         if life != self.life or self._ended.is_set():
             return
@@ -194,22 +195,22 @@ class Process:
         self._ended.set()
 
     def stop(self, *, for_good: bool = False) -> None:
-        """Ends the life in order; `for_good`: there is no other."""
+        """End the life in order; `for_good`: no other follows."""
         self._closing = self._closing or for_good
         self._stop.set()
 
     @property
     def idle(self) -> bool:
-        """Whether all its tasks have done all they had to do."""
+        """Return whether all its tasks have run all their operations."""
         return not any(self.programs) and self._working is not None and self._working.done()
 
     @property
     def ended(self) -> asyncio.Event:
-        """Set when the life of the moment is over."""
+        """Return an event that is set when the present life is over."""
         return self._ended
 
     def fail(self, what: str) -> None:
-        """Something that must hold does not."""
+        """Note a violation."""
         self.world.fail(Violation(what))
 
 

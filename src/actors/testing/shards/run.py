@@ -1,9 +1,9 @@
-"""The course of one run: tasks at work while faults strike, then calm, then nothing left.
+"""The course of one run: tasks at work while faults strike, then a fault-free end without leaks.
 
 When all operations are done the faults stop. From then on nothing may fail: each process appends to
-each shard, reads it, and is stopped. Then one process alone on the stores waits until every lease
-has run out, keeps the shards small, and collects: what is left must be what the states name, and
-they must be as small as they should be.
+each shard, reads it, and is stopped. Then a single process waits until every lease has expired,
+keeps the shards small, and collects: the remaining blobs must be those that the states name, and
+the states must be within their bounds.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SHARDS: Final = ("s", "t")
 REST_S: Final = 300.0
 """Virtual time within which all operations end."""
 LATE_S: Final = 1.0
-"""Behind the last fault: what was late has happened."""
+"""Time after the last fault in which late effects happen, in s."""
 ROUNDS_MAX: Final = 6
-"""Of the last collection."""
+"""Most rounds of the last collection."""
 
 
 KEPT_SETTINGS: Final = frozenset(
@@ -51,11 +51,11 @@ KEPT_SETTINGS: Final = frozenset(
         "part_list_parts_min",
     }
 )
-"""Settings of which the schedule says what they are."""
+"""Settings that the schedule fixes, so that they are not drawn."""
 
 
 def settings_of(schedule: Schedule) -> Settings:
-    """Small limits, so that everything happens in a short run; of some seeds more are drawn."""
+    """Return small limits, which a short run reaches; for some seeds more are drawn."""
     base = _base_settings(schedule.setting)
     if not schedule.setting.drawn:
         return base
@@ -63,7 +63,7 @@ def settings_of(schedule: Schedule) -> Settings:
 
 
 def settings_text(schedule: Schedule) -> str:
-    """Return what a schedule has drawn beside its setting."""
+    """Return the settings that a schedule has drawn beside its setting."""
     return drawn_text(_base_settings(schedule.setting), settings_of(schedule))
 
 
@@ -85,7 +85,7 @@ def _base_settings(setting: Setting) -> Settings:
 
 
 class World:
-    """What all processes of one run stand on."""
+    """State that all processes of one run share."""
 
     def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
         self.schedule = schedule
@@ -101,28 +101,28 @@ class World:
         self.processes = [Process(self, number) for number in range(schedule.setting.processes)]
 
     def instant(self) -> int:
-        """The next of all instants."""
+        """Return the next instant of the run."""
         self._instant += 1
         return self._instant
 
     def new_life(self) -> int:
-        """The next of all lives."""
+        """Return the next number among all lives."""
         self._lives += 1
         return self._lives
 
     def new_value(self) -> int:
-        """One that was never written before."""
+        """Return a value that was never written before."""
         self._values += 1
         return self._values
 
     def fail(self, violation: Violation) -> None:
-        """The run is over."""
+        """Note a violation, and end the run."""
         self.trace.note("violation", violation)
         self.violation = self.violation or violation
         self._wrong.set()
 
     def guarded(self, check: Callable[..., None]) -> Callable[..., None]:
-        """A check whose violation ends the run, and not whoever was looked at."""
+        """Return a check whose violation ends the run and is not raised in the checked code."""
 
         def run(*args: Any) -> None:
             try:
@@ -133,7 +133,7 @@ class World:
         return run
 
     async def prepare(self, client: PersistClient) -> None:
-        """The shards, if they are not there yet."""
+        """Create the shards, if they do not exist yet."""
         holds = {f"h{number}": 0 for number in range(self.schedule.setting.processes)}
         while set(self.truth.shards) != set(SHARDS):
             with suppress(StorageError):
@@ -141,7 +141,7 @@ class World:
             await asyncio.sleep(0.01)
 
     async def drive(self) -> None:
-        """The whole run, or what of it comes before something is wrong."""
+        """Drive the run to its end, or to the first violation."""
         course = asyncio.get_running_loop().create_task(self._course())
         wrong = asyncio.get_running_loop().create_task(self._wrong.wait())
         await asyncio.wait([course, wrong], return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +170,7 @@ class World:
         await self._calm()
 
     async def _nothing_kept(self) -> None:
-        """Who lives on keeps no blob for an append that ended without an answer."""
+        """Check that no living process keeps a blob for an append that ended without an answer."""
         await asyncio.sleep(GRACE_MS / 1000 + 2 * COLLECT_S)
         for process in self.processes:
             kept = set() if process.client is None else set(process.client.pending_blobs())
@@ -195,7 +195,7 @@ class World:
                 process.stop()
 
     async def _calm(self) -> None:
-        """Every process once more, then the last collection."""
+        """Let every process append and read once more, then collect."""
         for process in self.processes:
             client = process.client = process.open(self.new_life())
             work = Work(process, client, 0)
@@ -228,7 +228,7 @@ class World:
         await client.close()
 
     def _left(self) -> str:
-        """What leaks, or which state is not small; empty when all is well."""
+        """Return a leak, or a state beyond its bounds; "" if there is none."""
         names: set[str] = set()
         for shard in SHARDS:
             state = self.truth.shards[shard].state
@@ -246,7 +246,7 @@ class World:
 
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """Runs a schedule. Never raises for what persist does wrong: see `Report.violation`."""
+    """Run a schedule. Never raises for a fault of persist: see `Report.violation`."""
     collects = gc.isenabled()
     gc.disable()
     quiet = logging.getLogger("penstock")

@@ -1,7 +1,7 @@
-"""What a run of shards does: operations of the tasks of a few processes, and faults, from a seed.
+"""Schedules of a run of shards: operations of the tasks of a few processes, and faults, by a seed.
 
-Streams of randomness are apart: the order of the loop, the work, who is cancelled, the faults.
-Lists are plain, so that a schedule shrinks: what is left out leaves the rest as it was.
+Streams of randomness are apart: the order of the loop, the work, the cancellations, the faults.
+Lists are plain, so that a schedule shrinks: a removed entry leaves all others unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from actors.testing.simulation.faults import (
 )
 
 OPERATOR: Final = -1
-"""The process number of whoever kills and stops processes, and moves their clocks."""
+"""Process number of the operator, who kills and stops processes, and moves their clocks."""
 GRACE_MS: Final = 4_000
-"""After which a blob that nothing names is an orphan: longer than any set of documents is late."""
+"""Age at which a blob that no state names is an orphan: longer than any set of documents is
+late."""
 DRAWN_SHARE: Final = 0.5
-"""Of the seeds."""
+"""Share of seeds with drawn settings."""
 
 TASK: Final = "task"
 SCOPE: Final = "scope"
@@ -44,31 +45,31 @@ class Operation(msgspec.Struct, frozen=True):
     kind: str
     shard: str = "s"
     number: int = 0
-    """How many rows, how far back, how long: whatever the kind wants."""
+    """Number of rows, distance in time, or pause, by the kind."""
     cancel: str = ""
-    """TASK or SCOPE: it is cancelled after `cancel_ms`, unless it has ended; a shield holds off the
-    cancel of a scope alone."""
+    """TASK or SCOPE: the operation is cancelled after `cancel_ms`, unless it has ended; a shield
+    protects from the cancel of a scope only."""
     cancel_ms: int = 0
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What of the world a seed draws."""
+    """The settings of the world that a seed draws."""
 
     processes: int = 2
-    """One: it is alone, and knows that."""
+    """Number of processes; a single one opens the stores exclusively."""
     inline: bool = True
     decoded: bool = False
     pieces: bool = False
-    """Whether parts are of two rows."""
+    """True if parts are of two rows."""
     batches_max: int = 3
     lease_ms: int = 2_000
     upkeep_ms: int = 150
     listed_from: int = 16
-    """So many parts of a batch have a list."""
+    """Fewest parts of a batch that have a list of parts."""
     skews_ms: tuple[int, ...] = (0, 0, 0)
-    """How far the clock of each process is off."""
+    """Skew of the clock of each process."""
     drawn: bool = False
-    """Whether all other thresholds are drawn from the seed (`drawn_settings`), too."""
+    """True if all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -109,13 +110,14 @@ _SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "blob.delete": (15, (FAIL, LOST, LOST_ANSWER, LATE, DELAY, CRASH, CRASH_AFTER)),
     "blob.list": (8, (FAIL, DELAY)),
 }
-"""About how many operations a run has at a site, and what may happen to one."""
+"""Site → the approximate number of its operations in a run, and the faults that may strike
+there."""
 _DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
 _CRASHES_MAX: Final = 3
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     work = random.Random(f"shards {seed}")
     processes = work.choice((1, 2, 2, 2, 3, 3))
     lease_ms = work.choice((300, 2_000, 20_000))
@@ -139,7 +141,7 @@ def draw(seed: int) -> Schedule:
 
 
 def describe(item: Operation | Fault) -> str:
-    """One line."""
+    """Return one line for an operation or a fault."""
     if isinstance(item, Fault):
         delay = f", {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.kind} at operation {item.at} of {item.site}{delay}"
@@ -177,7 +179,7 @@ def _operations(work: random.Random, processes: int) -> list[Operation]:
 
 
 def _canceled(seed: int, operations: list[Operation]) -> list[Operation]:
-    """Some of them, in some runs."""
+    """Return the operations, some of them cancelled in some runs."""
     dice = random.Random(f"shard cancels {seed}")
     chance = dice.choice((0, 0, 0.1, 0.4))
     return [
@@ -189,7 +191,7 @@ def _canceled(seed: int, operations: list[Operation]) -> list[Operation]:
 
 
 def _faults(seed: int) -> list[Fault]:
-    """Of some sites only, so that each kind of fault is also seen alone."""
+    """Return faults at some sites only, so that each kind of fault is also seen alone."""
     dice = random.Random(f"shard faults {seed}")
     if dice.random() < 0.1:
         return []
@@ -212,6 +214,6 @@ def _faults(seed: int) -> list[Fault]:
         at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
         found[site, at] = Fault(site, at, kind, delay)
         if dice.random() < 0.25 and kind not in (CRASH, CRASH_AFTER, HANG):
-            for more in range(1, dice.randrange(2, 10)):  # it does not go wrong only once
+            for more in range(1, dice.randrange(2, 10)):  # several operations in a row fail
                 found[site, at + more] = Fault(site, at + more, kind, delay)
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))

@@ -1,6 +1,8 @@
-"""One process's way to the stores, with what only a store far away does: to act after it was given
-up. An operation hit by `LATE` answers with a timeout, and takes effect later, whether its process
-still lives or not. (Of a process that is alone on a machine nothing acts after its death.)
+"""One process's connections to the stores, which may act after a request was given up.
+
+An operation hit by `LATE` answers with a timeout, and takes effect later, as in a remote store,
+whether its process still lives or not. (A process that is alone on a machine has no effects after
+its death.)
 """
 
 from __future__ import annotations
@@ -22,23 +24,23 @@ from actors.testing.simulation.stores import (
 
 
 class Watcher(Protocol):
-    """Who watches what one process makes durable."""
+    """Observer of the documents and blobs that one process makes durable."""
 
     def committed(self, ops: Sequence[Cas], /) -> None:
-        """These documents changed, all at once."""
+        """Observe documents that changed, all at once."""
         ...
 
     def missing(self, key: str, /) -> None:
-        """A blob was asked for that is not there."""
+        """Observe a request for a blob that is missing."""
         ...
 
     def deleting(self, key: str, /) -> None:
-        """A blob is deleted now."""
+        """Observe the deletion of a blob, before it happens."""
         ...
 
 
 class _Late:
-    """What is to happen after it was given up."""
+    """Effects that happen after their request was given up."""
 
     def __init__(self, *, outlives: bool) -> None:
         self._outlives = outlives
@@ -50,6 +52,7 @@ class _Late:
             await effect()
 
         context = contextvars.copy_context()
+        # Life 0 is never killed: the effect happens even if the process dies first.
         if self._outlives:
             context.run(LIFE.set, 0)
         task = asyncio.get_running_loop().create_task(later(), context=context)
@@ -69,7 +72,7 @@ class ShardBlob(FaultyBlob):
         self._late = _Late(outlives=outlives)
 
     async def set(self, key: str, data: bytes) -> None:
-        """Keeps a new object."""
+        """Store a new object."""
         fault = await self._begin("blob.set", key, WRITE_S)
         if fault is not None and fault.kind == LATE:
             self._late.begin(fault, lambda: self._blobs.set(key, data))
@@ -78,7 +81,7 @@ class ShardBlob(FaultyBlob):
         await self._end(fault, "blob.set", key)
 
     async def delete(self, key: str) -> bool:
-        """Removes an object."""
+        """Delete an object."""
         fault = await self._begin("blob.delete", key, WRITE_S)
         if fault is not None and fault.kind == LATE:
             self._late.begin(fault, lambda: self._delete(key))
@@ -103,7 +106,7 @@ class ShardConsensus(FaultyConsensus):
         self._late = _Late(outlives=outlives)
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none."""
+        """Set all documents or none."""
         keys = ",".join(op.key for op in ops)
         fault = await self._begin("consensus.set", keys, WRITE_S)
         if fault is not None and fault.kind == LATE:

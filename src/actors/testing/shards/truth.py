@@ -1,22 +1,22 @@
-"""What became durable, state by state: the truth that answers are held to.
+"""The durable state of every shard, change by change: the truth with which answers are compared.
 
-`Truth` is told of each durable change of documents at its instant, before anybody can act on it,
-and of each deletion of a blob. It keeps every update ever appended, with its time, so that contents
-can be told at any time, also after compaction has forgotten them. It shares the formats of
-documents and parts with persist, and none of its reading paths.
+`Truth` sees each durable change of documents at its instant, before any process can act on it, and
+each deletion of a blob. It keeps every update ever appended, with its time, so that it knows the
+contents at any time, also below the since of a compaction. It shares the formats of documents and
+parts with persist, and none of its reading paths.
 
 Rules that are checked here (`Violation` names the one that was broken):
 
 - *frontiers*: since and upper never go back, and no since passes a hold;
-- *durability*: every part that a state names is durable, and is what its description says; so is
-  every list of parts;
-- *compaction*: what compaction writes holds, at every time from the since on, what there was; what
-  lay below the since still does, so that who listens from there sees nothing twice;
-- *leases*: nobody but its owner drops a lease that was renewed within the time that it lasts;
+- *durability*: every part that a state names is durable, and fits its description; so is every
+  list of parts;
+- *compaction*: compacted batches have, at every time from the since on, the contents of before;
+  updates below the since stay below it, so that a listener from there sees none of them twice;
+- *leases*: only its owner drops a lease that was renewed within its duration;
 - *deletion*: a blob is not deleted while a state names it as contents, nor while a reader whose
-  lease stands in the state has it: who takes a lease for run out drops it first.
+  lease stands in the state has it: a process that takes a lease as expired drops it first.
 
-What is not checked here: what readers were told (`work`), and answers to appends (`calls`).
+Checked elsewhere: the answers to readers (`work`), and answers to appends (`calls`).
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ class Committed(msgspec.Struct, frozen=True):
     upper: int
     rows: frozenset[tuple[int, int, int]]
     at: int
-    """Which of all instants."""
+    """Instant of the change."""
 
 
 class Shard:
-    """One shard's history."""
+    """The history of one shard."""
 
     def __init__(self, state: ShardState) -> None:
         self.state = state
         self.rows: Rows = Counter()
-        """Of all appends, at their times; never compacted."""
+        """Rows of all appends, at their times; never compacted."""
         self.appends: dict[int, Committed] = {}
-        """By lower."""
+        """Appends by their lower."""
         self.uppers: list[tuple[int, int]] = []
         """(instant, upper) of every change of the upper, in order."""
         self.renewed_ms: dict[str, float] = {}
-        """When each lease became what it is."""
+        """Lease → time of its last change."""
         self.lost: set[str] = set()
-        """Leases that others than their owners have dropped."""
+        """Leases that processes other than their owners have dropped."""
 
     def at(self, time: int) -> Counter[int]:
-        """Contents at a time."""
+        """Return the contents at a time."""
         found: Counter[int] = Counter()
         for (value, when), diff in self.rows.items():
             if when <= time:
@@ -74,14 +74,14 @@ class Shard:
         return Counter({value: n for value, n in found.items() if n})
 
     def between(self, lower: int, upper: int) -> Rows:
-        """Updates with lower <= time < upper."""
+        """Return the updates with lower <= time < upper."""
         return Counter(
             {key: n for key, n in self.rows.items() if lower <= key[1] < upper and n},
         )
 
 
 class Truth:
-    """All shards."""
+    """The histories of all shards."""
 
     def __init__(self, disk: Disk, instant: Callable[[], int], lease_ms: int) -> None:
         self._disk = disk
@@ -91,7 +91,7 @@ class Truth:
         self.shards: dict[str, Shard] = {}
 
     def committed(self, ops: Sequence[Cas], process: Any) -> None:
-        """Documents changed, by a process. Raises `Violation`."""
+        """Check and note documents that a process changed. Raises `Violation`."""
         for op in ops:
             assert op.data is not None, "no shard of a run is dropped"
             state = msgspec.structs.replace(decode_shard(op.key, op.data), seqno=op.seqno)
@@ -172,7 +172,8 @@ class Truth:
             )
 
     def deleting(self, key: str, readers: Iterable[Any]) -> None:
-        """A blob is deleted now; `readers`: of all processes that live. Raises `Violation`."""
+        """Check the deletion of a blob against `readers` of all living processes. Raises
+        `Violation`."""
         shard = self.shards.get(key.partition("/")[0])
         if shard is None:
             return
@@ -185,13 +186,13 @@ class Truth:
 
 
 def named(state: ShardState) -> set[str]:
-    """Every blob of the contents."""
+    """Return every blob of the contents."""
     keys = {batch.listed.key for batch in state.batches if batch.listed is not None}
     return keys | {part.key for batch in state.batches for part in batch.parts if part.key}
 
 
 def rows_of(table: Any) -> Rows:
-    """The updates of a table with the column ``a``."""
+    """Return the updates of a table with the column ``a``."""
     found: Rows = Counter()
     columns = (table["a"].to_pylist(), table[TIME].to_pylist(), table[DIFF].to_pylist())
     for value, time, diff in zip(*columns, strict=True):

@@ -1,8 +1,8 @@
-"""What the tasks of a process do, and what their answers are held to.
+"""The operations of a process's tasks, and the checks of their answers.
 
 While faults strike an operation may end with a `StorageError` (but never with `Corrupt`), with
-`ReadBelowSince` where the since has really passed the time, with `LeaseLost` where the lease was
-really dropped by another process. What is read is compared with the truth at once: contents at a
+`ReadBelowSince` if the since has really passed the time, with `LeaseLost` if the lease was really
+dropped by another process. Rows that are read are compared with the truth at once: contents at a
 time that is sealed never change.
 """
 
@@ -33,9 +33,9 @@ K = TypeVar("K", bound=Hashable)
 
 SCHEMA: Final = Schema((Column("a", "bigint"),))
 OPERATION_S: Final = 120.0
-"""Virtual time within which an operation ends, well or not."""
+"""Virtual time within which an operation ends, with success or failure."""
 PATIENCE_S: Final = 0.6
-"""How long a reader waits for what may never come."""
+"""Longest wait of a reader for an upper that may never come."""
 TRIES: Final = 4
 
 
@@ -49,7 +49,8 @@ class Work:
         self.life = life
 
     async def all_of(self, program: deque[Operation]) -> None:
-        """All operations of one task, in order. One that was begun in a life is not done again."""
+        """Run all operations of one task, in order. One that was begun in a life is not
+        repeated."""
         while program:
             operation = program.popleft()
             await asyncio.sleep(operation.pause_ms / 1000)
@@ -84,7 +85,7 @@ class Work:
             await self.do(operation)
 
     async def do(self, operation: Operation) -> None:
-        """One."""
+        """Run one operation."""
         client, shard, number = self.client, operation.shard, operation.number
         self.world.trace.note("do", self.process.number, operation.kind, shard, number)
         match operation.kind:
@@ -122,7 +123,7 @@ class Work:
     # -- writing -------------------------------------------------------------------------------
 
     def rows(self, shard: str, lower: int, upper: int, count: int) -> Rows:
-        """New rows in an interval, and where there is one a row of ours taken away."""
+        """Return new rows in an interval, and if there is one the retraction of a row of ours."""
         found: Rows = Counter()
         for index in range(count):
             found[self.world.new_value(), lower + index % (upper - lower)] += 1
@@ -132,7 +133,7 @@ class Work:
         return found
 
     async def write(self, shard: str, rows: Rows) -> tuple[Part, ...]:
-        """Durable parts."""
+        """Write durable parts."""
         if not rows:
             return ()
         flat = [(value, time, diff) for (value, time), diff in rows.items()]
@@ -144,8 +145,8 @@ class Work:
     async def append(
         self, shards: list[str], number: int, count: int, *, off: int = 0, tries: int = TRIES
     ) -> bool:
-        """One append over all shards, made again at the upper that a mismatch tells; whether it
-        was acknowledged."""
+        """Append to all shards, again at the upper of a mismatch; return whether it was
+        acknowledged."""
         uppers = {shard: await self.client.upper(shard) for shard in shards}
         for _ in range(tries):
             appends: list[Append] = []
@@ -165,7 +166,7 @@ class Work:
             except StorageError as error:
                 if call is not None and error.determinate:
                     call.done(self.world.instant(), NEVER)
-                if call is None or error.determinate or number % 2:  # else they are left behind
+                if call is None or error.determinate or number % 2:  # else the parts stay orphans
                     await self._discard(appends)
                 raise
             except asyncio.CancelledError:
@@ -186,7 +187,7 @@ class Work:
         return False
 
     def _abandon(self, parts: Iterable[Part]) -> None:
-        """Nobody will ever append or discard them."""
+        """Note parts that will never be appended or discarded."""
         self.process.left.update(part.key for part in parts)
 
     async def _discard(self, appends: Sequence[Append]) -> None:
@@ -195,13 +196,13 @@ class Work:
     # -- reading -------------------------------------------------------------------------------
 
     async def open_reader(self, shard: str) -> Reader:
-        """A reader of a name of its own."""
+        """Open a reader with a fresh name."""
         self.process.readers += 1
         name = f"p{self.process.number}-{self.life}-{self.process.readers}"
         return await self.client.open_reader(shard, name)
 
     async def snapshot(self, shard: str, number: int, *, slowly: bool) -> None:
-        """Contents at a time, some parts of which are read late."""
+        """Check the contents at a time, some parts of which are read late."""
         reader = await self.open_reader(shard)
         as_of = max(0, await self.client.upper(shard) - 1 - number % 5 + number // 50)
         try:
@@ -210,7 +211,7 @@ class Work:
             await reader.close()
 
     async def subscribe(self, shard: str, number: int) -> None:
-        """Contents, and then every change, without a gap and without a repetition."""
+        """Check the contents, and then every change, without a gap and without a repetition."""
         reader = await self.open_reader(shard)
         try:
             as_of = max(0, await self.client.upper(shard) - 1 - number % 3)
@@ -220,7 +221,7 @@ class Work:
             await reader.close()
 
     async def listen(self, shard: str, number: int) -> None:
-        """Changes from somewhere on."""
+        """Check the changes from some frontier on."""
         reader = await self.open_reader(shard)
         try:
             frontier = max(reader.since, await self.client.upper(shard) - number % 7)
@@ -233,7 +234,7 @@ class Work:
             async with asyncio.timeout(PATIENCE_S):
                 parts, upper = await reader.snapshot(as_of)
         except TimeoutError:
-            return False  # nobody appends up to there
+            return False  # no append reaches that time
         except (ReadBelowSince, LeaseLost) as error:
             self._check_refusal(reader, as_of, error)
             return False
@@ -261,7 +262,7 @@ class Work:
                 async with asyncio.timeout(PATIENCE_S):
                     batches, upper = await reader.next(frontier)
             except TimeoutError:
-                return  # nothing comes
+                return  # no append moves the upper
             except (ReadBelowSince, LeaseLost) as error:
                 self._check_refusal(reader, frontier, error)
                 return
@@ -281,7 +282,7 @@ class Work:
     async def _fetched(
         self, reader: Reader, parts: list[Part] | tuple[Part, ...], pause_s: float
     ) -> Rows | None:
-        """All rows; None when the lease was lost, as it really was."""
+        """Return all rows; None when the lease was lost, which is checked."""
         rows: Rows = Counter()
         try:
             for part in parts:

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of: faults, stores, links, an engine, a workload, checkers.
+"""The parts of a simulated cluster: faults, stores, links, an engine, a workload, checkers.
 
 `actors.testing.cluster` puts them together; `actors.testing.simulate` runs campaigns.
 """

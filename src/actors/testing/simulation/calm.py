@@ -1,8 +1,8 @@
-"""The calm end of a run: everything comes to rest, is readable and right, then gone when dropped.
+"""The fault-free end of a run: all objects come to rest, are readable and right, and are dropped.
 
-First without a write, then behind one: every object is waited for and read, every subscription and
-sink catches up, the source has given what it should. Then everything is dropped, last made first,
-and nothing may be left anywhere (`rest`).
+First without a write, then after one: every object is waited for and read, every subscription and
+sink catches up, the source has emitted its events. Then all objects are dropped, the latest first,
+and no trace of them may be left (`rest`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from actors.testing.simulation.run import Worker, Workers
 
 CALM_S: Final = 60.0
-"""Virtual time within which everything comes to rest once faults have stopped."""
+"""Virtual time within which all objects come to rest once faults have stopped."""
 UNREAD: Final = ("index", "source", "sink")
 """Kinds of objects that have no contents of their own."""
 
@@ -52,22 +52,22 @@ EXCUSED: Final = (
     StorageError,
     UnknownObject,
 )
-"""While faults strike; `InvalidUsage` of other kinds never is."""
+"""Errors that are no violation while faults strike; `InvalidUsage` of other kinds always is."""
 
 
 def doing(world: World) -> str:
-    """What every actor says it does, for people."""
+    """Return the state of every actor, for people."""
     return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
 
 
 async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
-    """Everything can be written and read, and is right."""
+    """Check that all objects can be written and read, and are right."""
     await worker.leave()
-    # First without a write: nothing that comes later may be needed to make this readable.
+    # First without a write: an object must not need a later write to become readable.
     for entry in world.history.catalog.objects:
         if entry.kind not in UNREAD and not await _readable(world, worker, entry.name):
             return
-    # What was under way when the faults stopped may fail by them, but only once.
+    # Requests under way when the faults stopped may still fail by them, but only once.
     time = 0
     for attempt in range(20):
         client = await worker.connected()
@@ -104,12 +104,12 @@ async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
 
 
 async def _flowing(world: World, time: int) -> None:
-    """The source has given what it should by now, and every sink has it outside."""
+    """Wait until the source has emitted its events, and every sink has written them."""
     rate = world.schedule.setting.source_rate
     catalog = world.history.catalog
     tables = [entry.shard for entry in catalog.objects if entry.kind == "source table"]
     for held in (world.history.shards[shard] for shard in tables if shard is not None):
-        # A slow one needs not have come to its end: it goes on.
+        # A slow source need not have reached its end: one more update proves that it goes on.
         most = SOURCE_EVENTS if rate >= 200 else min(SOURCE_EVENTS, len(held.updates) + 1)
         while len(held.updates) < most:
             await asyncio.sleep(0.05)
@@ -119,7 +119,8 @@ async def _flowing(world: World, time: int) -> None:
 
 
 async def _readable(world: World, worker: Worker, name: str) -> bool:
-    """Whether it can be read; what was under way when the faults stopped may break once more."""
+    """Return whether it can be read; requests under way when the faults stopped may fail once
+    more."""
     failed: PenstockError | None = None
     for _ in range(20):
         client = await worker.connected()
@@ -137,7 +138,7 @@ async def _readable(world: World, worker: Worker, name: str) -> bool:
 
 
 async def drop_all(world: World, worker: Worker) -> None:
-    """Drops everything, last made first, and waits until nothing of it is anywhere."""
+    """Drop all objects, the latest first, and wait until no trace of them is left."""
     shared = worker.shared
     for made in shared.subscriptions:
         if made.task is not None:
@@ -159,6 +160,6 @@ async def drop_all(world: World, worker: Worker) -> None:
             if {each.id for each in world.history.catalog.objects} <= seen:
                 world.fail(Violation(f"liveness: drop {entry.name} in the calm: {error!r}"))
                 return
-            # A statement whose client was gone has made something meanwhile.
+            # Retry: a statement whose client is gone has created an object meanwhile.
     await worker.leave()
     await check_rest(world)

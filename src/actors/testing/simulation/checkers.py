@@ -1,8 +1,8 @@
 """The checkers: one for each promise of the design that the service can break so far.
 
-Each is told what it watches and raises `Violation`, whose text begins with the checker's name.
-The truth they hold answers to is `History`. Frontiers of shards, durability of named parts and
-compaction are checked there, at the instant of each durable change.
+Each sees the events that it checks and raises `Violation`, whose text begins with the checker's
+name. `History` is the truth with which they compare answers. Frontiers of shards, durability of
+named parts and compaction are checked there, at the instant of each durable change.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from actors.testing.simulation.schedule import WITHOUT_TABLES
 
 
 class WriteRecord(msgspec.Struct):
-    """A write that a client asked for: what it should change, and what became of it."""
+    """A write that a client requested: its changes, and its outcome."""
 
     changes: dict[str, list[tuple[Row, int]]]
     """Table → (row, diff). Rows are never written twice."""
     time: int | None = None
-    """Of the acknowledgement."""
+    """Time of the acknowledgement."""
     refused: str = ""
-    """Why it surely did not happen."""
+    """Determinate error with which it failed; "" if there was none."""
 
 
 class WritesChecker:
-    """An acknowledged write is there at its time, once and whole; a refused one is not; one of
-    unknown outcome is there whole or not at all; nothing else is.
+    """Checks that an acknowledged write is there at its time, once and whole; a refused one is not;
+    one of unknown outcome is there whole or not at all; and no other rows are there.
 
     Does not cover: whether a refusal was right, and the order of writes within a group, which
     share a time.
@@ -65,7 +65,7 @@ class WritesChecker:
         self.records: list[WriteRecord] = []
 
     def check(self) -> None:
-        """When nothing is under way."""
+        """Check all writes, when none is under way."""
         found: dict[tuple[str, Row, int], list[int]] = {}
         for shard, name in self._history.names.items():
             held = self._history.shards.get(shard)
@@ -100,8 +100,8 @@ class WritesChecker:
 
 
 class ViewsChecker:
-    """Every view equals its query over the tables at every time, from where it begins on; it is
-    checked at the instant at which its output becomes durable.
+    """Checks that every view equals its query over the tables at every time from its as_of on, at
+    the instant at which its output becomes durable.
 
     Does not cover: hidden states of groupings (they show when a later output is wrong), and
     error updates (no row of a workload is bad; one that appears is a violation).
@@ -112,7 +112,7 @@ class ViewsChecker:
         self._sources = SourcesChecker(history)
 
     def check(self) -> None:
-        """After each durable change."""
+        """Check the views after a durable change."""
         history = self._history
         grown, history.grown = history.grown, []
         self._sources.check(grown)
@@ -136,17 +136,17 @@ class ViewsChecker:
 
 
 class SourcesChecker:
-    """A source that counts: at every time its table holds the numbers from 1 to the position that
-    the remap shard binds to that time, each once; checked as each becomes durable.
+    """Checks a source that counts: at every time its table holds the numbers from 1 to the position
+    that the remap shard binds to that time, each once; checked as each becomes durable.
 
-    Does not cover: how soon.
+    Does not cover: latency.
     """
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     def check(self, grown: Iterable[tuple[str, int, int]]) -> None:
-        """After each durable change."""
+        """Check the sources after a durable change."""
         history = self._history
         for shard, lower, upper in grown:
             entry = next((e for e in history.catalog.objects if e.shard == shard), None)
@@ -165,14 +165,14 @@ class SourcesChecker:
 
 
 class ReadsChecker:
-    """A read's answer is the object's contents at the answer's time; that is the time asked for,
-    or, asked for now, not before any write acknowledged to anybody before the read was sent, nor
-    before any answer given to anybody before.
+    """Checks that a read's answer is the object's contents at the answer's time; that is the
+    requested time, or, without one, not before any write acknowledged to any client before the read
+    was sent, nor before any answer given to any client before.
 
-    What stands on no table is read at a time of its own source, whatever was written to tables.
+    Objects above no table are read at a time of their own source, whatever was written to tables.
 
     Does not cover: reads by key, and whether an error was right (see `ExchangeChecker` and the
-    calm end of a run, where no error is).
+    fault-free end of a run, where no error is).
     """
 
     def __init__(self, history: History) -> None:
@@ -181,7 +181,8 @@ class ReadsChecker:
         """The latest time that any client knows of."""
 
     def answered(self, read: Read, least: int, answers: Sequence[Contents]) -> None:
-        """`least`: what was acknowledged when the read was sent. The answer in all its pieces."""
+        """Check an answer in all its pieces; `least`: latest acknowledged time when the read was
+        sent."""
         answer = answers[-1]
         if any(piece.as_of != answer.as_of for piece in answers):
             raise Violation(f"reads: {read.name} was answered at several times")
@@ -206,11 +207,11 @@ class ReadsChecker:
 
 
 class SubscribeChecker:
-    """What a subscription was sent is the object's contents at its start, then every change:
+    """Checks that a subscription gets the object's contents at its start, then every change:
     intervals without gap or repeat, in one answer or in pieces of which the last has the upper,
     each update in its interval, sums equal to the contents at each upper.
 
-    Does not cover: when it is told; a resumption after a lost connection is a subscription anew.
+    Does not cover: latency; a resumption after a lost connection is a subscription anew.
     """
 
     def __init__(self, history: History, request: Subscribe) -> None:
@@ -218,11 +219,11 @@ class SubscribeChecker:
         self._name = request.name
         self._upper: int | None = None
         self._times: list[int] = []
-        """Of the updates of pieces whose interval has not ended."""
+        """Times of the updates of pieces whose interval has not ended."""
         self._bag: Bag = Counter()
 
     def told(self, changes: Changes) -> None:
-        """The next answer."""
+        """Check the next answer."""
         name = self._name
         if changes.upper < changes.lower or (
             self._upper is not None and changes.lower != self._upper
@@ -259,9 +260,9 @@ class SubscribeChecker:
 
 
 class ExchangeChecker:
-    """On one client connection every answer is of an open request, of its kind, and a request
-    gets at most one (a read: in pieces); a subscription's changes come before its end. Feeds the
-    checkers of reads and subscriptions. `unanswered` tells what is still open.
+    """Checks that on one client connection every answer is of an open request, of its kind, and a
+    request gets at most one (a read: in pieces); a subscription's changes come before its end.
+    Feeds the checkers of reads and subscriptions.
 
     Does not cover: order between answers of different requests, which is free.
     """
@@ -275,7 +276,7 @@ class ExchangeChecker:
         self._welcomed = False
 
     def sent(self, message: Any) -> None:
-        """The client sends."""
+        """Note a request that the client sends."""
         if isinstance(message, Welcome):
             return
         self._open[message.request] = (message, self._reads.acknowledged)
@@ -283,7 +284,7 @@ class ExchangeChecker:
             self._subscribes[message.request] = SubscribeChecker(self._history, message)
 
     def received(self, message: Any) -> None:
-        """The client receives."""
+        """Check an answer that the client receives."""
         if isinstance(message, Welcomed) and not self._welcomed:
             self._welcomed = True
             return
@@ -321,7 +322,7 @@ class ExchangeChecker:
 
     @property
     def unanswered(self) -> list[Any]:
-        """Requests that were not answered."""
+        """Return the requests that were not answered."""
         return [
             request
             for request, _ in self._open.values()
@@ -330,11 +331,11 @@ class ExchangeChecker:
 
 
 class ReplicaChecker:
-    """On one connection to the cluster: both sides keep the rules of the protocol, as
+    """Checks that on one connection to the cluster both sides keep the rules of the protocol, as
     `CommandRules` and `ResponseRules` have them.
 
-    Does not cover: contents (the checkers of reads and subscriptions see them at the client),
-    and responses that nobody reads any more.
+    Does not cover: contents (the checkers of reads and subscriptions see them at the client), and
+    responses without a reader.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -342,7 +343,7 @@ class ReplicaChecker:
         self._responses = ResponseRules()
 
     def heard(self, message: Any) -> None:
-        """A command sent, or a response received."""
+        """Check a command sent, or a response received."""
         try:
             if isinstance(message, Response):
                 self._responses.check(message)
@@ -359,14 +360,14 @@ class ReplicaChecker:
 
 
 class StorageChecker:
-    """The same of one connection to a storage half."""
+    """Checks the same on one connection to a storage half."""
 
     def __init__(self, settings: Settings) -> None:
         self._commands = StorageCommandRules(settings)
         self._responses = StorageResponseRules()
 
     def heard(self, message: Any) -> None:
-        """A command sent, or a response received."""
+        """Check a command sent, or a response received."""
         try:
             if isinstance(message, storage.Response):
                 self._responses.check(message)
@@ -381,7 +382,7 @@ class StorageChecker:
 
 
 def difference(found: Bag, wanted: Bag) -> str:
-    """Two contents apart, for people."""
+    """Return the difference of two contents, for people."""
     more = {row: n - wanted[row] for row, n in found.items() if n != wanted[row]}
     less = {row: n - found[row] for row, n in wanted.items() if n > found[row]}
     return f"too much {_few(more.items())}, missing {_few(less.items())}"

@@ -1,9 +1,9 @@
-"""Copies from files in a run: whole at one time, or not there; once for a uuid, however often it
-is asked for.
+"""Copies from files in a run: all rows at one time, or none; once per uuid, however often
+requested.
 
-A copy is on record as a write is, so `WritesChecker` says whether it is there whole, once, and at
-the time that was told. What is checked here besides: whoever asks again under its uuid is told
-the same rows and time.
+A copy is on record as a write is, so `WritesChecker` checks that its rows are there, once, at the
+acknowledged time. Checked here besides: a repeated request under its uuid gets the same rows and
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("id", "k", "v")
 
 
 async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
-    """Copies rows, asking so many times until it is answered. Raises what the client does; the
+    """Copy rows, with up to `asked` requests until one is answered. Raises the client's errors; the
     copy is on record in any case."""
     world = worker.world
     number = len(world.writes.records)
@@ -38,7 +38,7 @@ async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
     record = WriteRecord({table: [(row, 1) for row in rows]})
     world.writes.records.append(record)
     open_ = False
-    """Whether an earlier request may have done it."""
+    """True if an earlier request's outcome is indeterminate."""
     for attempt in range(asked):
         client = await worker.connected()
         try:

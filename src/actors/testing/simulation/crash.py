@@ -1,11 +1,11 @@
-"""A loop in which a process can die: what ran for it never runs again, and cleans nothing up.
+"""A loop in which a process can die: its callbacks never run again, and clean nothing up.
 
-Everything that one life of the simulated process starts runs in contexts that carry the life's
-number. `kill` takes the number: from then on no callback of such a context runs, no timer of it
-fires. That is what ``kill -9`` does, and cancelling tasks is not: they would run their ``finally``.
+All code of one life of the simulated process runs in contexts that carry the life's number. `kill`
+takes the number: from then on no callback of such a context runs, no timer of it fires. That is the
+effect of ``kill -9``; cancelling tasks is not: they would run their ``finally``.
 
 Tasks hash by their serial number, and scopes by their task's, so that sets of them are iterated in
-the same order in every process: anyio cancels what a scope holds in the order of such sets.
+the same order in every process: anyio cancels a scope's tasks in the order of such sets.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from anyio._backends._asyncio import CancelScope
 from actors.testing.virtual_time import VirtualTimeLoop
 
 LIFE: ContextVar[int] = ContextVar("life", default=0)
-"""Which life of the process runs; 0 beside it."""
+"""Number of the process's running life; 0 outside the process."""
 
 
 TURNS_MAX: Final = 60_000
-"""Of the loop, in one run; the longest need a tenth of it."""
+"""Most turns of the loop in one run; the longest need a tenth of it."""
 
 CLOSES_MAX: Final = 20
-"""Awaits in a ``finally`` of one coroutine that is buried."""
+"""Most awaits in a ``finally`` of one coroutine that is buried."""
 
 
 class Livelock(Exception):
-    """The run goes on for ever."""
+    """Raised when a run does not end."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -45,16 +45,17 @@ class _Task(asyncio.Task[Any]):
 
 
 def _hash_of_scope(scope: CancelScope) -> int:
-    """By its task; two scopes of one task are never children of the same scope at a time."""
+    """Return the hash of the scope's task; two scopes of one task are never children of the same
+    scope at a time."""
     return hash(scope._host_task)
 
 
 class CrashableLoop(VirtualTimeLoop):
-    """See the module's text."""
+    """A loop in which lives can be killed; see the module's docstring."""
 
     def __init__(self, seed: int | str | None = None) -> None:
         super().__init__(seed)
-        self._virtual.polls = False  # nothing of a run has threads
+        self._virtual.polls = False  # a run has no threads
         self._serial = 0
         self.turns = 0
         self._dead: set[int] = set()
@@ -80,7 +81,7 @@ class CrashableLoop(VirtualTimeLoop):
         self._tasks.pop(hash(task), None)
 
     def run_forever(self) -> None:
-        """As asyncio's; for so long, scopes are hashed by their tasks."""
+        """Run as asyncio does; meanwhile scopes are hashed by their tasks."""
         hashed: Any = CancelScope
         before, hashed.__hash__ = hashed.__hash__, _hash_of_scope
         try:
@@ -89,7 +90,7 @@ class CrashableLoop(VirtualTimeLoop):
             hashed.__hash__ = before
 
     def kill(self, life: int) -> None:
-        """Nothing of that life runs from now on."""
+        """Let no code of that life run from now on."""
         self._dead.add(life)
         self._drop()
         timers: Any = self._scheduled  # type: ignore[attr-defined] # asyncio's own heap
@@ -112,7 +113,8 @@ class CrashableLoop(VirtualTimeLoop):
         super()._run_once()
 
     def bury(self) -> None:
-        """Frees what the dead have left; to be called when nothing runs any more."""
+        """Close the coroutines of killed lives; to be called when no code of the run runs any
+        more."""
         for _, (task, context) in sorted(self._tasks.items(), reverse=True):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coro = task.get_coro()
@@ -128,7 +130,7 @@ class CrashableLoop(VirtualTimeLoop):
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Burying is not quiet: what the dead left half done complains when it goes."""
+    """Silence the warnings that closing half-done coroutines causes."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

@@ -1,7 +1,7 @@
-"""The in-memory engine, slow or killed at will, and quick: what is pure is computed once.
+"""The in-memory engine with delays and kills by faults, and with a cache of pure results.
 
-Analyses and checks of plans depend on the job alone; a campaign asks for the same few thousands
-of times, so their answers are kept for the whole process.
+Analyses and checks of plans depend on the job alone; a campaign repeats the same few thousands of
+times, so their answers are cached for the whole process.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _FaultyControls(Controls):
 
 
 class FaultyExecutor(InMemoryExecutor):
-    """See the module's text."""
+    """The in-memory engine under faults; see the module's docstring."""
 
     def __init__(self, injector: Injector) -> None:
         super().__init__(_FaultyControls(injector))
 
     def answer(self, job: Job) -> Answer:
-        """The job's answer. Raises what a job may fail with."""
+        """Return the job's answer. Raises the errors that a job may fail with."""
         if isinstance(job, Analyze):
             key = _key(msgspec.structs.replace(job, job_id=""))
             if key not in _analyses:

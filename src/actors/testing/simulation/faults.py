@@ -1,13 +1,13 @@
-"""Faults: which operation at which place goes wrong, and how; counted as they strike.
+"""Faults: the operations that go wrong, and how; counted as they strike.
 
-Theory of operation. A place where something can go wrong is a *site* (``consensus.set``,
-``link.up``). Its operations are counted from the start of a run, restarts included. A `Fault`
-names a site, the number of an operation there, and what happens to that one. So a schedule of
-faults is a plain list: leaving one out leaves all others where they are, as far as the run
-before them is the same. That is what makes a schedule shrink.
+Theory of operation. A place where a fault can strike is a *site* (``consensus.set``, ``link.up``).
+Its operations are counted from the start of a run, restarts included. A `Fault` names a site, the
+number of an operation there, and its effect. So a schedule of faults is a plain list: leaving one
+out leaves all others where they are, as long as the run before them is the same. Therefore a
+schedule can be shrunk.
 
-What it does not do: it draws nothing (`schedule` does), and it carries nothing out (the site
-does, as only it knows what failing means there).
+Out of scope: drawing faults (`schedule` does), and carrying them out (the site does, as only it
+knows the meaning of a failure there).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Final
 import msgspec
 
 FAIL: Final = "fail"
-"""It does not happen, and says so."""
+"""The operation does not happen, and its error is determinate."""
 LOST: Final = "lost"
-"""It does not happen, and nobody can tell: the answer is a timeout."""
+"""The operation does not happen, and the answer is a timeout (indeterminate)."""
 LOST_ANSWER: Final = "lost answer"
-"""It happens, and the answer is a timeout."""
+"""The operation happens, and the answer is a timeout."""
 LATE: Final = "late"
-"""The answer is a timeout, and it happens afterwards."""
+"""The answer is a timeout, and the operation happens afterwards."""
 HANG: Final = "hang"
-"""It happens after a long time."""
+"""The operation happens after a long time."""
 DELAY: Final = "delay"
-"""It happens later."""
+"""The operation happens later."""
 DISCONNECT: Final = "disconnect"
-"""The connection breaks here; what is on its way is lost."""
+"""The connection breaks here; messages in flight are lost."""
 CRASH: Final = "crash"
-"""The process dies before it happens."""
+"""The process dies before the operation happens."""
 CRASH_AFTER: Final = "crash after"
-"""It happens, and the process dies before it hears of it."""
+"""The operation happens, and the process dies before it gets the answer."""
 KILL: Final = "kill"
 """The engine dies at this job."""
 
@@ -52,7 +52,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Trace:
-    """A digest of all that happened, in order: equal for equal runs."""
+    """A digest of all steps of a run, in order: equal for equal runs."""
 
     def __init__(self, keep: bool = False) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
@@ -60,7 +60,7 @@ class Trace:
         self.steps = 0
 
     def note(self, *what: object) -> None:
-        """One step."""
+        """Note one step."""
         self.steps += 1
         line = " ".join(map(str, what))
         self._digest.update(line.encode())
@@ -70,17 +70,17 @@ class Trace:
 
     @property
     def hash(self) -> str:
-        """Of all steps so far."""
+        """Return the digest of all steps so far."""
         return self._digest.hexdigest()
 
     @property
     def lines(self) -> list[str]:
-        """The steps as text, when they were to be kept."""
+        """Return the steps as text, when they were to be kept."""
         return self._kept or []
 
 
 class Injector:
-    """Says what goes wrong where. `crash` is called by the sites that are to kill the process."""
+    """Assigns faults to operations. A site carries its fault out."""
 
     def __init__(self, faults: Iterable[Fault], trace: Trace) -> None:
         self._faults = {(fault.site, fault.at): fault for fault in faults}
@@ -90,7 +90,7 @@ class Injector:
         self.active = True
 
     def draw(self, site: str) -> Fault | None:
-        """Counts an operation of `site`; what goes wrong with it, if anything does."""
+        """Count an operation of `site`; return its fault, if it has one."""
         self._seen[site] += 1
         if not self.active:
             return None

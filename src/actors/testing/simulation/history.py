@@ -1,15 +1,15 @@
-"""The history of every shard, read from what became durable: the truth that answers are held to.
+"""The history of every shard, read from durable state: the truth with which answers are compared.
 
-Theory of operation. `History` is told of each durable change of documents, at its instant. From
-the shards' documents and their parts it keeps every update ever appended, with its time, so that
-contents can be told at any time, also after compaction has forgotten it. It shares the formats
-of documents and parts with the service, and none of its reading paths.
+Theory of operation. `History` sees each durable change of documents, at its instant. From the
+shards' documents and their parts it keeps every update ever appended, with its time, so that it
+knows the contents at any time, also below the since of a compaction. It shares the formats of
+documents and parts with the service, and none of its reading paths.
 
-Rules that are checked here, as nobody else sees every state (`Violation`):
+Rules that are checked here, as no other checker sees every state (`Violation`):
 
 - since and upper of a shard, and the tables' upper, never go back (`frontiers`);
 - every part, and list of parts, that a durable state names is durable (`durability`);
-- what compaction writes holds, at every time from the since on, what there was (`compaction`).
+- compacted batches have, at every time from the since on, the contents of before (`compaction`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Update = tuple[Row, int, int]
 
 
 class Violation(Exception):
-    """Something that must hold does not; begins with the name of the checker."""
+    """A broken invariant; the text begins with the name of the checker."""
 
 
 def whole(state: ShardState, disk: Disk) -> ShardState:
-    """With what its lists of parts say. Raises `Violation`."""
+    """Return the state with the parts of its lists. Raises `Violation`."""
     known = {}
     for listed in unread(state):
         data = disk.blobs.peek(listed.key)
@@ -51,18 +51,18 @@ def whole(state: ShardState, disk: Disk) -> ShardState:
 
 
 class Shard:
-    """One shard's history."""
+    """The history of one shard."""
 
     def __init__(self, state: ShardState) -> None:
         self.state = state
         self.updates: list[Update] = []
-        """As they were appended; never compacted."""
+        """Updates as they were appended; never compacted."""
         self.errors = False
         self.first = state.since
-        """The earliest since: contents below it were never told."""
+        """The earliest since: contents below it were never readable."""
 
     def at(self, time: int) -> Bag:
-        """Contents at a time."""
+        """Return the contents at a time."""
         found: Bag = Counter()
         for row, when, diff in self.updates:
             if when <= time:
@@ -71,7 +71,7 @@ class Shard:
 
 
 class History:
-    """All shards."""
+    """The histories of all shards."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -82,10 +82,10 @@ class History:
         """Shard → the name of the object whose contents it holds, dropped ones included."""
         self._read: dict[tuple[str, int, int], list[Update]] = {}
         self.grown: list[tuple[str, int, int]] = []
-        """(shard, lower, upper) of the appends since these were last taken."""
+        """(shard, lower, upper) of the appends since the last check of these."""
 
     def committed(self, ops: Sequence[Cas]) -> None:
-        """Documents changed. Raises `Violation`."""
+        """Check and note documents that changed. Raises `Violation`."""
         for op in ops:
             if op.key == CATALOG_KEY and op.data is not None:
                 self.catalog = Catalog.decode(op.data)
@@ -176,18 +176,19 @@ class History:
             )
 
     def shard_of(self, name: str) -> Shard | None:
-        """The shard of a live object."""
+        """Return the shard of a live object."""
         for entry in self.catalog.objects:
             if entry.name == name and entry.shard is not None:
                 return self.shards.get(entry.shard)
         return None
 
     def sealed(self, held: Shard) -> int:
-        """Its upper, the tables' one included."""
+        """Return the shard's upper, for a table at least the tables' upper."""
         return max(held.state.upper, self.tables_upper) if held.state.tables else held.state.upper
 
     def tables_at(self, time: int) -> dict[str, Bag]:
-        """Contents of every table at a time; empty where there is none of that name yet."""
+        """Return the contents of every table at a time; empty where there is none of that name
+        yet."""
         found: dict[str, Bag] = {}
         for entry in self.catalog.objects:
             if entry.kind in ("table", "source table") and entry.shard in self.shards:
@@ -195,7 +196,7 @@ class History:
         return found
 
     def times(self, lower: int, upper: int) -> list[int]:
-        """Times at which anything changed, ``lower <= time < upper``, and both ends."""
+        """Return the times of any change, ``lower <= time < upper``, and both ends."""
         inside = {
             time
             for shard in self.shards.values()

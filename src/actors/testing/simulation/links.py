@@ -1,8 +1,8 @@
-"""The network in memory: connections of clients, of the controller, and ways to the adapters.
+"""The network in memory: connections of clients and of the controller, and paths to the adapters.
 
-Within a connection messages keep their order; each connection is delayed by itself, so that what
-was sent on one may overtake what was sent earlier on another. A connection that breaks loses
-what is on its way, in both directions; one that is closed delivers it first.
+Within a connection messages keep their order; each connection is delayed by itself, so that
+messages on different connections may overtake each other. A connection that breaks loses its
+messages in flight, in both directions; one that is closed delivers them first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from actors.testing.encoding import carry_by_reference
 from actors.testing.simulation.faults import DISCONNECT, Fault, Injector
 
 MESSAGES_MAX: Final = 64
-"""On their way in one direction; more wait at the sender."""
+"""Most messages in flight in one direction; further senders wait."""
 ROUNDING_S: Final = 1e-6
-"""What is due this soon is due: the loop's clock is no finer."""
+"""Seconds by which a message may be early: the loop's clock is no finer."""
 
 
 class _Direction:
@@ -42,7 +42,7 @@ class _Direction:
         self._last = 0.0
 
     def put(self, message: Any) -> bool:
-        """Sends on its way; False when the connection breaks at this message."""
+        """Send a message; return False if the connection breaks at it."""
         fault = self._injector.draw(self.site)
         self._injector.trace.note(self.site, type(message).__name__)
         now = asyncio.get_running_loop().time()
@@ -65,21 +65,21 @@ class Wire:
         self.ended = False
 
     def sever(self) -> None:
-        """Breaks it."""
+        """Break the connection."""
         self.broken = self.ended = True
         for way in (self.up, self.down):
             way.queue.clear()
             way.changed.set()
 
     def close(self) -> None:
-        """Closes it: what is on its way still arrives."""
+        """Close the connection: messages in flight still arrive."""
         self.ended = True
         for way in (self.up, self.down):
             way.changed.set()
 
 
 class End:
-    """One end of a wire: what a `Client` or a session needs of a connection."""
+    """One end of a wire, with the interface that a `Client` or a session needs of a connection."""
 
     def __init__(self, wire: Wire, peer: str, out: _Direction, into: _Direction) -> None:
         self.peer = peer
@@ -89,7 +89,7 @@ class End:
         self._closed = False
 
     async def send(self, message: Any) -> None:
-        """Sends, waiting while too much is on its way. Raises `Closed` or `Broken`."""
+        """Send, waiting while too many messages are in flight. Raises `Closed` or `Broken`."""
         while len(self._out.queue) >= MESSAGES_MAX and not self._wire.ended:
             self._out.changed.clear()
             await self._out.changed.wait()
@@ -99,7 +99,7 @@ class End:
             raise Broken(f"{self.peer} is gone")
 
     def offer(self, messages: Sequence[Any]) -> int:
-        """Sends the first so many of them, without waiting. Raises as `send`."""
+        """Send messages without waiting, and return how many were sent. Raises as `send`."""
         self._check()
         for count, message in enumerate(messages):
             if len(self._out.queue) >= MESSAGES_MAX or self._wire.ended:
@@ -110,13 +110,13 @@ class End:
         return len(messages)
 
     async def receive(self) -> Any:
-        """The next message. Raises `Closed` or `Broken`. Cancelling it loses nothing."""
+        """Return the next message. Raises `Closed` or `Broken`. Cancelling it loses nothing."""
         loop = asyncio.get_running_loop()
         while True:
             if self._into.queue:
                 wait_s = self._into.queue[0][0] - loop.time()
                 if wait_s <= ROUNDING_S:
-                    self._into.changed.set()  # there is room for who waits to send
+                    self._into.changed.set()  # wake senders that wait for room
                     return self._into.queue.popleft()[1]
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -129,7 +129,7 @@ class End:
             await self._into.changed.wait()
 
     async def _ended(self) -> None:
-        """Waits for the wire to break while a message is on its way."""
+        """Wait for the wire to break while a message is in flight."""
         while self._into.queue:
             self._into.changed.clear()
             await self._into.changed.wait()
@@ -139,13 +139,13 @@ class End:
             raise Closed(f"the connection to {self.peer} was closed by this side")
 
     async def aclose(self) -> None:
-        """Closes both directions. Twice is harmless."""
+        """Close both directions; idempotent."""
         if not self._closed:
             self._closed = True
             self._wire.close()
 
     def abort(self) -> None:
-        """Breaks the connection."""
+        """Break the connection."""
         self._wire.sever()
 
 
@@ -165,7 +165,7 @@ class MemoryListener:
         self._closed = False
 
     def dial(self) -> End:
-        """A client's end of a new connection. Raises `Broken` when nobody listens."""
+        """Return a client's end of a new connection. Raises `Broken` after `aclose` or `lost`."""
         if self._closed:
             raise Broken("nobody listens")
         wire = Wire(self._injector)
@@ -176,7 +176,7 @@ class MemoryListener:
         return End(wire, "the service", wire.up, wire.down)
 
     async def serve(self, converse: Callable[[Any], Awaitable[None]]) -> None:
-        """Runs `converse` for every connection, until `aclose`."""
+        """Run `converse` for every connection, until `aclose`."""
         async with asyncio.TaskGroup() as group:
             while not self._closed:
                 while self._arrivals:
@@ -186,14 +186,14 @@ class MemoryListener:
                 await self._changed.wait()
 
     async def aclose(self) -> None:
-        """Nobody is taken in any more."""
+        """Accept no more connections."""
         self._closed = True
         self._changed.set()
         while self._arrivals:
             self._arrivals.popleft()[0].sever()
 
     def lost(self) -> None:
-        """The process died: every connection breaks."""
+        """Break every connection: the process died."""
         self._closed = True
         for wire in self.wires:
             wire.sever()
@@ -205,12 +205,12 @@ async def _conversation(converse: Callable[[Any], Awaitable[None]], end: End) ->
 
 
 class FaultyClusterClient:
-    """A connection to the cluster, the controller's or another's, delayed and broken at will at
-    the sites ``<name>.up``, ``.down`` and ``.close``. `heard` is told of all that passes, and of
-    the error that ends it.
+    """A connection to the cluster, the controller's or a rival's, delayed and broken by faults at
+    the sites ``<name>.up``, ``.down`` and ``.close``. `heard` is called with every command and
+    response, and with the error that ends it.
 
-    A connection that broke is not noticed by the cluster before `close` gets through, which may
-    take a while: its successor then displaces it.
+    The cluster does not notice a broken connection before `close` gets through, which may take a
+    while: a successor then displaces it.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class FaultyClusterClient:
         self._heard = heard
         self._taken: Response | None = None
         self._drawn: tuple[Command, Fault | None] | None = None
-        """For a command that could not be sent at once."""
+        """Command that could not be sent at once, with its fault, which must not be drawn twice."""
         self._broken = asyncio.Event()
 
     async def _delay(self, site: str, what: object) -> None:
@@ -248,7 +248,7 @@ class FaultyClusterClient:
         await asyncio.sleep(fault.delay_ms / 1000)
 
     async def send(self, command: Command) -> None:
-        """Sends a command."""
+        """Send a command."""
         drawn, self._drawn = self._drawn, None
         if drawn is not None and drawn[0] is command:
             await self._suffer(drawn[1])
@@ -258,8 +258,8 @@ class FaultyClusterClient:
         await self._inner.send(command)
 
     def offer(self, commands: Sequence[Command]) -> int:
-        """Sends the first so many of them, without waiting: up to one that suffers a fault, or
-        finds no room."""
+        """Send commands without waiting, up to one that has a fault or finds no room; return how
+        many were sent."""
         for count, command in enumerate(commands):
             if self._broken.is_set():
                 raise Broken("the connection to the cluster is gone")
@@ -271,13 +271,14 @@ class FaultyClusterClient:
         return len(commands)
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """What the inner one says, for every other peek: the others go the long way."""
+        """Return the inner client's answer to every other peek; None for the rest, which go to the
+        workers."""
         if self._broken.is_set() or zlib.crc32(peek.uuid.encode()) % 2:
             return None
         return self._inner.answer(peek)
 
     async def receive(self) -> Response:
-        """The next response."""
+        """Return the next response."""
         if self._taken is None:
             try:
                 self._taken = await self._inner.receive()
@@ -292,11 +293,11 @@ class FaultyClusterClient:
         return response
 
     def at_hand(self, count_max: int) -> list[Response]:
-        """Nothing: each response has a fault of its own, which takes time."""
+        """Return no response: each has a fault of its own, which takes time."""
         return []
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         fault = self._injector.draw(f"{self._name}.close")
         if fault is not None:
             await asyncio.sleep(fault.delay_ms / 1000)
@@ -304,7 +305,7 @@ class FaultyClusterClient:
 
 
 class _Way:
-    """Messages on their way to one mailbox, in order."""
+    """Delayed messages to one mailbox, in order."""
 
     def __init__(self, deliver: Callable[[Any], Awaitable[None]]) -> None:
         self._deliver = deliver
@@ -312,7 +313,8 @@ class _Way:
         self._pump: asyncio.Task[None] | None = None
 
     def take(self, message: Any, delay_s: float) -> bool:
-        """Takes a message that is to come later, or after one that is; False: it need not wait."""
+        """Take a message that must be delayed, or come after a delayed one; return False if it need
+        not wait."""
         if not delay_s and not self._waiting:
             return False
         loop = asyncio.get_running_loop()
@@ -333,8 +335,8 @@ class _Way:
 
 
 class DelayedAddress(Address[Any]):
-    """The ways to one adapter, from the cluster's connections and from its worker, as if it were
-    elsewhere: each keeps its order, and one may overtake the other."""
+    """Delayed paths to one adapter, from the cluster's connections and from its worker, as if it
+    were remote: each keeps its order, and one may overtake the other."""
 
     __slots__ = ("_from_client", "_from_worker", "_half", "_injector", "_sent")
 
@@ -344,7 +346,8 @@ class DelayedAddress(Address[Any]):
         injector: Injector,
         sent: Callable[[str, Nonce, Any], None] = lambda adapter, nonce, response: None,
     ) -> None:
-        """`sent`: hears what the worker of a storage half sends: (adapter, nonce, response)."""
+        """Wrap `inner`; `sent` is called with (adapter, nonce, response) for each response of a
+        storage worker."""
         super().__init__(inner._mailbox)
         self._injector = injector
         self._sent = sent
@@ -361,7 +364,7 @@ class DelayedAddress(Address[Any]):
         return 0.0 if fault is None else fault.delay_ms / 1000
 
     async def send(self, message: Any) -> None:
-        """Sends, perhaps later."""
+        """Send, perhaps delayed."""
         delay_s = self._delay_s("adapter")
         if isinstance(message, Connect):
             delay_s += self._delay_s("connect")
@@ -369,7 +372,7 @@ class DelayedAddress(Address[Any]):
             await super().send(message)
 
     def reply(self, message: Any) -> bool:
-        """Answers, perhaps later."""
+        """Answer, perhaps delayed."""
         if isinstance(message, StorageTaggedResponse):
             self._sent(self.path, message.nonce, message.response)
         if self._from_worker.take(message, self._delay_s("worker.up")):

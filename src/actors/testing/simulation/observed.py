@@ -1,4 +1,4 @@
-"""A client's connection, with the checkers of exchanges at its end."""
+"""A client's connection whose exchanges are checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class ObservedLink:
-    """A client's end, watched. It is its own dialler, as `Client.in_process` wants one."""
+    """A client's end with an `ExchangeChecker`. It is its own dialler, as `Client.in_process` needs
+    one."""
 
     def __init__(self, end: End, world: World) -> None:
         self._end = end
@@ -22,27 +23,27 @@ class ObservedLink:
         self._received = world.guarded(self.checker.received)
 
     async def connect_in_process(self) -> ObservedLink:
-        """Itself."""
+        """Return this link."""
         return self
 
     async def send(self, message: Any) -> None:
-        """Sends."""
+        """Send a message, and check it."""
         self._sent(message)
         await self._end.send(message)
 
     def offer(self, messages: Sequence[Any]) -> int:
-        """Sends the first so many of them, without waiting."""
+        """Send messages without waiting, and return how many were sent."""
         count = self._end.offer(messages)
         for message in messages[:count]:
             self._sent(message)
         return count
 
     async def receive(self) -> Any:
-        """The next message."""
+        """Return the next message, checked."""
         message = await self._end.receive()
         self._received(message)
         return message
 
     async def aclose(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         await self._end.aclose()

@@ -1,12 +1,12 @@
-"""The outside of a simulated service: sources that fail at will, and sinks into memory.
+"""The external systems of a simulated service: sources that fail by faults, and sinks into memory.
 
-Theory of operation. What stands outside outlives the service's lives: `Outside` keeps one `Written`
-a sink, with all that was ever committed to it. A `MemorySink` keeps the rules of `sinks.sink`: a
-batch and its upper become seen together; whoever opens it fences off who wrote before. At the
-instant of each commit its batch is held to the truth (`SinksChecker`).
+Theory of operation. External systems outlive the service's lives: `SinksChecker` keeps one
+`Written` per sink, with all data ever committed to it. A `MemorySink` keeps the rules of
+`sinks.sink`: a batch and its upper become visible together; opening it fences off earlier writers.
+At the instant of each commit its batch is compared with the truth (`SinksChecker`).
 
 Operations are sites of faults: ``sink.open``, ``sink.commit``, ``source.open``, ``source.next``.
-Each may fail before it happens, happen without telling so (a commit), or take long.
+Each may fail before it happens, lose its answer (a commit), or take long.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from actors.testing.simulation.history import History, Update, Violation
 from actors.testing.simulation.queries import Bag
 
 MEMORY: Final = "memory"
-"""The kind of these sinks."""
+"""Kind of these sinks."""
 
 
 class Written:
-    """What one sink has made durable outside."""
+    """The data that one sink has made durable externally."""
 
     def __init__(self, id: ObjectId, shard: ShardId, as_of: Frontier = 0) -> None:
         self.id = id
         self.shard = shard
         self.as_of = as_of
-        """Where it begins: nothing below that will ever be outside."""
+        """Time at which the sink begins: no earlier change is ever written."""
         self.upper: Frontier | None = None
         self.contents: Bag = Counter()
         self.writer: MemorySink | None = None
-        """Who may commit."""
+        """The sink that may commit; others are fenced off."""
         self.commits = 0
 
 
 class SinksChecker:
-    """What a sink commits is what the object changed between the two frontiers, no more and no
-    less: batches follow one another without gap or repeat, and what stands outside is the object's
-    contents as of the last time below the upper; where times are kept, each update is at its own.
+    """Checks that a sink commits exactly the object's changes between the two frontiers: batches
+    follow one another without gap or repeat, and the committed contents are the object's as of the
+    last time below the upper; if the sink keeps times, each update is at its own.
 
-    Does not cover: sinks of objects that were dropped meanwhile, and how soon.
+    Does not cover: sinks of objects that were dropped meanwhile, and latency.
     """
 
     def __init__(self, history: History) -> None:
@@ -71,14 +71,14 @@ class SinksChecker:
         self.written: dict[ObjectId, Written] = {}
 
     def found(self, made: SinkDescription) -> Written:
-        """What stands outside of a sink."""
+        """Return the data that a sink has written."""
         new = Written(made.id, made.input.shard, made.as_of)
         return self.written.setdefault(made.id, new)
 
     def check(
         self, table: Written, lower: Frontier, upper: Frontier, batch: list[Update], times: bool
     ) -> None:
-        """A batch is about to become durable."""
+        """Check a batch that is about to become durable."""
         if upper <= lower or (table.upper is not None and lower != table.upper):
             raise Violation(
                 f"sinks: {table.id} stands below {table.upper} and commits [{lower}, {upper})"
@@ -110,7 +110,8 @@ def _summed(updates: Sequence[Update]) -> Counter[tuple[Any, int]]:
 
 
 async def _suffer(injector: Injector, site: str) -> bool:
-    """What goes wrong there; whether the answer is lost. Raises `Unreachable`."""
+    """Carry out the fault of an operation, if it has one; return whether the answer is lost. Raises
+    `Unreachable`."""
     fault = injector.draw(site)
     if fault is None:
         return False
@@ -122,7 +123,8 @@ async def _suffer(injector: Injector, site: str) -> bool:
 
 
 class MemorySink:
-    """See `sinks.sink.Sink`. Every other one keeps times."""
+    """A sink into memory; see `sinks.sink.Sink`. About half of the sinks keep times, by their
+    ids."""
 
     once = False
 
@@ -135,17 +137,17 @@ class MemorySink:
         self.keeps_times = zlib.crc32(table.id.encode()) % 2 == 1
 
     async def check(self, schema: Schema) -> None:
-        """Nothing can be wrong."""
+        """Accept every schema."""
 
     async def open(self, schema: Schema) -> Frontier | None:
-        """Fences off who wrote before."""
+        """Fence off earlier writers, and return the upper."""
         await _suffer(self._world.injector, "sink.open")
         self._table.writer = self
         self._world.trace.note("sink", self._table.id, "opens at", self._table.upper)
         return self._table.upper
 
     async def write(self, updates: pa.Table) -> None:
-        """Keeps a piece."""
+        """Keep a piece of the batch."""
         columns = [updates[n].to_pylist() for n in updates.column_names if n not in (TIME, DIFF)]
         rows = zip(*columns, strict=True)
         times, diffs = updates[TIME].to_pylist(), updates[DIFF].to_pylist()
@@ -153,7 +155,7 @@ class MemorySink:
         await asyncio.sleep(0)
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
-        """All pieces and the upper at one instant."""
+        """Commit all pieces and the upper at one instant."""
         lost = await _suffer(self._world.injector, "sink.commit")
         table = self._table
         if table.writer is not self:
@@ -171,54 +173,54 @@ class MemorySink:
             raise Unreachable("sink.commit: timed out on purpose", "wait")
 
     def statistics(self) -> SinkStatistics:
-        """Commits."""
+        """Return the number of commits."""
         return self._counts
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class FaultySource:
-    """A source that cannot be reached now and then."""
+    """A source that is unreachable now and then."""
 
     def __init__(self, inner: Source, injector: Injector) -> None:
         self._inner = inner
         self._injector = injector
 
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
-        """See `Source`."""
+        """Call the inner source; see `Source`."""
         return await self._inner.describe(wanted)
 
     async def open(self, exports: Sequence[Export], position: str | None) -> None:
-        """See `Source`."""
+        """Open the inner source, if no fault strikes; see `Source`."""
         await _suffer(self._injector, "source.open")
         self._injector.trace.note("source opens at", position)
         await self._inner.open(exports, position)
 
     async def next(self) -> Given:
-        """See `Source`."""
+        """Call the inner source, if no fault strikes; see `Source`."""
         await _suffer(self._injector, "source.next")
         return await self._inner.next()
 
     async def taken(self, position: str) -> None:
-        """See `Source`."""
+        """Call the inner source; see `Source`."""
         await self._inner.taken(position)
 
     def lag(self) -> Lag:
-        """See `Source`."""
+        """Call the inner source; see `Source`."""
         return self._inner.lag()
 
     async def close(self) -> None:
-        """See `Source`."""
+        """Call the inner source; see `Source`."""
         await self._inner.close()
 
     async def forget(self) -> None:
-        """See `Source`."""
+        """Call the inner source; see `Source`."""
         await self._inner.forget()
 
 
 class SimulatedOutside(WorldOutside):
-    """The service's way to all this. `world` is the simulation's."""
+    """The service's access to these external systems. `world` is the simulation's."""
 
     def __init__(
         self,
@@ -235,24 +237,24 @@ class SimulatedOutside(WorldOutside):
         self._numbers = 0
 
     def source(self, configuration: Configuration, id: ObjectId) -> Source:
-        """As it is, and failing."""
+        """Return the real source, with faults."""
         return FaultySource(super().source(configuration, id), self._world.injector)
 
     def new_sink(self, kind: str, options: bytes) -> Configuration:
-        """Into memory, or as it is."""
+        """Return the configuration of a sink into memory, or of a real one."""
         if kind == MEMORY:
             return Configuration(MEMORY, b"")
         return super().new_sink(kind, options)
 
     def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
-        """For the checks of a creation: nothing is written to it."""
+        """Return a sink for the checks at a creation: it is never written to."""
         return self._sink(Written(id, ""))
 
     def _sink(self, table: Written) -> Sink:
         return MemorySink(table, self._world.sinks, self._world)
 
     def half(self, persist: PersistClient) -> Reach:
-        """The same for the storage halves of the workers."""
+        """Return the same for the storage halves of the workers."""
 
         def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
             id_, shard = description.id, description.input.shard

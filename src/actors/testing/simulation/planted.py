@@ -1,6 +1,6 @@
-"""Bugs to plant: each is one rule of the service left out, by patching, for as long as it lasts.
+"""Mutants: each leaves out one rule of the service, by patching, while its context manager lasts.
 
-They prove the simulation: each must be found in few seeds. `FOUND` names a seed that finds it.
+They prove the simulation: each must be found in few seeds; the tests' `FOUND` names one of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.testing.simulation import planted_storage
 
 @contextmanager
 def no_nonce_check() -> Iterator[None]:
-    """The adapter forwards whatever comes to whoever is connected."""
+    """Let the adapter forward every response to the present connection."""
 
     async def from_worker(self: ChannelAdapter, tagged: TaggedResponse) -> None:
         current = self._rules.current
@@ -44,7 +44,7 @@ def no_nonce_check() -> Iterator[None]:
 
 @contextmanager
 def past_a_failed_fetch() -> Iterator[None]:
-    """A fetch that failed for good counts as one that found nothing."""
+    """Count a fetch that failed for good as an empty one."""
 
     def failed(self: FetchTask, job: Any, error: PenstockError) -> None:
         self._finish(job)
@@ -65,7 +65,7 @@ def past_a_failed_fetch() -> Iterator[None]:
 
 
 class _Hasty:
-    """A consensus that says done before it is."""
+    """A consensus that reports success before the set has happened."""
 
     def __init__(self, inner: Consensus, lock: asyncio.Lock) -> None:
         self._inner = inner
@@ -86,7 +86,7 @@ class _Hasty:
 
 @contextmanager
 def acknowledged_before_durable() -> Iterator[None]:
-    """A change of documents is shown and acknowledged while it is still being written."""
+    """Show and acknowledge a change of documents while it is still being written."""
     right = Machine._set
 
     async def set_(self: Machine, *args: Any) -> bool:
@@ -103,7 +103,7 @@ def acknowledged_before_durable() -> Iterator[None]:
 
 @contextmanager
 def lease_released_early() -> Iterator[None]:
-    """The listen task lets go of a part as soon as it has described it."""
+    """Let the listen task release a part as soon as it has described it."""
     right = ListenTask._describe
 
     def describe(self: ListenTask, item: Any, index: int) -> Any:
@@ -117,7 +117,7 @@ def lease_released_early() -> Iterator[None]:
 
 @contextmanager
 def stash_forgotten() -> Iterator[None]:
-    """The adapter drops what belongs to a connection that it does not serve yet."""
+    """Let the adapter drop responses for a connection that it does not serve yet."""
     right = StashRules.judge
 
     def judge(self: StashRules, tagged: TaggedResponse) -> Verdict:
@@ -133,7 +133,7 @@ def stash_forgotten() -> Iterator[None]:
 
 @contextmanager
 def displaced_unproved() -> Iterator[None]:
-    """Whoever says two commands displaces the client of the day, before they are looked at."""
+    """Let a newcomer displace the active client before its two first commands are checked."""
     right = Acceptor._accept
 
     async def accept(self: Acceptor, message: Accept) -> None:
@@ -148,7 +148,7 @@ def displaced_unproved() -> Iterator[None]:
 
 @contextmanager
 def nonce_used_again() -> Iterator[None]:
-    """The acceptor forgets which nonces were used."""
+    """Let the acceptor forget the used nonces."""
     right = Acceptor._accept
 
     async def accept(self: Acceptor, message: Accept) -> None:
@@ -161,14 +161,14 @@ def nonce_used_again() -> Iterator[None]:
 
 @contextmanager
 def peeks_not_forgotten() -> Iterator[None]:
-    """A worker goes on with the peeks of a client that is gone."""
+    """Let a worker go on with the peeks of a client that is gone."""
     with mock.patch.object(Reads, "forget", return_value=[]):
         yield
 
 
 @contextmanager
 def winner_not_read() -> Iterator[None]:
-    """A replica that lost a race goes on as if the winner had appended no hidden state."""
+    """Let a replica that lost a race go on as if the winner had appended no hidden state."""
     right = Follower.read
 
     async def read(self: Follower, lo: int, hi: int) -> Appended:

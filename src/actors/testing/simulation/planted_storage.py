@@ -1,4 +1,4 @@
-"""Bugs of the storage half to plant; see `planted`."""
+"""Mutants of the storage half; see `planted`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from actors.storage.telling import dataflow_rows, id_of
 
 @contextmanager
 def storage_nonce_unchecked() -> Iterator[None]:
-    """The storage half's adapter forwards whatever comes to whoever is connected."""
+    """Let the storage half's adapter forward every response to the present connection."""
 
     async def from_worker(self: StorageAdapter, tagged: Any) -> None:
         current = self._rules.current
@@ -43,7 +43,7 @@ def storage_nonce_unchecked() -> Iterator[None]:
 
 @contextmanager
 def rendered_after_its_drop() -> Iterator[None]:
-    """A drop leaves the look-up under way, whose answer then renders what was dropped."""
+    """Keep the look-up of a dropped object, whose answer then renders the object."""
     right_drop, right_found = Pursuits.drop, Pursuits.found
 
     def drop(self: Pursuits, *ids: str) -> list[Any]:
@@ -63,7 +63,7 @@ def rendered_after_its_drop() -> Iterator[None]:
 
 @contextmanager
 def dropped_out_of_order() -> Iterator[None]:
-    """A worker drops when its client says so, not at the drop's place in the one order."""
+    """Let a worker drop when its client says so, not at the drop's place in the one order."""
     right = StorageState._drop
 
     def drop(self: StorageState, id: str) -> list[Any]:
@@ -80,7 +80,7 @@ def dropped_out_of_order() -> Iterator[None]:
 
 @contextmanager
 def unmentioned_kept() -> Iterator[None]:
-    """A reconciliation drops nothing of what its client does not mention."""
+    """Let a reconciliation keep the objects that its client does not mention."""
 
     def keeping(*args: Any) -> Any:
         return replace(reconcile(*args), drop=())
@@ -91,7 +91,7 @@ def unmentioned_kept() -> Iterator[None]:
 
 @contextmanager
 def shown_by_all_workers() -> Iterator[None]:
-    """Every worker shows what any of them runs."""
+    """Let every worker show the dataflows that any of them runs."""
     right = StorageHalf.rows
 
     def rows(self: StorageHalf, name: str) -> Iterator[Any]:
@@ -108,7 +108,7 @@ def shown_by_all_workers() -> Iterator[None]:
 
 
 class _Forgetful:
-    """A sink that is never asked what stands outside."""
+    """A sink that does not return its external upper."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -122,7 +122,7 @@ class _Forgetful:
 
 @contextmanager
 def sink_begun_anew() -> Iterator[None]:
-    """A sink task begins where the sink began, whatever stands outside."""
+    """Let a sink task begin at the sink's as_of, whatever was committed."""
     right = SinkTask.__init__
 
     def init(self: SinkTask, *args: Any, **options: Any) -> None:
@@ -136,7 +136,7 @@ def sink_begun_anew() -> Iterator[None]:
 
 @contextmanager
 def hold_moved_first() -> Iterator[None]:
-    """A sink's hold moves before its batch is outside."""
+    """Move a sink's hold before its batch is committed."""
     right = _Driver._write
 
     async def write(self: _Driver, found: Any, upper: int, stretches: Any) -> None:
@@ -151,7 +151,7 @@ def hold_moved_first() -> Iterator[None]:
 
 @contextmanager
 def view_hold_ahead() -> Iterator[None]:
-    """A view's holds on its inputs move ahead of what a restart goes on from."""
+    """Move a view's holds on its inputs ahead of the time that a restart resumes from."""
     right = commit.holds_at
 
     def ahead(description: Any, export: Any, lo: int) -> Any:
@@ -163,7 +163,7 @@ def view_hold_ahead() -> Iterator[None]:
 
 @contextmanager
 def told_before_durable() -> Iterator[None]:
-    """A source tells its upper when it begins to write, not when that is durable."""
+    """Report a source's upper when the write begins, not when it is durable."""
     right = IngestTask._commit
 
     def at_once(self: IngestTask, batch: Any) -> None:
@@ -178,7 +178,7 @@ def told_before_durable() -> Iterator[None]:
 
 @contextmanager
 def contents_without_position() -> Iterator[None]:
-    """A source's rows become durable without the position behind them."""
+    """Make a source's rows durable without the position behind them."""
     right = IngestShards._append
 
     async def append(self: IngestShards, upper: int, remap: Any, *more: Any) -> int:
@@ -200,4 +200,4 @@ BUGS = {
     "told_before_durable": told_before_durable,
     "contents_without_position": contents_without_position,
 }
-"""All of them; only runs with a source can find one (`schedule.has_source`)."""
+"""Mutants of the storage half; only runs with a source can find one (`schedule.has_source`)."""

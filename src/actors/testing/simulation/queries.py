@@ -1,6 +1,6 @@
-"""What each view of `schedule.VIEWS` should hold, in plain Python: shares no code with the engine.
+"""The contents of each view of `schedule.VIEWS`, in plain Python: shares no code with the engine.
 
-Rows are tuples; contents are counters of rows. Tables are ``(id, k, v)`` both.
+Rows are tuples; contents are counters of rows. Both tables have the columns ``(id, k, v)``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _VIEWS: Final[dict[str, Callable[[Tables], Bag]]] = {
 
 
 def contents(name: str, tables: Tables) -> Bag:
-    """What an object holds when the tables hold this."""
+    """Return the contents of an object over these contents of the tables."""
     if name in tables:
         return Counter({row: n for row, n in tables[name].items() if n})
     return _VIEWS[name](tables)

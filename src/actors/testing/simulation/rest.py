@@ -1,4 +1,4 @@
-"""Nothing leaks: what is left when everything was dropped and every client has gone.
+"""Checks for leaks when all objects were dropped and every client has gone.
 
 Does not cover: memory that no statistic shows, and files in scratch folders.
 """
@@ -14,12 +14,12 @@ from actors.testing.simulation.history import Violation
 from actors.testing.simulation.storage_checkers import leftovers
 
 WAIT_S: Final = 10.0
-"""Virtual time for what goes by and by (blobs wait for the grace of orphans)."""
+"""Virtual time for deferred clean-up (blobs wait for the grace of orphans)."""
 ROUND_S: Final = 0.25
 
 
 async def check_rest(world: World) -> None:
-    """Waits until nothing is left; what still is after `WAIT_S` has leaked."""
+    """Wait until nothing is left; anything left after `WAIT_S` has leaked."""
     left: list[str] = []
     for _ in range(int(WAIT_S / ROUND_S)):
         left = await left_behind(world)
@@ -36,7 +36,7 @@ _CONTROLLER: Final = re.compile(
 
 
 async def left_behind(world: World) -> list[str]:
-    """What is still somewhere, for people."""
+    """Return the leaks, for people."""
     left = []
     if world.history.shards:
         left.append(f"shards {sorted(world.history.shards)}")

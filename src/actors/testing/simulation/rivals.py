@@ -1,23 +1,23 @@
 """Raw clients of the cluster that come beside the service's own controller and displace it.
 
 Theory of operation. A rival speaks the replica protocol itself, over the cluster's in-process
-client with delays and breaks of its own. It knows what the controller has said (`Rivalry`), as
-a second controller with the same catalog would, and never asks for less than that: it compacts
-nothing. What it does is one *visit*, by the kind of its operation:
+client with delays and breaks of its own. It knows the controller's commands (`Rivalry`), as a
+second controller with the same catalog would, and never requests less history than these: it
+compacts nothing. Its connection is one *visit*, by the kind of its operation:
 
 - ``replay``: the controller's whole history, then reads of its own: peeks of every index and of
   a shard of every view, some canceled, and a subscribe. It stays until it is displaced;
 - ``usurp``: InitializationComplete right after CreateInstance, so that nothing goes on running;
 - ``stall``: a part of the history, and no InitializationComplete;
 - ``greet``: a Hello and nothing else;
-- ``misfit``: asks for an instance that this cluster is not;
+- ``misfit``: requests an instance with another number of workers;
 - ``used nonce``: a Hello that was said before.
 
 At the end of its visit a rival closes its connection, or vanishes without a word.
 
-Rules that are checked: on each connection both sides keep the rules of the protocol; what it
-reads is what the history holds; a misfit and a used nonce are refused by name; a misfit and a
-mere Hello displace nobody; no visit hangs.
+Rules that are checked: on each connection both sides keep the rules of the protocol; its reads
+return the history's contents; a misfit and a used nonce are refused by name; a misfit and a mere
+Hello displace no client; no visit hangs.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
 VISIT_S: Final = 30.0
 """Virtual time within which a visit ends."""
 STAYS_MS: Final = (0, 5, 30, 100, 400, 1_500)
-"""How long a rival stays once it has said all, by the operation's number (from 1)."""
+"""Time for which a rival stays after its last command, by the operation's number (from 1)."""
 NEVER_IN_POWER: Final = "visitor"
-"""Nonces of those who may displace nobody begin so."""
+"""Prefix of the nonces of clients that must not displace another."""
 
 
 class Rivalry:
-    """What the rivals of a run know together."""
+    """Knowledge that the rivals of a run share."""
 
     def __init__(self) -> None:
         self._history = ComputeHistory()
@@ -79,20 +79,20 @@ class Rivalry:
         self._count = 0
 
     def fresh(self, what: str) -> str:
-        """A name that was not used before."""
+        """Return a name that was not used before."""
         self._count += 1
         return f"{what}-{self._count}"
 
     def learn(self, commands: list[Command]) -> None:
-        """The controller has said all this on a new connection."""
+        """Note the commands of the controller's new connection."""
         self._history = ComputeHistory(commands)
 
     def add(self, command: Command) -> None:
-        """The controller has said more."""
+        """Note a further command of the controller."""
         self._history.push(command)
 
     def replay(self, workers: int) -> list[Command]:
-        """What follows the Hello of a client that says it all again."""
+        """Return the commands after the Hello of a client that repeats the whole history."""
         self._history.reduce()
         said: list[Command] = [
             command for command in self._history.commands() if not isinstance(command, Hello)
@@ -103,10 +103,11 @@ class Rivalry:
 
 
 class ControllerWatch:
-    """Listens to one connection of the controller: checks it, and tells the rivals."""
+    """Checks one connection of the controller, and notes its commands for the rivals."""
 
     def __init__(self, world: World, life: int, *, heard: bool) -> None:
-        """`heard`: the rivals come to this replica, and hear what the controller says to it."""
+        """Watch a connection; `heard`: it is to the replica that the rivals visit, so its commands
+        are noted for them."""
         self._told = heard
         self._rivalry = world.rivalry
         self._life = life
@@ -115,7 +116,7 @@ class ControllerWatch:
         self._complete = False
 
     def heard(self, message: object) -> None:
-        """A command, a response, or the error that ended the connection."""
+        """Check a command, a response, or the error that ended the connection."""
         if isinstance(message, Displaced) and f"({NEVER_IN_POWER}" in str(message):
             raise Violation(f"rivals: the controller lost its place to a visitor: {message}")
         self._checker.heard(message)
@@ -124,7 +125,7 @@ class ControllerWatch:
         if isinstance(message, Command):
             self._command(message)
         elif isinstance(message, PeekResponse):
-            self._note(CancelPeek(message.uuid))  # as the controller's own history has it
+            self._note(CancelPeek(message.uuid))  # as the controller's own history does
 
     def _command(self, command: Command) -> None:
         if len(self._said) == 2 and isinstance(self._said[0], Hello):
@@ -141,7 +142,7 @@ class ControllerWatch:
 
 
 class Rival:
-    """One connection of a raw client; see the module's text."""
+    """One connection of a raw client; see the module's docstring."""
 
     def __init__(self, world: World, inner: ClusterClient, operation: Operation) -> None:
         self._world = world
@@ -149,7 +150,7 @@ class Rival:
         self._checker = ReplicaChecker(world.settings)
         self._client = FaultyClusterClient(inner, world.injector, self._heard, "rival")
         self._peeks: dict[str, tuple[str, int]] = {}
-        """Peeks of its own: the object's name and the time."""
+        """Own peeks: uuid → the object's name and the time."""
         self._streams: dict[str, SubscribeChecker] = {}
         self._used = [nonce for life, nonce in world.rivalry.used if life == world.life]
 
@@ -164,7 +165,7 @@ class Rival:
             case SubscribeResponse(id=id_, batch=SubscribeBatch() as batch) if (
                 id_ in self._streams and batch.error is None
             ):
-                if batch.parts:  # as reads by the stash, they are checked at the clients
+                if batch.parts:  # stashed results are checked at the clients
                     del self._streams[id_]
                     return
                 changes = Changes(0, batch.lower, batch.upper, batch.arrow)
@@ -183,7 +184,8 @@ class Rival:
             raise Violation(f"rivals: {name} at {time}: {difference(found, wanted)}")
 
     async def visit(self) -> None:
-        """The whole visit. Raises what ended it early; `Violation` for what may not be."""
+        """Run the whole visit. Raises the error that ended it early; `Violation` for a forbidden
+        one."""
         kind = self._operation.kind
         refused: tuple[type[PenstockError], ...] = ()
         if kind == "misfit":
@@ -210,7 +212,7 @@ class Rival:
             await self._client.close()
 
     async def _listen(self, refused: tuple[type[PenstockError], ...]) -> None:
-        """Takes what comes. Raises `Violation` unless it ends as it should."""
+        """Receive responses. Raises `Violation` unless the connection ends as it should."""
         kind = self._operation.kind
         while True:
             try:
@@ -227,7 +229,7 @@ class Rival:
             if refused:
                 raise Violation(f"rivals: a {kind} was answered: {response}")
 
-    # -- what it says ----------------------------------------------------------------------------
+    # -- its commands ----------------------------------------------------------------------------
 
     def _commands(self, kind: str) -> list[Command]:
         rivalry, settings = self._world.rivalry, self._world.settings
@@ -249,7 +251,7 @@ class Rival:
         return [hello, *replay, *self._reads(replay)]
 
     def _reads(self, replay: list[Command]) -> list[Command]:
-        """Reads of its own, of what the history made."""
+        """Return own reads, of objects that the history made."""
         found: list[Command] = []
         dataflows = [each.dataflow for each in replay if isinstance(each, CreateDataflow)]
         for number, made in enumerate(dataflows):
@@ -287,7 +289,7 @@ class Rival:
 
 
 async def compete(world: World, operations: list[Operation]) -> None:
-    """All visits of one rival, one after the other."""
+    """Run all visits of one rival, one after the other."""
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)
         try:
@@ -299,15 +301,15 @@ async def compete(world: World, operations: list[Operation]) -> None:
 
 
 class Visitor(Protocol):
-    """Whoever makes a visit."""
+    """A client that makes a visit."""
 
     async def visit(self) -> None:
-        """See `Rival.visit`."""
+        """Run the visit; see `Rival.visit`."""
         ...
 
 
 async def visited(world: World, rival: Visitor, operation: Operation) -> None:
-    """One visit; the death of the service ends it."""
+    """Run one visit; the death of the service ends it."""
     loop = asyncio.get_running_loop()
     visit = loop.create_task(rival.visit())
     ended = loop.create_task(world.ended.wait())

@@ -1,9 +1,9 @@
-"""The course of one run: clients at work while faults strike, then calm, then nothing left.
+"""The course of one run: clients at work while faults strike, then a fault-free end without leaks.
 
-Clients do their operations one after another; subscriptions go on beside them. While faults
-strike, a request may fail by any of the errors of `EXCUSED`. When all operations are done the
-faults stop, and from then on nothing may fail: every object is written to, read and compared,
-every subscription catches up, and after everything was dropped nothing may be left anywhere.
+Clients do their operations one after another; subscriptions go on beside them. While faults strike,
+a request may fail by any of the errors of `EXCUSED`. When all operations are done the faults stop,
+and from then on nothing may fail: every object is written to, read and compared, every subscription
+catches up, and after all objects were dropped no trace of them may be left.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from actors.testing.simulation.schedule import (
 from actors.testing.simulation.storage_rivals import compete_for_storage
 
 OPERATION_S: Final = 60.0
-"""Virtual time within which an operation ends, well or not."""
+"""Virtual time within which an operation ends, with success or failure."""
 KEYS: Final = 3
 
 
 class Workers:
-    """The clients of one run, and what they know together."""
+    """The clients of one run, and their shared knowledge."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -52,7 +52,7 @@ class Workers:
         self.calm = False
 
     def fresh_row(self, number: int) -> Row:
-        """A row that was never written before."""
+        """Return a row that was never written before."""
         self.next_id += 1
         return (self.next_id, (self.next_id * 7 + number) % KEYS, self.next_id)
 
@@ -66,30 +66,31 @@ class Subscription:
         self.task: asyncio.Task[None] | None = None
 
     async def follow(self, client: Client) -> None:
-        """Takes changes; an end of any kind is the end. Their contents are checked at the link."""
+        """Receive changes until the subscription ends in any way. The link checks their
+        contents."""
         with suppress(*EXCUSED):
             async for change in client.subscribe(self.name):
                 self.upper = change.upper
 
 
 class Worker:
-    """One client."""
+    """One client, with its operations."""
 
     def __init__(self, shared: Workers, number: int) -> None:
         self.shared = shared
         self.world = shared.world
         self.number = number
         self.idle = False
-        """All it asked for was answered."""
+        """True if all its requests were answered."""
         self.left = False
-        """But for what it did not wait for."""
+        """True if an abandoned request may be unanswered."""
         self.client: Client | None = None
         self.link: ObservedLink | None = None
         self.mine: dict[str, list[Row]] = {table: [] for table in TABLES}
-        """Rows that are surely there, and that no one else touches."""
+        """Rows that surely are there, and that no other client touches."""
 
     async def connected(self) -> Client:
-        """The connection, made anew where it was lost."""
+        """Return the connection, a new one if it was lost."""
         while self.client is None:
             try:
                 link = self.world.dial()
@@ -100,7 +101,7 @@ class Worker:
         return self.client
 
     async def work(self, operations: list[Operation]) -> None:
-        """All of them, in order."""
+        """Run all operations, in order."""
         for operation in operations:
             await asyncio.sleep(operation.pause_ms / 1000)
             try:
@@ -117,7 +118,7 @@ class Worker:
                 )
 
     async def do(self, operation: Operation) -> None:
-        """One; an excused failure is the end of it."""
+        """Run one operation; an excused failure ends it."""
         self.world.trace.note("client", self.number, operation.kind, operation.name)
         try:
             await _KINDS[operation.kind](self, operation)
@@ -135,7 +136,7 @@ class Worker:
                 await self.leave()
 
     async def leave(self) -> None:
-        """Closes the connection; the next operation makes another."""
+        """Close the connection; the next operation makes another."""
         client, self.client = self.client, None
         if client is None:
             return
@@ -149,7 +150,7 @@ class Worker:
     # -- operations ----------------------------------------------------------------------------
 
     async def create_tables(self) -> None:
-        """Both tables; again until it is sure that they are there."""
+        """Create both tables, with retries until they surely exist."""
         key = ["id"] if self.world.schedule.setting.keyed else []
         columns = {"id": "bigint not null", "k": "bigint not null", "v": "bigint not null"}
         for table in TABLES:
@@ -167,7 +168,8 @@ class Worker:
                 break
 
     async def write(self, inserts: dict[str, list[Row]], deletes: dict[str, list[Row]]) -> int:
-        """Raises what the client does; the write is on record in any case."""
+        """Write, and return the time. Raises the client's errors; the write is on record in any
+        case."""
         record = WriteRecord(
             {
                 table: [(row, 1) for row in inserts.get(table, ())]
@@ -197,7 +199,7 @@ class Worker:
         return time
 
     def take(self, table: str, count: int) -> list[Row]:
-        """Rows to be deleted."""
+        """Take rows of ours to delete."""
         taken, self.mine[table] = self.mine[table][:count], self.mine[table][count:]
         return taken
 
@@ -273,7 +275,7 @@ class Worker:
             async with asyncio.timeout(operation.number / 1000):
                 await copy(self, operation.name, rows, asked=1)
         except TimeoutError:
-            self.left = True  # nobody reads what it is answered
+            self.left = True  # its answer, if any, is not read
 
     async def _drop_source(self, operation: Operation) -> None:
         client = await self.connected()
@@ -320,7 +322,7 @@ def _dicts(rows: list[Row] | None) -> list[dict[str, int]] | None:
 
 
 async def drive(world: World) -> None:
-    """A whole run; ends early at the first violation."""
+    """Drive a whole run; it ends early at the first violation."""
     body = asyncio.get_running_loop().create_task(_course(world))
     failed = asyncio.get_running_loop().create_task(world.failed.wait())
     await asyncio.wait((body, failed), return_when=asyncio.FIRST_COMPLETED)

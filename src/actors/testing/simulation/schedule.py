@@ -1,9 +1,8 @@
-"""What a run does: operations of clients and of the operator, and faults, all from one seed.
+"""Schedules of a run: operations of clients and of the operator, and faults, all from one seed.
 
-A seed has streams of randomness of its own: the order of the loop, the workload, the faults, the
-rivals, the replicas, the source, both halves. A `Schedule` holds what all but the first drew, as
-plain lists: what is left out of them leaves the rest as it was, and the order's stream goes on by
-itself.
+A seed has several streams of randomness: the order of the loop, the workload, the faults, the
+rivals, the replicas, the source, both halves. A `Schedule` holds the draws of all but the first, as
+plain lists: a removed entry leaves all others unchanged, and the order's stream goes on by itself.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from actors.testing.simulation.faults import (
 )
 
 OPERATOR: Final = -1
-"""The client number of whoever restarts the service."""
+"""Client number of the operator, who restarts and kills the service and crashes replicas."""
 RIVAL: Final = -2
-"""The client number of the first raw client of the cluster; others follow downwards."""
+"""Client number of the first raw client of the cluster; others follow downwards."""
 STORAGE_RIVAL: Final = -50
-"""The same for raw clients of the storage half."""
+"""Client number of the first raw client of the storage half; others follow downwards."""
 
 TABLES: Final = ("a", "b")
 
 
 class ViewKind(msgspec.Struct, frozen=True):
-    """A view that a run may make; what it should hold is computed by `queries`."""
+    """A view that a run may make; `queries` computes its expected contents."""
 
     name: str
     sql: str
@@ -56,10 +55,10 @@ VIEWS: Final = (
 
 
 SOURCE: Final = "numbers"
-"""A source that counts, and the table that it fills."""
+"""Name of a source that counts, and of the table that it fills."""
 SOURCE_EVENTS: Final = 250
 SOURCE_STRIDE: Final = 7
-"""Of so many seeds one has it."""
+"""One of so many seeds has a source."""
 SOURCE_VIEWS: Final = (
     ViewKind("odds", "SELECT counter FROM numbers WHERE counter % 2 = 1", (SOURCE,)),
     ViewKind("sized", "SELECT a.k, count(*) AS n FROM numbers JOIN a ON numbers.counter = a.id "
@@ -67,13 +66,13 @@ SOURCE_VIEWS: Final = (
     ViewKind("paired", "SELECT a.id, a.v FROM a JOIN numbers ON a.id = numbers.counter",
         ("a", SOURCE)),
 )  # fmt: skip
-"""Views on the source's table; those of runs with a source only."""
+"""Views on the source's table, in runs with a source only."""
 WITHOUT_TABLES: Final = frozenset({SOURCE, "odds"})
-"""Of runs with a source: what does not stand on a table."""
+"""Objects of runs with a source that read no table."""
 
 
 DRAWN_SHARE: Final = 0.5
-"""Of the seeds: the others keep the settings with which most rules were found."""
+"""Share of seeds with drawn settings; the others keep the settings that found most mutants."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -84,11 +83,11 @@ class Operation(msgspec.Struct, frozen=True):
     kind: str
     name: str = ""
     number: int = 0
-    """How many rows, which earlier time, how long: whatever the kind wants."""
+    """Number of rows, index of an earlier time, or pause, by the kind."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What of the settings a seed draws."""
+    """The settings that a seed draws."""
 
     workers: int = 1
     inline: bool = True
@@ -97,17 +96,17 @@ class Setting(msgspec.Struct, frozen=True):
     batches_max: int = 4
     keyed: bool = False
     stash: bool = False
-    """Whether almost every read goes by the stash."""
+    """True if almost every read goes by the stash."""
     replicas: int = 1
     standby_ms: int = 1_000
     source_rate: int = 0
-    """Events a second; 0: no source, and no storage half."""
+    """Events per second; 0: no source, and no storage half."""
     window: int = 1_024
-    """Commands of one half that may be under way."""
+    """Most commands of one half that may be under way."""
     copies: bool = False
-    """Whether files are copied into tables, in small parts."""
+    """True if files are copied into tables, in small parts."""
     drawn: bool = False
-    """Whether all other thresholds are drawn from the seed (`drawn_settings`), too."""
+    """True if all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -120,7 +119,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     work = random.Random(f"workload {seed}")
     setting = Setting(
         workers=work.choice((1, 1, 1, 2, 2, 3)),
@@ -129,7 +128,7 @@ def draw(seed: int) -> Schedule:
         retain_history_ms=work.choice((50, 400, 60_000)),
         batches_max=work.choice((2, 3, 6)),
         keyed=work.random() < 0.3,
-        stash=seed % 8 == 4,  # not drawn: what else a seed brings stays as it was
+        stash=seed % 8 == 4,  # not drawn: a draw would change all later draws of the seed
     )
     found = _faults(seed)
     setting, aimed = _aimed(seed, setting)
@@ -149,7 +148,7 @@ def draw(seed: int) -> Schedule:
 
 
 def has_source(seed: int) -> bool:
-    """Whether the runs of a seed have a storage half at work."""
+    """Return whether the runs of a seed have a source, and so a storage half at work."""
     return seed % SOURCE_STRIDE == 5
 
 
@@ -215,13 +214,14 @@ _SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "adapter": (150, (DELAY,)),
     "engine": (30, (DELAY, DELAY, KILL)),
 }
-"""About how many operations a run has at a site, and what may happen to one."""
+"""Site → the approximate number of its operations in a run, and the faults that may strike
+there."""
 
 _DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
 
 
 def _faults(seed: int) -> dict[tuple[str, int], Fault]:
-    """Of some sites only, so that each kind of fault is also seen alone."""
+    """Return faults at some sites only, so that each kind of fault is also seen alone."""
     dice = random.Random(f"faults {seed}")
     if dice.random() < 0.1:
         return {}
@@ -237,7 +237,7 @@ def _faults(seed: int) -> dict[tuple[str, int], Fault]:
         delay = dice.choice(_DELAYS_MS)
         if kind == HANG:
             delay = dice.choice((1_000, 4_000))
-        # The first operations are those of a start; everything else stands on them.
+        # Early operations are more likely: those of a start are the basis of all others.
         at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
         if dice.random() < 0.2:
             at = dice.randrange(1, 13)
@@ -247,13 +247,13 @@ def _faults(seed: int) -> dict[tuple[str, int], Fault]:
                 continue
         found[site, at] = Fault(site, at, kind, delay)
         if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER, HANG):
-            for more in range(1, dice.randrange(2, 8)):  # it does not go wrong only once
+            for more in range(1, dice.randrange(2, 8)):  # several operations in a row fail
                 found[site, at + more] = Fault(site, at + more, kind, delay)
     return found
 
 
 def _aimed(seed: int, setting: Setting) -> tuple[Setting, dict[tuple[str, int], Fault]]:
-    """Some seeds are aimed at what chance alone seldom meets: faults that must come together."""
+    """Aim some seeds at combinations of faults that chance alone seldom draws."""
     dice = random.Random(f"joint {seed}")
     chance = dice.random()
     faults: list[Fault] = []
@@ -267,8 +267,8 @@ def _aimed(seed: int, setting: Setting) -> tuple[Setting, dict[tuple[str, int], 
 
 
 def _connections(dice: random.Random) -> list[Fault]:
-    """The cluster's connection breaks, its successor is heard of late by some adapters, and what
-    workers have sent to its predecessor comes later still."""
+    """Return faults that break the cluster's connection, show its successor late to some adapters,
+    and deliver the workers' responses to its predecessor later still."""
     found = []
     for _ in range(dice.randrange(1, 4)):
         at = dice.randrange(5, 60)
@@ -288,7 +288,7 @@ def _connections(dice: random.Random) -> list[Fault]:
 
 
 def _slow_reads(dice: random.Random) -> list[Fault]:
-    """Parts are read so slowly that they are compacted, and deleted, meanwhile."""
+    """Return faults that read parts so slowly that these are compacted, and deleted, meanwhile."""
     at = dice.randrange(1, 30)
     return [
         Fault("blob.get", at + more, HANG, dice.choice((100, 300, 1_000)))
@@ -318,8 +318,8 @@ _RIVAL_SITES: Final = (
 def _rivals(
     seed: int, setting: Setting
 ) -> tuple[Setting, list[Operation], dict[tuple[str, int], Fault]]:
-    """Raw clients that displace the controller and one another, and more workers: of some seeds,
-    by a stream of their own, so that the others stay as they were."""
+    """Add raw clients that displace the controller and one another, and more workers, to some
+    seeds, by a stream of their own, so that other seeds are unchanged."""
     dice = random.Random(f"rivals {seed}")
     if dice.random() < 0.15:
         setting = msgspec.structs.replace(setting, workers=dice.choice((4, 5)))
@@ -342,14 +342,14 @@ def _rivals(
 def _replicas(
     seed: int, setting: Setting, operations: list[Operation]
 ) -> tuple[Setting, list[Operation]]:
-    """Several replicas, which crash one by one: of some seeds, by a stream of their own."""
+    """Add several replicas, which crash one by one, to some seeds, by a stream of their own."""
     dice = random.Random(f"number of replicas {seed}")
     if dice.random() >= 0.15:
         return setting, operations
     setting = msgspec.structs.replace(
         setting, replicas=dice.choice((2, 2, 3)), standby_ms=dice.choice((5, 50, 400))
     )
-    # A replica that is built anew knows no nonce of before.
+    # A rebuilt replica has forgotten the nonces that were used.
     operations = [each for each in operations if each.kind != "used nonce"]
     for _ in range(dice.choice((1, 3, 6))):
         name, pause = f"r{dice.randrange(setting.replicas) + 1}", dice.choice((10, 60, 100, 200))
@@ -370,8 +370,8 @@ _SOURCE_SITES: Final = (
 def _source(
     seed: int, setting: Setting, operations: list[Operation]
 ) -> tuple[Setting, list[Operation], list[Fault]]:
-    """A source, views on it, and faults of the storage half's connection: of every seventh seed,
-    by a stream of their own."""
+    """Add a source, views on it, and faults of the storage half's connection, to every seventh
+    seed, by a stream of their own."""
     dice = random.Random(f"source {seed}")
     if not has_source(seed):
         return setting, operations, []
@@ -423,8 +423,8 @@ _HALVES_SITES: Final = (
 def _halves(
     seed: int, setting: Setting, operations: list[Operation]
 ) -> tuple[Setting, list[Operation], list[Fault]]:
-    """Raw clients that displace the controller on the storage half's connection, sinks, and an
-    outside that fails: of seeds with a source, by a stream of their own."""
+    """Add raw clients that displace the controller on the storage half's connection, sinks, and
+    external systems that fail, to seeds with a source, by a stream of their own."""
     dice = random.Random(f"halves {seed}")
     setting = msgspec.structs.replace(setting, window=dice.choice((1, 2, 32)))
     operations = list(operations)
@@ -449,7 +449,7 @@ def _halves(
             for _ in range(dice.randrange(1, 5)):
                 kind, number = dice.choices(kinds, weights)[0], dice.randrange(1, 7)
                 pause = dice.choice((0, 5, 20, 60, 300))
-                # A replica that is built anew knows no nonce of before.
+                # A rebuilt replica has forgotten the nonces that were used.
                 if setting.replicas == 1 or kind != "storage used nonce":
                     operations.append(Operation(STORAGE_RIVAL - rival, pause, kind, "", number))
     for _ in range(dice.choice((0, 1, 3, 8, 16))):
@@ -458,10 +458,10 @@ def _halves(
         if site.endswith("open"):
             at = dice.randrange(1, 10)
         faults.append(Fault(site, at, dice.choice(kinds_of), delay))
-    if dice.random() < 0.4:  # what is looked up is no longer wanted when it is found
+    if dice.random() < 0.4:  # look-ups answer when their object is dropped already
         at, delay = dice.randrange(1, 30), dice.choice((5, 30, 100))
         faults += [Fault("persist.state", at + more, DELAY, delay) for more in range(20)]
-    if dice.random() < 0.3:  # what a sink has not made durable is all that still needs history
+    if dice.random() < 0.3:  # only the sinks' uncommitted batches hold back the since
         setting = msgspec.structs.replace(setting, retain_history_ms=50)
         at, delay = dice.randrange(1, 20), dice.choice((100, 400))
         faults += [Fault("sink.commit", at + more, DELAY, delay) for more in range(6)]
@@ -471,7 +471,8 @@ def _halves(
 def _copies(
     seed: int, setting: Setting, operations: list[Operation]
 ) -> tuple[Setting, list[Operation]]:
-    """Copies from files, of every fifth of the seeds with a source, by a stream of their own."""
+    """Add copies from files, to every fifth of the seeds with a source, by a stream of their
+    own."""
     if not setting.source_rate or seed % 5 != 0:
         return setting, operations
     dice = random.Random(f"copies {seed}")
@@ -486,7 +487,7 @@ def _copies(
 
 
 def describe(item: Any) -> str:
-    """An operation or a fault, for people."""
+    """Return one line for an operation or a fault."""
     if isinstance(item, Fault):
         delay = f" {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.site} no. {item.at}: {item.kind}{delay}"

@@ -1,9 +1,10 @@
-"""The checkers of runs with a storage half: one order, one client at a time, nothing let go early.
+"""The checkers of runs with a storage half: one order, one client at a time, no since advanced
+early.
 
-They look at the workers of the service's present life from outside of them, whenever something
-became durable or a storage client heard something (`RenderingsChecker`), at what workers send and
-what clients are told (`ToldChecker`), and at every durable change (`HoldsChecker`). Sinks are held
-to the truth by `outside.SinksChecker`, sources by `checkers.SourcesChecker`.
+They inspect the workers of the service's present life after each durable change and each message of
+a storage client (`RenderingsChecker`), the responses that workers send and clients receive
+(`ToldChecker`), and every durable change (`HoldsChecker`). `outside.SinksChecker` compares sinks
+with the truth, `checkers.SourcesChecker` sources.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from actors.testing.simulation.outside import SinksChecker
 from actors.worker import Worker
 
 Half: TypeAlias = tuple[list[Worker], Sequencer | None]
-"""The workers of one cluster, by index, and its sequencer."""
+"""Workers of one cluster, by index, and its sequencer."""
 DATAFLOWS: Final = f"{PREFIX}dataflows"
 
 
 class ToldChecker:
-    """A storage client is told only what workers sent to it: a frontier is the least that all of
-    them have told under its nonce, a one-shot ingestion is answered when all of them have answered
-    it under that, anything else passes as it is. And no frontier is told before
-    what it seals is durable: in the object's shard, or outside.
+    """Checks that a storage client receives only responses that workers sent to it: a frontier is
+    the least that all of them sent under its nonce, a one-shot ingestion is answered when all of
+    them answered it under that nonce, any other response passes unchanged. And no frontier is sent
+    before its data are durable: in the object's shard, or externally.
 
-    Does not cover: what workers send and nobody is told (displaced clients), and how soon.
+    Does not cover: responses of workers that no client receives (displaced clients), and latency.
     """
 
     def __init__(self, workers: int, history: History, sinks: SinksChecker) -> None:
@@ -50,10 +51,10 @@ class ToldChecker:
         self._sinks = sinks
         self._uppers: dict[tuple[Nonce, ObjectId], dict[str, Frontier]] = {}
         self._sent: dict[Nonce, set[bytes]] = {}
-        """As they cross a wire: an actor that hears one may have been given a copy."""
+        """Responses as they cross a wire: an actor that receives one may have a copy."""
 
     def sent(self, adapter: str, nonce: Nonce, response: Response) -> None:
-        """A worker answers by way of its adapter."""
+        """Note a response that a worker sends by way of its adapter."""
         if isinstance(response, FrontierUpper):
             told = self._uppers.setdefault((nonce, response.id), {})
             told[adapter] = max(told.get(adapter, 0), response.upper)
@@ -63,7 +64,7 @@ class ToldChecker:
             self._sent.setdefault(nonce, set()).add(msgspec.msgpack.encode(response))
 
     def told(self, nonce: Nonce, response: Response) -> None:
-        """The client of that nonce is told."""
+        """Check a response that the client of that nonce receives."""
         if isinstance(response, StagedBatches):
             response = FrontierUpper(response.uuid, EMPTY)  # merged as one
         if not isinstance(response, FrontierUpper):
@@ -87,8 +88,8 @@ class ToldChecker:
 
 
 class HoldsChecker:
-    """Nobody loses what it still needs: the since of a shard is never beyond what a sink on it has
-    outside, nor beyond the time from which a view on it would go on after a restart.
+    """Checks that the since of a shard is never beyond the committed upper of a sink on it, nor
+    beyond the time from which a view on it would resume after a restart.
 
     Does not cover: indexes and subscribes, which may begin anew at any readable time.
     """
@@ -98,7 +99,7 @@ class HoldsChecker:
         self._sinks = sinks
 
     def check(self) -> None:
-        """After each durable change."""
+        """Check the sinces after a durable change."""
         history = self._history
         shards = {entry.id: entry.shard for entry in history.catalog.objects}
         for entry in history.catalog.objects:
@@ -120,10 +121,10 @@ class HoldsChecker:
 
 
 class _Order:
-    """What the workers of one cluster have rendered, by place in their logs."""
+    """The renderings of the workers of one cluster, by place in their logs."""
 
     def __init__(self, workers: object) -> None:
-        self.workers = workers  # kept, so that another's list is another
+        self.workers = workers  # kept alive, so that no other list gets its `id`
         self.entries: list[LogEntry] = []
         self.digests: dict[int, str] = {}
         self.seen: dict[int, int] = {}
@@ -131,11 +132,11 @@ class _Order:
 
 
 class RenderingsChecker:
-    """All workers of a cluster render alike, of both halves: their logs agree as far as each has
-    come, whoever displaced whom; the rules of each state hold (`validate`). When nothing of the one
-    order is under way, what is rendered of the storage half is what worker 0 wants rendered: so
-    nothing that was dropped was rendered again. No id stands for something of both halves in the
-    relations, and each thing of the storage half is shown by one worker.
+    """Checks that all workers of a cluster render alike, of both halves: one's log is a prefix of
+    the other's, whichever clients displaced each other; the invariants of each state hold
+    (`validate`). When no command of the one order is under way, the renderings of the storage half
+    are those that worker 0 wants: so no dropped object was rendered again. In the relations no id
+    is of both halves, and each object of the storage half is shown by one worker.
 
     Does not cover: descriptions of dataflows (the checker of views sees what they make).
     """
@@ -144,7 +145,7 @@ class RenderingsChecker:
         self._orders: dict[int, _Order] = {}
 
     def check(self, workers: Sequence[Worker], sequencer: Sequencer | None) -> None:
-        """At any moment at which none of these actors is at work; of one cluster."""
+        """Check one cluster, at any moment at which none of these actors is at work."""
         if not workers:
             return
         key = id(workers[0]._workers)
@@ -236,7 +237,7 @@ class RenderingsChecker:
 
 
 def settled(states: Sequence[StorageState], sequencer: Sequencer) -> bool:
-    """Whether nothing of the one order is under way, and no client says what it wants."""
+    """Return whether no command of the one order is under way, and no client is initializing."""
     first = states[0]
     pursuits = first.pursuits
     return (
@@ -249,7 +250,7 @@ def settled(states: Sequence[StorageState], sequencer: Sequencer) -> bool:
 
 
 def leftovers(states: Iterable[StorageState]) -> list[str]:
-    """What is rendered though everything was dropped, for people."""
+    """Return the renderings that are left though all objects were dropped, for people."""
     return [
         f"worker {state.index} renders {sorted(state.renderings.current)}, runs "
         f"{sorted(state.tasks.running)}, stops {sorted(state.tasks.stopping)}"
@@ -259,13 +260,13 @@ def leftovers(states: Iterable[StorageState]) -> list[str]:
 
 
 def upper_of(id_: ObjectId, sinks: SinksChecker) -> Frontier:
-    """How far a sink is outside."""
+    """Return the committed upper of a sink."""
     written = sinks.written.get(id_)
     return EMPTY if written is None else written.upper or 0
 
 
 def halves_of(cells: Mapping[str, Cell[Any]], count: int) -> list[Half]:
-    """Of every cluster whose workers, so many, have all begun."""
+    """Return both halves of every cluster all of whose `count` workers have begun."""
     found: dict[str, tuple[list[Worker], list[Sequencer]]] = {}
     for path, cell in cells.items():
         workers, sequencers = found.setdefault(path.rpartition("/")[0], ([], []))

@@ -1,25 +1,26 @@
 """Raw clients of the storage half that come beside the service's own controller and displace it.
 
-Theory of operation. As `rivals`, on the other connection. What the controller has said to the
-storage half is known to all (`StorageRivalry`); a rival asks for the same objects, on the same
-shards, never for less history than the controller needs. Its visit, by kind:
+Theory of operation. As `rivals`, on the other connection. All rivals know the controller's commands
+to the storage half (`StorageRivalry`); a rival requests the same objects, on the same shards, never
+with less history than the controller needs. Its visit, by kind:
 
 - ``storage replay``: all of it, then compactions, one-shot ingestions, some canceled, and settings;
 - ``storage usurp``: InitializationComplete right after Hello, so that nothing goes on running;
 - ``storage part``: some of the objects; the others are dropped;
 - ``storage stall``: a part of it, and no InitializationComplete;
-- ``storage greet``: a Hello and nothing else, which displaces too: this half asks no other proof;
-- ``storage alter``: sources and sinks under other names and delays: updates, all of which may be
-  (what may not be would stay, where nothing else ran, and the controller be refused for good);
-- ``storage drop``: all of it, by number as updates, then every object is dropped, and run again
-  when that was told;
+- ``storage greet``: a Hello and nothing else, which displaces, too: this half needs no more proof;
+- ``storage alter``: sources and sinks under other names and delays: only updates that are allowed
+  (a forbidden one would stay if its object ran nowhere, and the controller would be refused ever
+  after);
+- ``storage drop``: all of it, with even numbers as updates, then every object is dropped, and run
+  again once the drop is reported;
 - ``storage used nonce``: a Hello that was said before.
 
 At the end of its visit a rival closes its connection, or vanishes without a word.
 
-Rules that are checked: on each connection both sides keep the rules of the protocol; what it is
-told is for it, and true (`storage_checkers.ToldChecker`); a used nonce is refused and displaces
-nobody; a dropped object is told dropped; no visit hangs.
+Rules that are checked: on each connection both sides keep the rules of the protocol; responses are
+for this client, and true (`storage_checkers.ToldChecker`); a used nonce is refused and displaces no
+client; a drop is reported; no visit hangs.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ if TYPE_CHECKING:
     from actors.testing.cluster import World
 
 DROP_S: Final = 10.0
-"""Virtual time within which the drop of an object is told, while nobody takes the place."""
+"""Virtual time within which the drop of an object is reported, unless the rival is displaced."""
 
 
 class StorageRivalry:
-    """What the storage rivals of a run know together."""
+    """Knowledge that the storage rivals of a run share."""
 
     def __init__(self) -> None:
         self._history = StorageHistory()
@@ -72,27 +73,28 @@ class StorageRivalry:
         self._count = 0
 
     def fresh(self, what: str) -> str:
-        """A name that was not used before."""
+        """Return a name that was not used before."""
         self._count += 1
         return f"{what}-{self._count}"
 
     def learn(self, commands: list[Command]) -> None:
-        """The controller has said all this on a new connection."""
+        """Note the commands of the controller's new connection."""
         self._history = StorageHistory(commands)
 
     def add(self, command: Command) -> None:
-        """The controller has said more."""
+        """Note a further command of the controller."""
         self._history.push(command)
 
     def definitions(self) -> list[Command]:
-        """What follows the Hello of a client that says it all again, up to the end of it."""
+        """Return the commands between Hello and InitializationComplete of a client that repeats the
+        history."""
         self._history.reduce()
         ends = Hello | InitializationComplete | AllowWrites
         return [each for each in self._history.commands() if not isinstance(each, ends)]
 
 
 class StorageWatch:
-    """Listens to one connection to a storage half, the controller's or a rival's."""
+    """Checks one connection to a storage half, the controller's or a rival's."""
 
     def __init__(self, world: World, life: int, *, controller: bool) -> None:
         self._world = world
@@ -104,7 +106,7 @@ class StorageWatch:
         self._complete = False
 
     def heard(self, message: Any) -> None:
-        """A command, a response, or the error that ended the connection."""
+        """Check a command, a response, or the error that ended the connection."""
         if isinstance(message, Displaced) and f"({NEVER_IN_POWER}" in str(message):
             raise Violation(f"rivals: the controller lost its place to a visitor: {message}")
         self._checker.heard(message)
@@ -131,7 +133,7 @@ class StorageWatch:
 
 
 class StorageRival:
-    """One connection of a raw client; see the module's text."""
+    """One connection of a raw client; see the module's docstring."""
 
     def __init__(self, world: World, inner: ClusterClient, operation: Operation) -> None:
         self._world = world
@@ -149,7 +151,8 @@ class StorageRival:
         self._news.set()
 
     async def visit(self) -> None:
-        """The whole visit. Raises what ended it early; `Violation` for what may not be."""
+        """Run the whole visit. Raises the error that ended it early; `Violation` for a forbidden
+        one."""
         kind, number = self._operation.kind, self._operation.number
         refused = kind == "storage used nonce"
         if refused and not self._used:
@@ -173,7 +176,7 @@ class StorageRival:
             await self._client.close()
 
     async def _listen(self, refused: bool) -> None:
-        """Takes what comes. Raises `Violation` unless it ends as it should."""
+        """Receive responses. Raises `Violation` unless the connection ends as it should."""
         kind = self._operation.kind
         while True:
             try:
@@ -190,7 +193,7 @@ class StorageRival:
             if refused:
                 raise Violation(f"rivals: a {kind} was answered: {response}")
 
-    # -- what it says ----------------------------------------------------------------------------
+    # -- its commands ----------------------------------------------------------------------------
 
     def _commands(self, kind: str) -> list[Command]:
         rivalry, number = self._world.storage_rivalry, self._operation.number
@@ -210,12 +213,12 @@ class StorageRival:
         if kind == "storage alter":
             return [hello, *map(self._altered, all_), end, AllowWrites()]
         if kind == "storage drop":
-            said = all_ if number % 2 else map(self._altered, all_)  # then it is looked up anew
+            said = all_ if number % 2 else map(self._altered, all_)  # an update starts look-ups
             return [hello, *said, end, AllowWrites()]
         return [hello, *all_, end, AllowWrites(), *self._allowed(all_), *self._oneshots()]
 
     def _altered(self, command: Command) -> Command:
-        """The same object, otherwise."""
+        """Return the command with the same object under another name and delay."""
         number = self._operation.number
         retry = Retry(number, 10 * number)
         match command:
@@ -226,7 +229,7 @@ class StorageRival:
         return command
 
     def _allowed(self, all_: list[Command]) -> list[Command]:
-        """Compactions that take nothing from anybody, and one of nobody."""
+        """Return compactions that no client loses history by, and one of an unknown object."""
         found: list[Command] = [AllowCompaction("unknown", EMPTY)]
         for each in all_:
             if isinstance(each, RunSink):
@@ -236,7 +239,7 @@ class StorageRival:
         return found
 
     def _oneshots(self) -> list[Command]:
-        """One-shot ingestions and settings; the service carries none of the former out."""
+        """Return one-shot ingestions and settings; the service carries none of the former out."""
         rivalry = self._world.storage_rivalry
         table = next((e for e in self._world.history.catalog.objects if e.kind == "table"), None)
         found: list[Command] = [UpdateConfiguration(source_tick_ms=20 + self._operation.number)]
@@ -250,12 +253,12 @@ class StorageRival:
         return found
 
     async def _drop_all(self, listening: asyncio.Task[None]) -> None:
-        """Drops every object, hears that they are dropped, and runs them again."""
+        """Drop every object, wait for the reports of the drops, and run the objects again."""
         runs: dict[ObjectId, Command] = {}
         for each in self._world.storage_rivalry.definitions():
             if isinstance(each, RunIngestion | RunSink):
                 runs[each.description.id] = each
-        if self._operation.number % 2:  # at once, before anything was looked up; or later
+        if self._operation.number % 2:  # else at once, before any look-up
             await asyncio.sleep(0.05)
         for id_ in runs:
             await self._client.send(AllowCompaction(id_, EMPTY))
@@ -284,7 +287,7 @@ def _ids(command: Command) -> tuple[ObjectId, ...]:
 
 
 async def compete_for_storage(world: World, operations: list[Operation]) -> None:
-    """All visits of one rival, one after the other."""
+    """Run all visits of one rival, one after the other."""
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)
         try:

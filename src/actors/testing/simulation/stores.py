@@ -1,10 +1,10 @@
-"""Stores that outlive the process, and the faulty way to them.
+"""Stores that outlive the process, and its faulty connections to them.
 
-A `Disk` holds what is durable: it is all that a crash leaves. `FaultyBlob` and
-`FaultyConsensus` are one process's way to it. An operation takes a little time, takes effect at
-one instant in between, and answers later: so a crash may fall on either side of the instant, and
-a fault may take the answer away. `Disk.committed` is told of every change of documents at its
-instant, before anybody can act on it.
+A `Disk` holds the durable state: all that survives a crash. `FaultyBlob` and `FaultyConsensus` are
+one process's connections to it. An operation takes a little time, takes effect at one instant in
+between, and answers later: so a crash may fall on either side of the instant, and a fault may lose
+the answer. `Observer.committed` is called with every change of documents at its instant, before any
+process can act on it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ WRITE_S: Final = 0.001
 
 
 class Observer(Protocol):
-    """Who watches what becomes durable."""
+    """Observer of durable changes."""
 
     def committed(self, ops: Sequence[Cas], /) -> None:
-        """These documents changed, all at once."""
+        """Observe documents that changed, all at once."""
         ...
 
     def missing(self, key: str, /) -> None:
-        """A blob was asked for that is not there."""
+        """Observe a request for a blob that is missing."""
         ...
 
 
 class Disk:
-    """What survives a crash."""
+    """State that survives a crash."""
 
     def __init__(self, clock: Clock) -> None:
         self.blobs = MemoryBlob(clock)
@@ -59,14 +59,14 @@ class Disk:
 
 
 class _Way:
-    """What both stores share: one process's operations and their faults."""
+    """One process's operations on a store and their faults; the base of both stores."""
 
     def __init__(self, injector: Injector, crash: Callable[[], None]) -> None:
         self._injector = injector
         self._crash = crash
 
     async def _begin(self, site: str, key: str, latency_s: float) -> Fault | None:
-        """Up to the instant at which the operation takes effect."""
+        """Run the part of an operation before the instant at which it takes effect."""
         fault = self._injector.draw(site)
         self._injector.trace.note(site, key)
         await asyncio.sleep(latency_s)
@@ -84,7 +84,7 @@ class _Way:
         return fault
 
     async def _end(self, fault: Fault | None, site: str, key: str) -> None:
-        """After that instant."""
+        """Run the part of an operation after that instant."""
         if fault is not None and fault.kind == CRASH_AFTER:
             await self._die()
         if fault is not None and fault.kind == LOST_ANSWER:
@@ -111,7 +111,7 @@ class FaultyBlob(_Way):
         self._observer = observer
 
     async def get(self, key: str) -> bytes | None:
-        """The object, or None."""
+        """Return the object, or None."""
         await self._begin("blob.get", key, READ_S)
         found = await self._blobs.get(key)
         if found is None:
@@ -119,32 +119,32 @@ class FaultyBlob(_Way):
         return found
 
     async def set(self, key: str, data: bytes) -> None:
-        """Keeps a new object."""
+        """Store a new object."""
         fault = await self._begin("blob.set", key, WRITE_S)
         await self._blobs.set(key, data)
         await self._end(fault, "blob.set", key)
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Takes a file over."""
+        """Take a file over."""
         fault = await self._begin("blob.set", key, WRITE_S)
         found = await self._blobs.adopt(key, path)
         await self._end(fault, "blob.set", key)
         return found
 
     async def delete(self, key: str) -> bool:
-        """Removes an object."""
+        """Delete an object."""
         fault = await self._begin("blob.delete", key, WRITE_S)
         found = await self._blobs.delete(key)
         await self._end(fault, "blob.delete", key)
         return found
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Objects whose key starts with `prefix`."""
+        """Return the objects whose key starts with `prefix`."""
         await self._begin("blob.list", prefix, READ_S)
         return await self._blobs.list_keys(prefix)
 
     def path(self, key: str) -> None:
-        """Memory has no paths."""
+        """Return None: memory has no paths."""
         return
 
 
@@ -159,12 +159,12 @@ class FaultyConsensus(_Way):
         self._observer = observer
 
     async def head(self, key: str) -> VersionedData | None:
-        """The document, or None."""
+        """Return the document, or None."""
         await self._begin("consensus.head", key, READ_S)
         return await self._documents.head(key)
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none."""
+        """Set all documents or none."""
         keys = ",".join(op.key for op in ops)
         fault = await self._begin("consensus.set", keys, WRITE_S)
         done = await self._documents.compare_and_set(ops)
@@ -175,22 +175,22 @@ class FaultyConsensus(_Way):
         return done
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Keys that start with `prefix`."""
+        """Return the keys that start with `prefix`."""
         await self._begin("consensus.list", prefix, READ_S)
         return await self._documents.list_keys(prefix)
 
     async def close(self) -> None:
-        """The disk stays."""
+        """Do nothing: the disk stays."""
 
 
 class LatePersist(PersistClient):
-    """A `PersistClient` that takes its time to tell a shard's state, at the site ``persist.state``:
-    what it is asked by (a look-up of a source) has time to become pointless."""
+    """A `PersistClient` that may return a shard's state late, at the site ``persist.state``, so
+    that a source's look-up may answer after its object was dropped."""
 
     injector: Injector
 
     async def state(self, shard: ShardId) -> ShardState:
-        """See `PersistClient`."""
+        """Return the shard's state, perhaps late; see `PersistClient`."""
         fault = self.injector.draw("persist.state")
         if fault is not None:
             await asyncio.sleep(fault.delay_ms / 1000)

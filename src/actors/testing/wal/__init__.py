@@ -1,6 +1,6 @@
-"""The simulation of the WAL: acceptors and proposers on a bad network, with disks that forget.
+"""The simulation of the WAL: acceptors and proposers on a bad network, with disks that lose data.
 
-`run.simulate` runs a `schedule.Schedule`; `checkers` judges what happened; `planted` holds bugs
-that must be found. There is no loop in it: the acceptor and the proposer are pure, so a queue of
-events in virtual milliseconds (`network`) is all of it, and a run takes a few milliseconds.
+`run.simulate` runs a `schedule.Schedule`; `checkers` judges the run; `planted` holds bugs that must
+be found. It needs no event loop: the acceptor and the proposer are pure, so a queue of events in
+virtual milliseconds (`network`) drives them, and a run takes a few milliseconds.
 """

@@ -1,9 +1,10 @@
-"""One acceptor of a run: its lives, its connections, and its disk with everything looked at.
+"""One acceptor of a run: its lives, its connections, and its disk with every operation checked.
 
-It does what the receiver does with an acceptor: messages of all connections one after the other,
-appends either flushed each or written first and flushed together a little later, a connection
-closed when a message is refused, what was received written and flushed before that. It dies where a
-fault of its disk says so, in the middle of a message too, and no answer of that message leaves.
+It treats an acceptor as the receiver does: messages of all connections come one after the other,
+appends are either flushed each or written first and flushed together a little later, a connection
+is closed when a message is refused; its received bytes are written and flushed before that. It dies
+where a fault of its disk requires it, in the middle of a message too, and no answer to that message
+leaves.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
 
 
 LATE_APPEND: Final = 0.3
-"""How likely a new life is given an append that an earlier one was sent."""
+"""Probability that a new life receives an append that was sent to an earlier one."""
 
 
 class Disk(Protocol):
-    """What outlives an acceptor."""
+    """The storage that outlives an acceptor."""
 
     def open(self) -> tuple[ControlStore, WalStore]:
-        """The stores of a new life."""
+        """Return the stores of a new life."""
         ...
 
     def crash(self) -> None:
-        """The life is over, and what it had not flushed with it."""
+        """End the life, and lose data that it had not flushed."""
         ...
 
     def read(self, begin_lsn: int, end_lsn: int) -> bytes:
-        """The log as a process sees it."""
+        """Return the log as a process sees it."""
         ...
 
     def make_segment_ahead(self) -> bool:
@@ -50,33 +51,33 @@ class Disk(Protocol):
         ...
 
     def arm(self, fault: Fault) -> None:
-        """Something goes wrong now, or in the operation to come. Raises what does now."""
+        """Arm a fault for the coming operation. Raises at once if the fault is due now."""
         ...
 
     def disarm(self) -> None:
-        """What did not go wrong until now does not."""
+        """Disarm a fault that has not struck."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """End the run."""
         ...
 
 
 class _Operations:
-    """Counts what is done to a disk; fails, or dies, where a fault says so."""
+    """Counts operations on a disk; fails, or crashes, as the faults require."""
 
     def __init__(self, node: AcceptorNode) -> None:
         self._node = node
 
     def before(self) -> Fault | None:
-        """Of an operation; raises when it does not happen."""
+        """Arm the fault of an operation, if it has one. Raises if the operation must not happen."""
         fault = self._node.world.injector.draw(self._node.site)
         if fault is not None:
             self._node.disk.arm(fault)
         return fault
 
     def after(self, fault: Fault | None) -> None:
-        """Of the same operation."""
+        """Disarm the fault of that operation; crash if it is a crash after the operation."""
         if fault is not None:
             self._node.disk.disarm()
         if fault is not None and fault.kind == CRASH_AFTER:
@@ -84,7 +85,7 @@ class _Operations:
 
 
 class WatchedControl(_Operations):
-    """A control file, looked at."""
+    """A control file whose changes are checked."""
 
     def __init__(self, node: AcceptorNode, inner: ControlStore) -> None:
         super().__init__(node)
@@ -103,7 +104,7 @@ class WatchedControl(_Operations):
 
 
 class WatchedWal(_Operations):
-    """A log, looked at."""
+    """A log whose changes are checked."""
 
     def __init__(self, node: AcceptorNode, inner: WalStore) -> None:
         super().__init__(node)
@@ -153,7 +154,7 @@ class WatchedWal(_Operations):
 
 
 class AcceptorNode:
-    """See the module's text."""
+    """One acceptor; see the module's docstring."""
 
     def __init__(self, world: World, number: int, disk: Disk) -> None:
         self.world = world
@@ -167,7 +168,7 @@ class AcceptorNode:
         self.handling: Any = None
         """The message that is being processed."""
         self._dirty: list[Link] = []
-        """Whose appends were written and not flushed."""
+        """Links whose appends are written and not flushed."""
         self._links: list[Link] = []
         self._last_append: AppendRequest | None = None
         self._last_elected: ProposerElected | None = None
@@ -177,7 +178,7 @@ class AcceptorNode:
     # -- lives --
 
     def start(self) -> None:
-        """A new life, on what the disk has."""
+        """Start a new life, from the state on disk."""
         if self.acceptor is not None:
             return
         self._life += 1
@@ -193,7 +194,7 @@ class AcceptorNode:
             self.world.events.after(self._dice.randrange(500), self.replay, 0)
 
     def die(self, down_ms: int) -> None:
-        """It is gone, and comes back."""
+        """End the life, and start a new one in `down_ms`."""
         if self.acceptor is not None:
             self.world.told("acceptor dies", self.number)
             self.acceptor = self.wal = None
@@ -207,11 +208,11 @@ class AcceptorNode:
     # -- connections --
 
     def accepts(self, link: Link) -> None:
-        """A new connection."""
+        """Note a new connection."""
         self._links.append(link)
 
     def arrived(self, link: Link, message: Any) -> None:
-        """Of a proposer."""
+        """Process a message of a proposer, and send the answer."""
         if isinstance(message, AppendRequest) and message.wal:
             self._last_append = message
         elif isinstance(message, ProposerElected):
@@ -227,7 +228,7 @@ class AcceptorNode:
             self._reply(link, answer)
 
     def closed(self, link: Link) -> None:
-        """What it brought is flushed."""
+        """Flush the appends of a closed connection."""
         if link in self._links:
             self._links.remove(link)
         if link in self._dirty:
@@ -255,7 +256,7 @@ class AcceptorNode:
             self._reply(link, answer)
 
     def process(self, message: Any, link: Link | None = None) -> Any:
-        """The answer; None also when it was refused or the acceptor died of it."""
+        """Return the answer; None also when the message was refused or the acceptor died of it."""
         acceptor = self.acceptor
         if acceptor is None or self.wal is None:
             return None
@@ -292,18 +293,18 @@ class AcceptorNode:
             self._dirty.remove(link)
         link.close(TO_ACCEPTOR)
 
-    # -- what else happens to it --
+    # -- events beside messages --
 
     def replay(self, which: int) -> None:
-        """The last append comes again (1: the last announcement), as over a connection that was
-        given up long ago: nobody hears the answer."""
+        """Process the last append again (1: the last announcement), as if it came late over a
+        connection that was given up: the answer is dropped."""
         if which and self._last_elected is not None:
             self.process(self._last_elected)
         elif not which and self._last_append is not None:
             self.process(AppendUnflushed(self._last_append))
 
     def recover(self, other: AcceptorNode) -> None:
-        """From another acceptor, if that has something to give."""
+        """Recover from another acceptor, if its log is ahead of ours."""
         if self.acceptor is None or other.acceptor is None or other is self:
             return
         donor = status_of(other.acceptor)
@@ -320,7 +321,8 @@ class AcceptorNode:
             self._take(other, donor, announced.start_streaming_at, self._life)
 
     def _take(self, other: AcceptorNode, donor: PeerStatus, at_lsn: int, life: int) -> None:
-        """The next piece of a recovery; whatever came in between is refused, or goes on."""
+        """Append the next piece of a recovery; messages in between may make the acceptor refuse
+        it."""
         if self.acceptor is None or life != self._life:
             return
         end_lsn = min(at_lsn + self._dice.choice((8, 100, 10_000)), donor.flush_lsn)
@@ -338,7 +340,7 @@ class AcceptorNode:
             self.world.events.after(delay, self._take, other, donor, end_lsn, life)
 
     def guarded(self, call: Any, *given: Any) -> None:
-        """A call beside messages, which may die of the disk as well."""
+        """Run a call beside messages, which may crash on the disk as well."""
         acceptor = self.acceptor
         if acceptor is None or self.wal is None:
             return
@@ -355,10 +357,11 @@ class AcceptorNode:
             self.held.stepped(acceptor, self.wal, call, before, None)
 
     def log(self, begin_lsn: int, end_lsn: int, term: int) -> bytes:
-        """For a proposer that brings another one up; empty when it cannot be given."""
+        """Return the log for a proposer that brings another acceptor up to date; empty if
+        unavailable."""
         acceptor, wal = self.acceptor, self.wal
         if acceptor is None or wal is None or acceptor.term != term:
             return b""
-        # the zeros behind the last record may be yet to come
+        # The padding behind the last record may not be written yet.
         end_lsn = min(end_lsn, acceptor.flush_lsn, wal.write_lsn)
         return self.disk.read(begin_lsn, end_lsn) if begin_lsn < end_lsn else b""

@@ -1,13 +1,13 @@
-"""What must hold of every acceptor, and of a whole run. Each is checked when something happens.
+"""Invariants of every acceptor, and of a whole run, each checked at the events that may break it.
 
-Source: the specification's checkable properties (1 to 4 of its TLA+ models, 5 to 14 of its code).
-A violation begins with the property's number and name.
+Source: the specification's checkable properties (1 to 4 of its TLA+ models, 5 to 14 of its code). A
+violation begins with the property's number and name.
 
 Over the whole history of a run (`Truth`):
  1. *election*: a term is elected at most once.
- 3. *committed*: two committed records at one place are the same. What a leader calls committed was
+ 3. *committed*: two committed records at one place are the same. A commit that a leader reports was
     on the disks of a quorum, in its own term, and reaches beyond that term's begin; a new leader
-    has all that was committed before it was elected; a leader's commit never falls.
+    has all records that were committed before its election; a leader's commit never falls.
  4. *membership*: one generation, one configuration.
 12. *history*: a term in two histories begins at the same place.
 14. *agreement*: any two acceptors hold equal bytes up to the lower of their own commits.
@@ -15,19 +15,19 @@ Over the whole history of a run (`Truth`):
 Of each acceptor (`Held`):
  2. *terms*: the terms of its history rise with LSN.
  5. *votes*: its persisted term never falls; one vote a term, on disk before the answer.
- 6. *commit*: the commit in memory never falls in one life, and is never beyond what is flushed.
- 7. *flush*: what is flushed falls only in a truncation by an elected leader, never below its own
+ 6. *commit*: the commit in memory never falls in one life, and is never beyond the flush LSN.
+ 7. *flush*: the flush LSN falls only in a truncation by an elected leader, never below its own
     commit.
- 8. *durable*: what it said to have flushed is there after a crash.
- 9. *bytes*: stored are the accepted appends, one behind the other; no gaps, no overwriting.
+ 8. *durable*: data that it reported as flushed is there after a crash.
+ 9. *bytes*: the log is the accepted appends, one behind the other; no gaps, no overwriting.
 10. *append*: none is accepted of another term or generation, or of a leader that was not announced.
 11. *horizon*: never falls; no leader sends one beyond its commit.
 13. *truncation*: interrupted anywhere, it shows no byte behind the cut, or the old log; nothing is
     written before the next one.
 
 **Not** checked, as it does not hold: that committed data is never truncated. An acceptor that does
-not know of the commit may cut it off, for a leader that is over and does not know that
-(`Truth.committed_cut` counts it; the tests show how).
+not know of the commit may truncate the data, for a deposed leader that does not know that it is
+deposed (`Truth.committed_cut` counts it; the tests show how).
 """
 
 from __future__ import annotations
@@ -56,41 +56,42 @@ if TYPE_CHECKING:
 
 
 def hold(right: bool, rule: str, *operands: object) -> None:
-    """Raises `Violation` unless it is."""
+    """Raise `Violation` unless `right`."""
     if not right:
         raise Violation(f"{rule}: {', '.join(map(str, operands))}")
 
 
 class Truth:
-    """What is true of a whole run."""
+    """The facts of a whole run, against which its events are checked."""
 
     def __init__(self, start_lsn: int) -> None:
         self.start_lsn = start_lsn
-        """Of the log."""
+        """Begin of the log."""
         self.committed = bytearray()
-        """From `start_lsn` on, as the first who said so had it."""
+        """Committed bytes from `start_lsn` on, as the first node that reported each had it."""
         self.commit_lsn = start_lsn
-        """The highest that any leader told."""
+        """Highest commit that any leader reported."""
         self.committed_cut = 0
-        """How often committed data were truncated somewhere (which is no violation)."""
+        """Number of truncations of committed data at some acceptor (which is no violation)."""
         self.durable: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        """Term -> acceptor -> what it had on disk in that term, with that leader's log."""
+        """Term → acceptor → its flush LSN in that term, with that leader's log."""
         self.votes: dict[tuple[int, int], bytes] = {}
-        """(acceptor, term) -> the log with which it voted."""
+        """(acceptor, term) → the log with which it voted."""
         self._elected: dict[int, int] = {}
         self._starts: dict[int, int] = {}
-        """Term -> where its leader begins."""
+        """Term → begin of its leader's own records."""
         self._commits: dict[int, int] = {}
-        """Term -> the highest that its leader told."""
+        """Term → highest commit that its leader reported."""
         self._begins: dict[int, int] = {}
         self._memberships: dict[int, Membership] = {}
 
     def elected(self, life: int, term: int, start_lsn: int, log: bytes) -> None:
-        """Life `life` of a proposer leads `term`; `log` is all before its begin. It has what was
-        committed in lower terms. Of higher ones it may know nothing: nobody will take its log."""
+        """Check that life `life` of a proposer may lead `term`; `log` is all before its begin. It
+        must have the records committed in lower terms."""
         known = self._elected.setdefault(term, life)
         hold(known == life, "1 election: two of a term", term, known, life)
         self._starts[term] = start_lsn
+        # A leader may lack commits of higher terms: no acceptor will take its log.
         commits = (lsn for lower, lsn in self._commits.items() if lower < term)
         commit_lsn = max(commits, default=self.start_lsn)
         hold(
@@ -103,7 +104,7 @@ class Truth:
         self.same(log, 0, commit_lsn - self.start_lsn, "3 committed: a leader has other")
 
     def led(self, term: int, history: tuple[Entry, ...]) -> None:
-        """A history with which somebody leads, or which somebody persists."""
+        """Check a history with which a proposer leads, or which an acceptor persists."""
         for entry in history:
             begin = self._begins.setdefault(entry.term, entry.lsn)
             hold(begin == entry.lsn, "12 history: a term begins twice", entry, begin, term)
@@ -111,7 +112,7 @@ class Truth:
     def commit(
         self, term: int, start_lsn: int, commit_lsn: int, log: bytearray, quorum: int
     ) -> None:
-        """The leader of `term` tells a commit, its log being `log`."""
+        """Check a commit that the leader of `term` reports, its log being `log`."""
         hold(commit_lsn >= start_lsn, "3 committed: below the term's begin", term, commit_lsn)
         durable = self.durable[term].values()
         having = sum(lsn >= commit_lsn for lsn in durable)
@@ -138,7 +139,8 @@ class Truth:
         self.commit_lsn = max(self.commit_lsn, commit_lsn)
 
     def hold_committed(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:
-        """`log[begin:end]` (offsets) is committed: the same as what others know, or new."""
+        """Check that `log[begin:end]` (offsets), which is committed, equals the known bytes; add
+        new ones."""
         both = min(end, len(self.committed))
         self.same(log, begin, both, rule)
         if end > both:
@@ -146,7 +148,7 @@ class Truth:
             self.committed += log[both:end]
 
     def same(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:
-        """`log[begin:end]` is what is committed there."""
+        """Check that `log[begin:end]` equals the committed bytes there."""
         if begin < end:
             ours, theirs = bytes(log[begin:end]), bytes(self.committed[begin:end])
             if ours != theirs:
@@ -156,13 +158,13 @@ class Truth:
                 raise Violation(f"{rule}: at {self.start_lsn + begin + at}")
 
     def member(self, membership: Membership) -> None:
-        """A configuration that somebody has."""
+        """Check a configuration that a node has."""
         known = self._memberships.setdefault(membership.generation, membership)
         hold(known == membership, "4 membership: a generation with two", known, membership)
 
 
 class Before:
-    """An acceptor as it was."""
+    """The state of an acceptor before a message."""
 
     __slots__ = ("commit_lsn", "flush_lsn", "generation", "term", "write_lsn")
 
@@ -178,14 +180,14 @@ NOTHING: Final = 0
 
 
 class Held:
-    """What is true of one acceptor, over all its lives."""
+    """Checks one acceptor, over all its lives."""
 
     def __init__(self, number: int, truth: Truth, disk: Disk) -> None:
         self._number = number
         self._truth = truth
         self._disk = disk
         self.log = bytearray()
-        """What it accepted, from the truth's begin on, less what was cut off."""
+        """Bytes that it accepted, from the truth's begin on, less truncated ones."""
         self._told_flush = NOTHING
         self._voted: set[int] = set()
         self._term = 0
@@ -193,9 +195,9 @@ class Held:
         self._horizon = 0
         self._commit = 0
         self._compared = 0
-        """Offset up to which its log was compared with what is committed."""
+        """Offset up to which its log was compared with the committed bytes."""
         self._announced = 0
-        """The term whose leader was announced to this life."""
+        """Term whose leader was announced to this life."""
         self._cutting = NOTHING
         self._writing = b""
         self._writable = False
@@ -203,7 +205,7 @@ class Held:
     # -- the disk --
 
     def persisted(self, old: ControlState, new: ControlState) -> None:
-        """A new control file is on disk."""
+        """Check a new control file on disk."""
         self._control = new
         who = self._number
         hold(new.term >= self._term, "5 votes: a term falls", who, self._term, new.term)
@@ -227,7 +229,7 @@ class Held:
             self._truth.member(new.membership)
 
     def initialized(self, start_lsn: int) -> None:
-        """An empty log has a begin."""
+        """Check the begin of an empty log."""
         hold(
             start_lsn == self._truth.start_lsn,
             "9 bytes: a log begins elsewhere",
@@ -237,11 +239,11 @@ class Held:
         self.log.clear()
 
     def writing(self, wal: bytes) -> None:
-        """It begins: some of it may be there after a crash."""
+        """Note a write before it happens: part of it may be there after a crash."""
         self._writing = wal
 
     def wrote(self, begin_lsn: int, wal: bytes, handling: Any) -> None:
-        """Bytes were accepted."""
+        """Check bytes that were accepted."""
         request = handling.request if isinstance(handling, AppendUnflushed) else handling
         hold(isinstance(request, AppendRequest), "10 append: without a request", self._number)
         hold(
@@ -262,7 +264,7 @@ class Held:
         self._writing = b""
 
     def truncating(self, end_lsn: int, handling: Any) -> None:
-        """It begins."""
+        """Check a truncation before it happens."""
         hold(isinstance(handling, ProposerElected), "7 flush: cut by nobody", self._number)
         hold(
             end_lsn >= self._commit,
@@ -274,8 +276,8 @@ class Held:
         self._cutting = end_lsn
 
     def truncated(self, end_lsn: int, flushed_lsn: int) -> None:
-        """It is done. What was behind `flushed_lsn`, a piece of a record or what was not flushed,
-        had been promised to nobody."""
+        """Note a truncation. Bytes behind `flushed_lsn` (a partial record, or unflushed) were never
+        acknowledged."""
         if end_lsn < min(self._truth.commit_lsn, flushed_lsn):
             offset, end = end_lsn - self._truth.start_lsn, len(self._truth.committed)
             if self.log[offset:end] == self._truth.committed[offset : len(self.log)]:
@@ -284,8 +286,9 @@ class Held:
         self._writable = True
 
     def _padded(self, end_lsn: int) -> bytearray:
-        """The log up to `end_lsn`. A record is whole without the zeros behind it, and positions
-        of records are behind those: the last may be yet to come, and are zeros all the same."""
+        """Return the log up to `end_lsn`, with the padding of its last record. A record is whole
+        without the zeros behind it, but positions are those after the padding, which may not be
+        written yet."""
         end = end_lsn - self._truth.start_lsn
         log = self.log[: max(0, end)]
         missing = end - len(log)
@@ -300,7 +303,7 @@ class Held:
     # -- lives --
 
     def opened(self, acceptor: Acceptor, wal: WalStore) -> None:
-        """A life begins, on what the disk has."""
+        """Check the state on disk at the begin of a life."""
         who, start = self._number, self._truth.start_lsn
         self._control = acceptor.state
         flush_lsn, end_lsn = acceptor.flush_lsn, wal.write_lsn
@@ -346,7 +349,7 @@ class Held:
     def stepped(
         self, acceptor: Acceptor, wal: WalStore, message: Any, before: Before, answer: Any
     ) -> None:
-        """Something was done to it."""
+        """Check the acceptor's state after a message or a call."""
         who, flush_lsn = self._number, acceptor.flush_lsn
         elected = isinstance(message, ProposerElected)
         if elected and acceptor.term == message.term and acceptor.term_start_lsn:
@@ -390,7 +393,7 @@ class Held:
             )
 
     def answered(self, answer: Any) -> None:
-        """It said this to a proposer."""
+        """Check an answer to a proposer."""
         who = self._number
         if isinstance(answer, AcceptorGreeting):
             self._truth.member(answer.membership)
@@ -402,13 +405,13 @@ class Held:
                 self._voted.add(answer.term)
             self._truth.votes[who, answer.term] = bytes(self._padded(answer.flush_lsn))
         told = isinstance(answer, VoteResponse | AppendResponse)
-        if told and answer.flush_lsn > self._truth.start_lsn:  # else: that nothing is there
+        if told and answer.flush_lsn > self._truth.start_lsn:  # else: an empty log
             self._told_flush = max(self._told_flush, answer.flush_lsn)
 
     # -- the log --
 
     def _agree(self, acceptor: Acceptor) -> None:
-        """Its log, up to its commit, is what everybody calls committed."""
+        """Check its log, up to its commit, against the committed bytes."""
         end = acceptor.commit_lsn - self._truth.start_lsn
         if end <= 0:
             return
@@ -421,7 +424,7 @@ class Held:
         self._compared = end
 
     def ended(self, acceptor: Acceptor, wal: WalStore) -> None:
-        """The run is over: all of the log once more."""
+        """Check the whole log once more at the end of the run."""
         if not wal.write_lsn:
             return
         found = self._disk.read(self._truth.start_lsn, wal.write_lsn)

@@ -1,9 +1,10 @@
-"""The disk of one acceptor as files: the real control file and log, on files that crash and forget.
+"""The disk of one acceptor as files: the real control file and log, on files that lose unsynced
+data.
 
-The files are in memory (`files.MemoryFiles`), and die at any single call the acceptor makes of
+The files are in memory (`files.MemoryFiles`), and crash at any single call the acceptor makes of
 them, in the middle of a write too: a fault of the schedule arms a call a little ahead. Segments are
-of 1 MiB and logs begin shortly before the end of one, so that runs cross it. Records are those of
-PostgreSQL, made up.
+of 1 MiB and logs begin shortly before the end of one, so that runs cross it. Records have
+PostgreSQL's format, with made-up contents.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ SEGMENT_BYTES: Final = SEGMENT_BYTES_MIN
 START_LSN: Final = 4 * SEGMENT_BYTES - 3 * PAGE_BYTES + SHORT_HEADER_BYTES
 _FOLDER: Final = Path("/timeline")
 _CALLS_AHEAD: Final = 8
-"""An operation makes one to twice so many."""
+"""An operation makes one to twice so many calls."""
 _BODY_BYTES: Final = (8, 60, 300, 3_000)
 
 
 class FileDisk:
-    """See the module's text."""
+    """A disk made of files; see the module's docstring."""
 
     def __init__(self, state: ControlState, dice: random.Random) -> None:
         self._dice = dice
@@ -41,7 +42,7 @@ class FileDisk:
         self._wal: FileWal | None = None
 
     def open(self) -> tuple[FileControl, FileWal]:
-        """The stores of a new life."""
+        """Return the stores of a new life."""
         control = FileControl.open(_FOLDER, self._files)
         self._wal = FileWal.open(_FOLDER, control.state, self._files, segment_bytes=SEGMENT_BYTES)
         return control, self._wal
@@ -55,7 +56,7 @@ class FileDisk:
         return True
 
     def arm(self, fault: Fault) -> None:
-        """One of the next calls dies, or fails, unless there are fewer."""
+        """Arm a crash, or a failure, of one of the next calls, if there are so many."""
         ahead = 1 + self._dice.randrange(_CALLS_AHEAD)
         if fault.kind == FAIL:
             self._files.fail_at(ahead)
@@ -63,28 +64,27 @@ class FileDisk:
             self._files.crash_at(ahead)
 
     def disarm(self) -> None:
-        """The calls from now on go well."""
+        """Let later calls succeed."""
         self._files.crash_at(0)
         self._files.fail_at(0)
 
     def crash(self) -> None:
-        """The process is killed, or the machine goes down, and keeps of what was not synced what
-        it likes."""
+        """Kill the process, or the machine, which keeps all, none or some of the unsynced data."""
         self._wal = None
         fate = self._dice.randrange(3)
         self._files.restart(keep=fate == 0, rng=self._dice if fate == 1 else None)
 
     def read(self, begin_lsn: int, end_lsn: int) -> bytes:
-        """As a process sees it."""
+        """Return the log as a process sees it."""
         assert self._wal is not None, "it is open"
         return self._wal.read(begin_lsn, end_lsn - begin_lsn)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class RealRecords:
-    """What a proposer writes: records as of PostgreSQL, no two the same."""
+    """Records that a proposer writes, in PostgreSQL's format, no two the same."""
 
     def __init__(self, start_lsn: int, life: int, dice: random.Random) -> None:
         self._log = MadeUpLog(start_lsn, magic=MAGICS[17], segment_bytes=SEGMENT_BYTES)
@@ -93,7 +93,7 @@ class RealRecords:
         self._number = 0
 
     def next(self) -> bytes:
-        """The next one."""
+        """Return the next record."""
         begin = len(self._log.wal)
         self._number += 1
         body = f"{self._life} {self._number} ".encode()

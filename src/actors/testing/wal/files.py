@@ -1,12 +1,12 @@
 """A file system in memory that crashes, fails and forgets, for `actors.wal.files.Files`.
 
-Each file has the bytes that programs see and those that are on disk; each folder the names that
-are seen and those that are on disk. `restart` is a crash of the machine: what is on disk remains
-(``keep=True``: everything remains, as when only the process dies; with a `Random`, some of what
-was not synced). Every call counts: `crash_at` raises `Crashed` before the n-th call from now on,
-or in the middle of it when it writes; `fail_at` raises an `OSError` there instead, once.
+Each file has the bytes that programs see and those that are on disk; each folder the names that are
+seen and those that are on disk. `restart` is a crash of the machine: the data on disk remains
+(``keep=True``: all data remains, as when only the process dies; with a `Random`, some of the
+unsynced data). Every call counts: `crash_at` raises `Crashed` before the n-th call from now on, or
+in the middle of it when it writes; `fail_at` raises an `OSError` there instead, once.
 
-A sync that fails drops what it should have made durable: the next one calls itself a success,
+A sync that fails drops the changes that it should have made durable: the next one reports success,
 while the bytes can still be read until the restart. Linux does so.
 """
 
@@ -21,17 +21,18 @@ from actors.wal.files import File
 
 
 class Crashed(BaseException):
-    """The machine died in the middle of a call. No program catches it."""
+    """The machine died in the middle of a call. A `BaseException`, so that no program catches
+    it."""
 
 
 class _Node:
-    """One file. What is to be synced are changes in order, so that some of them may happen."""
+    """One file. Unsynced changes are kept in order, so that a crash may keep some of them."""
 
     def __init__(self) -> None:
         self.seen = bytearray()
         self.kept = bytearray()
         self.changes: list[tuple[int, bytes | None]] = []
-        """(offset, bytes) written, or (length, None)."""
+        """(offset, bytes) written, or (length, None) for a truncation."""
 
     def write(self, offset: int, data: bytes) -> None:
         _apply(self.seen, offset, data)
@@ -77,7 +78,7 @@ class _Open:
         self._node = node
 
     def write_at(self, offset: int, data: bytes) -> None:
-        # Half of it may be there: that is what a write is when it is interrupted.
+        # An interrupted write leaves half of its bytes.
         self._files._call(lambda: self._node.write(offset, data[: len(data) // 2]))
         self._node.write(offset, data)
 
@@ -97,31 +98,31 @@ class _Open:
         self.sync()
 
     def close(self) -> None:
-        """Is no call: nothing happens on disk."""
+        """Do nothing: closing is no call, it changes no file."""
 
 
 class MemoryFiles:
-    """See the module. Not thread-safe."""
+    """Files in memory; see the module's docstring. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, dict[str, _Node | None]] = {Path("/"): {}}
-        """Of each folder: its names; None for a folder."""
+        """Folder → its names and their files (None for a folder)."""
         self._kept: dict[Path, dict[str, _Node | None]] = {Path("/"): {}}
         self._crash_in = self._fail_in = 0
         self._number = 0
         self.calls = 0
-        """So far."""
+        """Number of calls so far."""
 
     def crash_at(self, call: int) -> None:
-        """At the n-th call from now on; 1: the next."""
+        """Crash at the n-th call from now on; 1: the next."""
         self._crash_in = call
 
     def fail_at(self, call: int, number: int = errno.EIO) -> None:
-        """The n-th call from now on raises `OSError`; those after it do not."""
+        """Make the n-th call from now on raise `OSError`; later calls succeed."""
         self._fail_in, self._number = call, number
 
     def restart(self, *, keep: bool = False, rng: Random | None = None) -> None:
-        """The machine starts again; open files of before must not be used any more."""
+        """Restart the machine; files opened before must not be used any more."""
         self._crash_in = self._fail_in = 0
         if keep:
             self._kept = {folder: dict(names) for folder, names in self._seen.items()}
@@ -132,7 +133,7 @@ class MemoryFiles:
             node.restart(keep, rng)
 
     def copied(self) -> MemoryFiles:
-        """Another file system with the same contents, seen and kept."""
+        """Return another file system with the same contents, seen and kept."""
         made = MemoryFiles()
         nodes: dict[int, _Node] = {}
 
@@ -168,7 +169,7 @@ class MemoryFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
         self._folder(new.parent)[new.name] = names.pop(old.name)
         if old in self._seen:
-            # What is kept of a folder is found by where it will be: its names were synced there.
+            # Kept names are looked up by the folder's path after a restart: move them along.
             self._seen[new] = self._seen.pop(old)
             self._kept[new] = dict(self._kept.get(old, {}))
 

@@ -1,4 +1,4 @@
-"""What a fuzzer gives to the readers of a log's disk: accepted, or one named error."""
+"""Fuzz targets for the readers of a log's disk: input is accepted, or raises one named error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24
 
 
 def read_records(data: bytes) -> None:
-    """All at once and in pieces of a size that the first byte names must say the same."""
+    """Check that records read at once equal those read in pieces, whose size the first byte
+    gives."""
     if len(data) < 2:
         return
     step, stream = data[0] + 1, data[1:]
@@ -48,8 +49,8 @@ def _scan(stream: bytes, step: int) -> tuple[int, Bad | None]:
 
 
 def read_frames(data: bytes) -> None:
-    """A log of changes: all at once and in pieces must say the same, and its first record is
-    found as it begins with one."""
+    """Check that a log of changes reads the same at once and in pieces, and that its first record
+    is found as it begins with one."""
     if len(data) < 2:
         return
     step, wal = data[0] + 1, data[1:]
@@ -80,19 +81,20 @@ def _frames(wal: bytes, size: int) -> tuple[list[tuple[bytes, int]], bool]:
 
 
 def read_control(data: bytes) -> None:
-    """As it is, and under a right sum; what is accepted is written again as it was read."""
+    """Check that a control file that is accepted survives a round trip, as it is and under a right
+    sum."""
     for whole in (data, data + google_crc32c.value(data).to_bytes(4, "little")):
         try:
             state = decode(whole)
         except Corrupt:
             continue
-        # A version 10 of generation 0 is refused, so what is read has one way to be written; a
-        # time of creation alone is cut to milliseconds.
+        # A version 10 of generation 0 is refused, so each state has one encoding; only its time
+        # of creation is cut to milliseconds.
         assert decode(encode(state)) == state, "it is not what it was when written again"
 
 
 def read_segment(data: bytes) -> None:
-    """As one file's beginning, for people."""
+    """Inspect the beginning of one file, as the command for people does."""
     if len(data) < 48:
         return
     try:
@@ -108,11 +110,11 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "segment": read_segment,
     "frames": read_frames,
 }
-"""An input's first byte names one."""
+"""Targets; an input's first byte selects one."""
 
 
 def seeds() -> list[bytes]:
-    """Inputs to begin with, one or more of each target."""
+    """Return inputs to begin with, one or more of each target."""
     log = MadeUpLog(_START)
     for size in (0, 10, 300, 9_000):
         log.record(bytes(size))
@@ -133,6 +135,6 @@ def seeds() -> list[bytes]:
 
 
 def read(data: bytes) -> None:
-    """One input: raises for anything but acceptance or a named error."""
+    """Read one input: raise for anything but acceptance or a named error."""
     if data:
         list(TARGETS.values())[data[0] % len(TARGETS)](data[1:])

@@ -1,8 +1,9 @@
-"""One proposer of a run: its lives, its connections, and what it appends.
+"""One proposer of a run: its lives, its connections, and the records that it appends.
 
-It does what the shell around a proposer does: connects, hands messages over, performs effects,
-reads from one acceptor what another one lacks, ticks; when its proposer stops for good, another
-life begins in a while. It keeps the whole log of its term, to be held to what it calls committed.
+It does the work of the shell around a proposer: connects, hands messages over, performs effects,
+reads from one acceptor the log that another one lacks, ticks; when its proposer stops with a fatal
+error, another life begins in a while. It keeps the whole log of its term, to be compared with its
+commits.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
 
 
 class Records(Protocol):
-    """What a proposer writes."""
+    """The source of the records that a proposer writes."""
 
     def next(self) -> bytes:
-        """One record, which follows the one before."""
+        """Return one record, which follows the one before."""
         ...
 
 
 TICKS_PER_HEARTBEAT: Final = 2
 RETRY_MS: Final = 100
-"""After which a connection is made again, at most."""
+"""Longest delay before a connection is made again."""
 REST_MS: Final = (200, 2_000)
-"""Between two lives."""
+"""Delay between two lives: least and most."""
 ROUND_TRIPS: Final = 4
-"""Of the keepalive, after which a silent acceptor is dropped."""
+"""Number of keepalives after which a silent acceptor is dropped."""
 
 
 class ProposerNode:
-    """See the module's text."""
+    """One proposer; see the module's docstring."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -56,23 +57,23 @@ class ProposerNode:
         self.proposer: Proposer | None = None
         self.life = 0
         self.log = bytearray()
-        """Of the whole timeline, as this life leads it; empty before it is elected."""
+        """Log of the whole timeline, as this life leads it; empty before it is elected."""
         self.commit_lsn = 0
         self.for_good = False
         self.owed = 0
-        """Transactions with which each life begins."""
+        """Number of transactions with which each life begins."""
         self._links: dict[int, Link] = {}
         self._wanted = 0
-        """Transactions that are to be appended."""
+        """Number of transactions that are still to be appended."""
         self._torn = b""
-        """The rest of a record of which half was appended."""
+        """Unappended rest of a record whose first part was appended."""
         self._records: Records | None = None
         self._dice = random.Random(f"wal proposer {world.schedule.seed} {number}")
 
     # -- lives --
 
     def start(self) -> None:
-        """A new life."""
+        """Start a new life."""
         if self.proposer is not None or self.for_good:
             return
         world = self.world
@@ -108,7 +109,7 @@ class ProposerNode:
         self._tick(self.life)
 
     def die(self, down_ms: int) -> None:
-        """It is gone, and comes back unless it is gone for good."""
+        """End the life, and start a new one in `down_ms` unless `for_good` is set."""
         if self.proposer is not None:
             self.world.told("proposer dies", self.number, self.life)
             self.proposer = None
@@ -118,8 +119,8 @@ class ProposerNode:
         self.world.events.after(down_ms, self.start)
 
     def _membership(self) -> Membership:
-        """Generations begin with that of the setting and rise with lives; every third is joint:
-        of all acceptors and, at once, of the first three."""
+        """Return the life's membership. Generations begin with that of the setting and rise with
+        lives; every third is joint: of all acceptors and, at once, of the first three."""
         setting = self.world.schedule.setting
         if not setting.generation:
             return Membership()
@@ -170,13 +171,13 @@ class ProposerNode:
             self._connect(acceptor)
 
     def arrived(self, link: Link, message: Any) -> None:
-        """Of an acceptor."""
+        """Handle a message of an acceptor."""
         acceptor = link.key[1]
         if self.proposer is not None and self._links.get(acceptor) is link:
             self._do(self.proposer.received(acceptor, message))
 
     def closed(self, link: Link) -> None:
-        """By the acceptor, or it broke."""
+        """Handle a link that the acceptor closed, or that broke."""
         acceptor = link.key[1]
         if self.proposer is not None and self._links.get(acceptor) is link:
             del self._links[acceptor]
@@ -283,13 +284,13 @@ class ProposerNode:
     # -- work --
 
     def write(self, transactions: int) -> None:
-        """To be appended as soon as it can."""
+        """Append so many transactions as soon as the proposer can."""
         self._wanted += transactions
         self._append()
 
     @property
     def is_through(self) -> bool:
-        """Whether all of it is appended and committed."""
+        """Return whether all transactions are appended and committed."""
         proposer = self.proposer
         return (
             proposer is not None
@@ -317,7 +318,7 @@ class ProposerNode:
                 self._wanted -= 1
             self.log += wal
             effects = proposer.append(wal)
-            wanted, self._wanted = self._wanted, 0  # not again while it is performed
+            wanted, self._wanted = self._wanted, 0  # `_do` must not append in turn
             self._do(effects)
             self._wanted += wanted
             proposer = self.proposer

@@ -1,7 +1,7 @@
-"""WAL made up as PostgreSQL would write it, for whoever needs a log and has no server.
+"""WAL in PostgreSQL's format, made up for tests that need a log and have no server.
 
-`MadeUpLog` writes records one after another from a place on, cut into pages and segments, with
-true CRCs. It shares no code with `actors.wal.records`, and knows of each record where it stands.
+`MadeUpLog` writes records one after another from an LSN on, cut into pages and segments, with true
+CRCs. It shares no code with `actors.wal.records`, and notes the LSN of each record.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 
 
 class MadeUpLog:
-    """`wal` is the log's bytes from `start_lsn` on; ``records`` are (begin, where the next may
-    begin) of each. `start_lsn` is a place at which a record may begin."""
+    """A log. `wal` is its bytes from `start_lsn` on; ``records`` are (begin, first LSN at which the
+    next may begin) of each. `start_lsn` is an LSN at which a record may begin."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class MadeUpLog:
 
     @property
     def end_lsn(self) -> int:
-        """Behind the last byte."""
+        """Return the LSN behind the last byte."""
         return self.start_lsn + len(self.wal)
 
     def record(self, body: bytes, *, manager: int = 10, info: int = 0) -> int:
-        """One record; where it ends, and its padding."""
+        """Append one record; return the LSN behind it and its padding."""
         self._header_of_page(0)
         begin = self.end_lsn
         head = pack("<IIQBB2x", 24 + len(body), 3, self._previous, info, manager)
@@ -57,7 +57,8 @@ class MadeUpLog:
         return self.end_lsn
 
     def switch(self) -> int:
-        """A record after which the segment is left empty; where the next segment begins."""
+        """Append a record after which the segment is left empty; return the LSN of the next
+        segment."""
         self.record(b"", manager=0, info=0x40)
         begin, _ = self.records.pop()
         self.wal += bytes(-self.end_lsn % self.segment_bytes)

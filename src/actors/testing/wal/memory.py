@@ -1,12 +1,12 @@
-"""The disk of one acceptor, in memory: it keeps what was flushed, and of the rest what it likes.
+"""The disk of one acceptor, in memory: a crash keeps flushed data, and any part of the rest.
 
-The log's records here are of whole *cells* of 8 bytes, all the same: how many cells, which life of
-which proposer wrote it, and its number there. So no two records of a run are the same, half a
-record is seen to be half, and equal bytes at a place mean the same record. A cell ends with a byte
-that is not zero: a torn one, zeros behind what reached the disk, is no cell.
+The log's records here are of whole *cells* of 8 bytes, all the same: the number of cells, the life
+of the proposer that wrote it, and its number in that life. So no two records of a run are the same,
+a partial record is recognised, and equal bytes at an LSN mean the same record. A cell ends with a
+byte that is not zero: a torn one, zeros behind the bytes that reached the disk, is no cell.
 
-A crash keeps of the bytes that were not flushed nothing, all, a beginning, or any cells at all.
-What a truncation cut off is zeros on disk, as in a segment.
+A crash keeps of the unflushed bytes none, all, a beginning, or any cells at all. Truncated bytes
+are zeros on disk, as in a segment.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CELLS_MAX: Final = 6
 
 
 def record(cells: int, life: int, number: int) -> bytes:
-    """One record."""
+    """Return one record."""
     return _CELL.pack(cells, life, number, _WHOLE) * cells
 
 
 def record_end(wal: bytes | bytearray, at: int) -> int:
-    """Behind the record that begins at `at`; -1 when there is no whole one."""
+    """Return the offset behind the record that begins at `at`; -1 when there is no whole one."""
     if at + CELL > len(wal):
         return -1
     cells = wal[at] << 8 | wal[at + 1]
@@ -44,25 +44,25 @@ def record_end(wal: bytes | bytearray, at: int) -> int:
 
 
 class MemoryDisk:
-    """What is left when the acceptor dies. `open` gives its stores for one life."""
+    """Storage that survives the acceptor's crash. `open` returns its stores for one life."""
 
     def __init__(self, state: ControlState, dice: random.Random) -> None:
         self.control = state
         self.base_lsn = 0
-        """Of the first byte; 0: no log yet."""
+        """LSN of the first byte; 0: no log yet."""
         self.durable_base_lsn = 0
         self.cached = bytearray()
-        """As a process sees the log."""
+        """Log as a process sees it."""
         self.durable = bytearray()
-        """As it is on the platter; shorter where nothing was flushed yet."""
+        """Log as it is on the platter; shorter where later bytes are not flushed yet."""
         self._dice = dice
 
     def open(self) -> tuple[MemoryControl, MemoryWal]:
-        """The stores of a new life."""
+        """Return the stores of a new life."""
         return MemoryControl(self), MemoryWal(self)
 
     def crash(self) -> None:
-        """Unflushed bytes are gone, or some of them."""
+        """Lose the unflushed bytes, or some of them."""
         cached = self.cached
         kept: bytes | bytearray = self.durable
         fate = self._dice.randrange(4)
@@ -83,29 +83,30 @@ class MemoryDisk:
         self.cached = bytearray(kept)
 
     def read(self, begin_lsn: int, end_lsn: int) -> bytes:
-        """As a process sees it."""
+        """Return the log as a process sees it."""
         return bytes(self.cached[max(0, begin_lsn - self.base_lsn) : end_lsn - self.base_lsn])
 
     def make_segment_ahead(self) -> bool:
-        """There are no segments."""
+        """Return False: there are no segments."""
         return False
 
     def arm(self, fault: Fault) -> None:
-        """Here the operation itself dies or fails: before it happens, or just behind it."""
+        """Crash or fail the operation itself, before it happens; a crash behind it is the
+        caller's."""
         if fault.kind == CRASH:
             raise Crashed(fault.site)
         if fault.kind == FAIL:
             raise StorageError(f"{fault.site} failed", determinate=True)
 
     def disarm(self) -> None:
-        """Nothing is armed."""
+        """Do nothing: no fault stays armed."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class MemoryControl:
-    """A control file."""
+    """A control file in memory."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
@@ -116,12 +117,12 @@ class MemoryControl:
 
 
 class MemoryWal:
-    """A log."""
+    """A log in memory."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
         self._refused = True
-        """Until it is truncated."""
+        """True until it is truncated: writes are refused."""
         self.write_lsn = self.write_record_lsn = self.flush_lsn = self.flush_record_lsn = 0
         if disk.base_lsn:
             at = 0
@@ -170,7 +171,7 @@ class MemoryWal:
 
 
 class CellRecords:
-    """What a proposer writes: records of cells, no two the same."""
+    """Records that a proposer writes, made of cells, no two the same."""
 
     def __init__(self, start_lsn: int, life: int, dice: random.Random) -> None:
         self._life = life
@@ -178,6 +179,6 @@ class CellRecords:
         self._number = 0
 
     def next(self) -> bytes:
-        """The next one."""
+        """Return the next record."""
         self._number += 1
         return record(self._dice.randint(1, CELLS_MAX), self._life, self._number)

@@ -1,15 +1,15 @@
-"""A queue of events in virtual milliseconds, and connections over a network that is bad.
+"""A queue of events in virtual milliseconds, and connections over a bad network.
 
-Theory of operation. Nothing waits and nothing runs at the same time: whatever is to happen is in
-the queue, by when, then by who put it there first. A `Link` is one connection between one life of
-a proposer and one life of an acceptor. What is sent on it arrives in order, each way for itself,
-after a delay of its own; on different links anything may overtake anything. A message that is lost
-breaks its link: what was sent before arrives, then both ends hear of the end. While two nodes are
-cut off from one another, what is on its way stays there, and arrives when the partition is over;
-a proposer gives such a link up after the keepalive, an acceptor never does. So what a proposer
-sent may arrive long after it is dead, while its successors are at work: that is meant.
+Theory of operation. Nothing waits and nothing runs at the same time: all coming events are in the
+queue, by time, then in the order in which they were queued. A `Link` is one connection between one
+life of a proposer and one life of an acceptor. Messages on it arrive in order, each way for itself,
+after a delay of their own; messages on different links may overtake each other. A message that is
+lost breaks its link: earlier messages arrive, then both ends see the end. While two nodes are
+partitioned, messages in flight stay there, and arrive when the partition is over; a proposer gives
+such a link up after the keepalive, an acceptor never does. So a message may arrive long after its
+proposer died, while a successor is at work: that is intended.
 
-An end that closes hears nothing more of the link.
+An end that closes receives no more from the link.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from actors.wal.messages import AcceptorMessage, ProposerMessage
 TO_ACCEPTOR: Final = 0
 TO_PROPOSER: Final = 1
 END: Final = None
-"""On its way like a message: the other end is closed."""
+"""Sent like a message: the other end is closed."""
 CODECS: Final[dict[int, Any]] = {2: codec_v2, 3: codec_v3}
 
 
 class Events:
-    """See the module's text."""
+    """A queue of events; see the module's docstring."""
 
     def __init__(self) -> None:
         self.now_ms = 0
         self.count = 0
-        """Of those that happened."""
+        """Number of events that happened."""
         self._serial = 0
         self._waiting: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def at(self, when_ms: int, call: Callable[..., None], *given: Any) -> None:
-        """`call(*given)` at `when_ms`, which is not before now."""
+        """Queue `call(*given)` for `when_ms`, or for now if that is past."""
         self._serial += 1
         heapq.heappush(self._waiting, (max(when_ms, self.now_ms), self._serial, call, given))
 
     def after(self, delay_ms: int, call: Callable[..., None], *given: Any) -> None:
-        """`call(*given)` in `delay_ms`."""
+        """Queue `call(*given)` in `delay_ms`."""
         self.at(self.now_ms + delay_ms, call, *given)
 
     def next(self, until_ms: int) -> bool:
-        """Lets the next event happen; False when there is none up to `until_ms`."""
+        """Run the next event; return False when there is none up to `until_ms`."""
         if not self._waiting or self._waiting[0][0] > until_ms:
             self.now_ms = max(self.now_ms, until_ms)
             return False
@@ -61,19 +61,19 @@ class Events:
 
 
 class End(Protocol):
-    """Whoever has one end of a link."""
+    """The node at one end of a link."""
 
     def arrived(self, link: Link, message: Any) -> None:
-        """The next message of the other end."""
+        """Receive the next message of the other end."""
         ...
 
     def closed(self, link: Link) -> None:
-        """The other end is closed, or the link broke."""
+        """Notice that the other end is closed, or that the link broke."""
         ...
 
 
 class Link:
-    """See the module's text."""
+    """One connection; see the module's docstring."""
 
     __slots__ = ("_air", "_codec", "_dice", "_last_ms", "_network", "_stalled", "ends", "key")
 
@@ -88,7 +88,7 @@ class Link:
     ) -> None:
         self._network = network
         self.key = key
-        """(proposer, acceptor)"""
+        """(proposer, acceptor)."""
         self.ends: list[End | None] = [acceptor, proposer]
         self._dice = dice
         self._codec = CODECS.get(version)
@@ -97,7 +97,7 @@ class Link:
         self._stalled = [0, 0]
 
     def send(self, way: int, message: ProposerMessage | AcceptorMessage) -> None:
-        """Towards the end `way`; from a closed end nothing goes."""
+        """Send towards the end `way`; a closed end sends nothing."""
         if self.ends[1 - way] is None:
             return
         if self._network.drop and self._dice.random() < self._network.drop:
@@ -112,7 +112,7 @@ class Link:
             self._put(way, message)
 
     def close(self, way: int) -> None:
-        """The end `way` is closed; the other one hears of it behind all that is on its way."""
+        """Close the end `way`; the other one is notified behind all messages in flight."""
         if self.ends[way] is None:
             return
         self.ends[way] = None
@@ -144,7 +144,7 @@ class Link:
         end.arrived(self, item)
 
     def healed(self) -> None:
-        """What is late arrives."""
+        """Deliver the delayed messages."""
         for way in (TO_ACCEPTOR, TO_PROPOSER):
             late, self._stalled[way] = self._stalled[way], 0
             for _ in range(late):
@@ -154,7 +154,7 @@ class Link:
                 self._network.events.at(when, self._arrive, way)
 
     def given_up(self) -> None:
-        """Cut off for the keepalive: the proposer closes its end."""
+        """Close the proposer's end, which was cut off for the keepalive."""
         end = self.ends[TO_PROPOSER]
         if end is not None and self.key in self._network.cut:
             self.close(TO_PROPOSER)
@@ -162,7 +162,7 @@ class Link:
 
 
 class Network:
-    """All links there are, and who is cut off from whom."""
+    """All links, and the partitions between nodes."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Network:
         self.keepalive_ms = keepalive_ms
         self.told = told
         self.cut: set[tuple[int, int]] = set()
-        """(proposer, acceptor)"""
+        """(proposer, acceptor) pairs that are partitioned."""
         self._links: list[Link] = []
 
     def link(
@@ -189,25 +189,25 @@ class Network:
         dice: random.Random,
         version: int,
     ) -> Link:
-        """A new connection, open at both ends."""
+        """Return a new connection, open at both ends."""
         made = Link(self, key, acceptor, proposer, dice, version)
         self._links.append(made)
         return made
 
     def forget(self, link: Link) -> None:
-        """Drops a link of which both ends are closed."""
+        """Drop a link of which both ends are closed."""
         if link.ends == [None, None] and link in self._links:
             self._links.remove(link)
 
     def partition(self, keys: set[tuple[int, int]]) -> None:
-        """Cuts off; proposers give up what is still cut off after the keepalive."""
+        """Partition pairs; proposers give up links that are still cut off after the keepalive."""
         self.cut |= keys
         for link in self._links:
             if link.key in keys:
                 self.events.after(self.keepalive_ms, link.given_up)
 
     def heal(self) -> None:
-        """Nobody is cut off any more."""
+        """End all partitions."""
         self.cut.clear()
         for link in list(self._links):
             link.healed()

@@ -1,4 +1,4 @@
-"""Bugs to plant: each is one rule of an acceptor, a proposer or a disk left out, by patching.
+"""Mutants: each leaves out one rule of an acceptor, a proposer or a disk, by patching.
 
 They prove the simulation: each must be found in few seeds.
 """
@@ -31,7 +31,7 @@ from actors.wal.stores import ControlState
 
 @contextmanager
 def reply_before_persist() -> Iterator[None]:
-    """A vote is answered first; the disk hears of it with the next change."""
+    """Answer a vote before it is on disk; it is persisted with the next change."""
     right = Acceptor._vote
 
     def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
@@ -47,7 +47,7 @@ def reply_before_persist() -> Iterator[None]:
 
 @contextmanager
 def two_grants_in_a_term() -> Iterator[None]:
-    """A vote is given for one's own term, too."""
+    """Give a vote for one's own term, too."""
     right = Acceptor._vote
 
     def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
@@ -60,7 +60,7 @@ def two_grants_in_a_term() -> Iterator[None]:
 
 @contextmanager
 def flush_told_without_flush() -> Iterator[None]:
-    """What was written counts as flushed."""
+    """Report written bytes as flushed."""
 
     def flush_lsn(self: Acceptor) -> int:
         return max(self._wal.write_record_lsn, self._state.timeline_start_lsn)
@@ -71,7 +71,7 @@ def flush_told_without_flush() -> Iterator[None]:
 
 @contextmanager
 def disk_forgets_to_flush() -> Iterator[None]:
-    """The log moves its positions and syncs nothing."""
+    """Move the log's positions at a flush, and sync nothing."""
 
     def flush(self: MemoryWal) -> None:
         self.flush_lsn, self.flush_record_lsn = self.write_lsn, self.write_record_lsn
@@ -82,7 +82,7 @@ def disk_forgets_to_flush() -> Iterator[None]:
 
 @contextmanager
 def commit_beyond_flush() -> Iterator[None]:
-    """What the leader calls committed is taken over as it is."""
+    """Take the leader's commit over without a bound by the flush LSN."""
 
     def commit(self: Acceptor, candidate: int) -> None:
         self._state = replace(self._state, commit_lsn=max(candidate, self.commit_lsn))
@@ -93,7 +93,7 @@ def commit_beyond_flush() -> Iterator[None]:
 
 @contextmanager
 def commit_of_another_log() -> Iterator[None]:
-    """A peer's commit is taken over whoever wrote the ends of the two logs."""
+    """Take a peer's commit over even if the two logs end in different terms."""
     right = Acceptor.record_peer
 
     def record_peer(self: Acceptor, peer: Peer) -> None:
@@ -105,7 +105,7 @@ def commit_of_another_log() -> Iterator[None]:
 
 @contextmanager
 def truncation_keeps_stale_bytes() -> Iterator[None]:
-    """The log's end moves, and what lay behind it stays on disk."""
+    """Move the log's end, and leave the bytes behind it on disk."""
 
     def truncate(self: MemoryWal, end_lsn: int) -> None:
         disk = self._disk
@@ -120,7 +120,7 @@ def truncation_keeps_stale_bytes() -> Iterator[None]:
 
 @contextmanager
 def append_of_a_lower_term() -> Iterator[None]:
-    """A leader that is over is not noticed."""
+    """Accept the appends of a deposed leader."""
     right = Acceptor._append
 
     def append(self: Acceptor, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
@@ -135,14 +135,14 @@ def append_of_a_lower_term() -> Iterator[None]:
 
 @contextmanager
 def generation_not_looked_at() -> Iterator[None]:
-    """Messages of another configuration are as good as any."""
+    """Accept messages of another configuration."""
     with mock.patch.object(acceptor, "check_generation"):
         yield
 
 
 @contextmanager
 def commit_below_the_terms_begin() -> Iterator[None]:
-    """What earlier terms wrote is committed by counting (Raft's figure 8)."""
+    """Commit records of earlier terms by counting (Raft's figure 8)."""
     right = quorum.committed
 
     def committed(voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int) -> int:
@@ -154,7 +154,7 @@ def commit_below_the_terms_begin() -> Iterator[None]:
 
 @contextmanager
 def half_is_a_quorum() -> Iterator[None]:
-    """Two proposers can be elected by different acceptors."""
+    """Let two proposers be elected by different acceptors."""
 
     def agrees(voters: quorum.Voters, those: Collection[int]) -> bool:
         return all(len(each & frozenset(those)) >= len(each) // 2 for each in voters)
@@ -165,7 +165,7 @@ def half_is_a_quorum() -> Iterator[None]:
 
 @contextmanager
 def history_not_replaced() -> Iterator[None]:
-    """An elected leader's history is not taken over, where there is one already."""
+    """Keep one's own history, if there is one, when a leader is elected."""
     right = Acceptor._persist
 
     def persist(self: Acceptor, state: ControlState) -> None:
@@ -178,7 +178,7 @@ def history_not_replaced() -> Iterator[None]:
 
 @contextmanager
 def donor_by_flush_alone() -> Iterator[None]:
-    """The longest log wins, whoever wrote it."""
+    """Take the longest log, whatever term wrote it."""
     right = Candidate._count_votes
 
     def count(self: Candidate) -> None:
@@ -191,7 +191,7 @@ def donor_by_flush_alone() -> Iterator[None]:
 
 @contextmanager
 def writes_before_the_leader_is_known() -> Iterator[None]:
-    """After a restart appends go on where the log ends, without a truncation."""
+    """Let appends go on at the log's end after a restart, without a truncation."""
     begin, begin_wal = Acceptor.__init__, MemoryWal.__init__
 
     def made(self: Acceptor, *given: Any) -> None:
@@ -211,7 +211,7 @@ def writes_before_the_leader_is_known() -> Iterator[None]:
 
 @contextmanager
 def elected_in_a_lower_term() -> Iterator[None]:
-    """A leader that is over announces itself, and its log is taken."""
+    """Accept the announcement of a deposed leader, and its log."""
     right = Acceptor._elect
 
     def elect(self: Acceptor, message: ProposerElected) -> None:
@@ -225,7 +225,7 @@ def elected_in_a_lower_term() -> Iterator[None]:
 
 @contextmanager
 def start_not_worked_out() -> Iterator[None]:
-    """The leader is believed where the two logs part."""
+    """Trust the leader's claim where the two logs diverge."""
 
     with mock.patch.object(acceptor, "check_elected"):
         yield
@@ -233,7 +233,7 @@ def start_not_worked_out() -> Iterator[None]:
 
 @contextmanager
 def nothing_is_cut_off() -> Iterator[None]:
-    """What another leader left behind the common point stays, if it is long enough."""
+    """Keep another leader's bytes behind the common point."""
     right = MemoryWal.truncate
 
     def truncate(self: MemoryWal, end_lsn: int) -> None:
@@ -245,7 +245,7 @@ def nothing_is_cut_off() -> Iterator[None]:
 
 @contextmanager
 def horizon_of_the_fastest() -> Iterator[None]:
-    """A leader's horizon follows its log's end."""
+    """Let a leader's horizon follow its log's end."""
     right = Candidate._send
 
     def send(self: Candidate, peer: Any, message: Any) -> None:
@@ -259,7 +259,7 @@ def horizon_of_the_fastest() -> Iterator[None]:
 
 @contextmanager
 def names_of_segments_not_synced() -> Iterator[None]:
-    """A new segment's bytes are on disk, and its name may not be."""
+    """Sync a new segment's bytes, but not its name."""
     right = SegmentFiles.create
 
     def create(self: SegmentFiles, number: int) -> File:
@@ -272,7 +272,7 @@ def names_of_segments_not_synced() -> Iterator[None]:
 
 @contextmanager
 def files_not_flushed() -> Iterator[None]:
-    """The log moves its positions and syncs no file."""
+    """Move the log's positions at a flush, and sync no file."""
 
     def flush(self: FileWal) -> None:
         self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
@@ -283,7 +283,7 @@ def files_not_flushed() -> Iterator[None]:
 
 @contextmanager
 def segments_not_zeroed() -> Iterator[None]:
-    """What was cut off stays in its segment."""
+    """Leave truncated bytes in their segment."""
     with mock.patch.object(SegmentFiles, "cut_off"):
         yield
 
@@ -311,9 +311,9 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
         horizon_of_the_fastest,
     )
 }
-"""Found by `schedule.draw`'s seeds."""
+"""Mutants that are found by `schedule.draw`'s seeds."""
 PLANTED_IN_FILES: Final[dict[str, Callable[[], Any]]] = {
     plant.__name__: plant
     for plant in (names_of_segments_not_synced, files_not_flushed, segments_not_zeroed)
 }
-"""Found by `schedule.draw_files`' seeds."""
+"""Mutants that are found by `schedule.draw_files`' seeds."""

@@ -1,8 +1,8 @@
-"""The course of one run: actions while faults strike, then calm, then nothing may be missing.
+"""The course of one run: actions while faults strike, then a fault-free end that must catch up.
 
-When the actions are over nothing fails any more, nobody is cut off, every acceptor lives, and all
-proposers but a fresh one are dead. It must be elected, and all it appends must be committed and on
-all acceptors. Then each acceptor dies once more, and what it finds is looked at.
+When the actions are over nothing fails any more, all partitions end, every acceptor lives, and all
+proposers but a fresh one are dead. It must be elected, and all its records must be committed and on
+all acceptors. Then each acceptor dies once more, and its state on disk is checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from actors.wal.stores import ControlState
 
 START_LSN: Final = SEGMENT_BYTES + 40
 LATE_MS: Final = 500
-"""Behind the last action: what was begun goes on under faults."""
+"""Time behind the last action in which begun work goes on under faults."""
 CALM_MS: Final = 180_000
-"""Within which the last proposer must be through."""
+"""Time within which the last proposer must be through."""
 CALM_STEP_MS: Final = 50
 TRANSACTIONS: Final = 3
-"""Of the last proposer."""
+"""Number of transactions of the last proposer."""
 EVENTS_MAX: Final = 400_000
-"""Of one run; the longest need a tenth of it."""
+"""Most events of one run; the longest need a tenth of it."""
 
 
 class WalTrace(Trace):
@@ -56,7 +56,7 @@ class WalTrace(Trace):
 
 
 class World:
-    """What all nodes of one run stand on."""
+    """State that all nodes of one run share."""
 
     tenant: Final = "a" * 32
     timeline: Final = "b" * 32
@@ -91,19 +91,19 @@ class World:
         return FileDisk(state, dice) if self.schedule.setting.files else MemoryDisk(state, dice)
 
     def records(self, start_lsn: int, life: int, dice: random.Random) -> Records:
-        """What life `life` of a proposer writes from `start_lsn` on."""
+        """Return the records of life `life` of a proposer from `start_lsn` on."""
         made = RealRecords if self.schedule.setting.files else CellRecords
         return made(start_lsn, life, dice)
 
     def new_life(self) -> int:
-        """The next of all lives of proposers."""
+        """Return the next number among all lives of proposers."""
         self._lives += 1
         return self._lives
 
     # -- the course --
 
     def drive(self) -> None:
-        """The whole run. Raises `Violation`."""
+        """Drive the whole run. Raises `Violation`."""
         for acceptor in self.acceptors:
             acceptor.start()
         for proposer in self.proposers:
@@ -210,12 +210,12 @@ class World:
 
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """One run of a schedule."""
+    """Run a schedule once."""
     return simulated(World(schedule, keep_trace))
 
 
 def simulated(world: World) -> Report:
-    """One run of a world that was made."""
+    """Run a prepared world once."""
     violation = ""
     try:
         world.drive()

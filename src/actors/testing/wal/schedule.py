@@ -1,12 +1,12 @@
-"""Schedules of a simulated WAL: who writes, who dies, what is cut off, what a disk does; by seed.
+"""Schedules of a simulated WAL: writes, deaths, partitions and disk faults, drawn by a seed.
 
 Source of the shape: the random schedules of Neon's simulation of its proposer (1 to 99 actions, up
 to 499 ms apart; keepalives of 100 to 1,999 ms, delays up to twice that, messages lost with up to
-nine in ten). Most seeds draw milder networks, as nobody is elected on the worst.
+nine in ten). Most seeds draw milder networks, as no proposer is elected on the worst.
 
 Streams of randomness are apart: the setting and the actions, the disks, and (while it runs) each
-connection, each acceptor. Lists are plain, so that a schedule shrinks: what is left out leaves the
-rest as it was.
+connection, each acceptor. Lists are plain, so that a schedule shrinks: a removed entry leaves all
+others unchanged.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ RESTART_ACCEPTOR: Final = "restart acceptor"
 RESTART_PROPOSER: Final = "restart proposer"
 """Proposer `who` dies; another life of it begins after `count` ms."""
 STOP_PROPOSER: Final = "stop proposer"
-"""Proposer `who` dies for good."""
+"""Proposer `who` dies and has no further life."""
 PARTITION: Final = "partition"
-"""Acceptor `who` hears nobody and nobody hears it; with `count` in 1 and 2 that proposer alone."""
+"""Acceptor `who` is cut off from all proposers; with `count` 1 or 2 from that proposer alone."""
 ISOLATE: Final = "isolate"
-"""Proposer `count` keeps acceptor `who` alone: the two write what others will not have."""
+"""Proposer `count` is cut off from all acceptors but `who`: these two write records of their
+own."""
 REPLAY: Final = "replay"
-"""Acceptor `who` is given once more the last append that it was sent, in whatever life; with
-`count` the last leader's announcement."""
+"""Acceptor `who` receives its last append again, in whatever life; with `count` the last leader's
+announcement."""
 HEAL: Final = "heal"
 """All partitions end."""
 BUMP: Final = "bump"
 """Acceptor `who` has its term raised by `count`."""
 CHECKPOINT: Final = "checkpoint"
-"""Acceptor `who` persists what it had in memory."""
+"""Acceptor `who` persists its state in memory."""
 GOSSIP: Final = "gossip"
-"""Acceptor `who` is told how far another one is."""
+"""Acceptor `who` learns the positions of acceptor `count`."""
 RECOVER: Final = "recover"
-"""Acceptor `who` looks whether acceptor `count` can give it something, and begins to take it."""
+"""Acceptor `who` recovers from acceptor `count`, if that one's log is ahead."""
 
 RECORD_BYTES: Final = 64
 RECORD_BYTES_FILES: Final = 8_192
-"""No record of a run takes more."""
+"""Most bytes of a record of a run."""
 
 ACTIONS_MAX: Final = 99
 GAP_MS_MAX: Final = 499
@@ -55,7 +56,7 @@ TRANSACTIONS_MAX: Final = 9
 
 
 class Action(msgspec.Struct, frozen=True):
-    """`pause_ms` after the one before: `kind` happens to number `who`."""
+    """An action `kind` on node number `who`, `pause_ms` after the one before."""
 
     pause_ms: int
     kind: str
@@ -64,36 +65,37 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What of the world a seed draws."""
+    """The settings of the world that a seed draws."""
 
     acceptors: int = 3
     proposers: int = 1
     keepalive_ms: int = 1_000
-    """A connection that was cut off for so long is closed."""
+    """Time for which a connection may be cut off before it is closed."""
     delay_ms_min: int = 1
     delay_ms_max: int = 30
-    """Of a message, either way."""
+    """Longest delay of a message, either way."""
     drop: float = 0.0
-    """How likely a message is lost; its connection breaks with it."""
+    """Probability that a message is lost; its connection breaks with it."""
     connect_fails: float = 0.1
     flush_ms: int = 0
-    """An acceptor flushes so long after an append at most, for all appends since; 0: with each."""
+    """Longest time between an append and its flush, which covers all appends since; 0: flush
+    each."""
     version: int = 0
-    """Of the protocol: 3 or 2 send every message as bytes; 0 as values."""
+    """Version of the protocol: 3 or 2 send every message as bytes; 0 as values."""
     generation: int = 0
-    """Of the membership; a later life of a proposer may bring a greater one."""
+    """First generation of the membership; a later life of a proposer may bring a greater one."""
     piece_bytes: int = WAL_BYTES_MAX
-    """Of log in one message."""
+    """Most bytes of log in one message."""
     pending_bytes: int = 16 * 1024 * 1024
-    """Of log that is not committed; who appends waits for room."""
+    """Most bytes of uncommitted log; further appends wait for room."""
     retained_bytes: int = 200
-    """Of committed log that a proposer keeps; what is older comes from another acceptor."""
+    """Bytes of committed log that a proposer keeps; older log comes from another acceptor."""
     donor_absent_ms: int = 30_000
-    """A proposer gives up when its donor stays away for so long."""
+    """Time after which a proposer gives up if its donor stays away."""
     makes_segments_ahead: bool = False
-    """In files: the next segment is made when one is half full, not when it is needed."""
+    """True if, in files, the next segment is made when one is half full, not when it is needed."""
     files: bool = False
-    """Whether acceptors keep their logs in files."""
+    """True if acceptors keep their logs in files."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -103,7 +105,8 @@ class Schedule(msgspec.Struct, frozen=True):
     setting: Setting
     operations: tuple[Action, ...]
     faults: tuple[Fault, ...]
-    """Of the disks: operation `at` of site ``acceptor N`` fails, or the acceptor dies at it."""
+    """Faults of the disks: operation `at` of site ``acceptor N`` fails, or the acceptor dies at
+    it."""
 
 
 _KINDS: Final = (
@@ -125,7 +128,7 @@ _FAULTS_AT_MAX: Final = 80
 
 
 def draw(seed: int, *, files: bool = False) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     work = random.Random(f"wal {seed}")
     keepalive = work.choice((100, 300, 1_000, work.randrange(100, 2_000)))
     delay = work.choice((2, 5, 20, keepalive // 4, work.randrange(1, 2 * keepalive)))
@@ -143,7 +146,7 @@ def draw(seed: int, *, files: bool = False) -> Schedule:
         files=files,
     )
     if setting.version == 2:
-        setting = msgspec.structs.replace(setting, generation=0)  # it has no word for it
+        setting = msgspec.structs.replace(setting, generation=0)  # version 2 has no generations
     setting = _thresholds(seed, setting)
     actions = _actions(work, setting)
     _recoveries(seed, setting, actions)
@@ -151,7 +154,8 @@ def draw(seed: int, *, files: bool = False) -> Schedule:
 
 
 def _thresholds(seed: int, setting: Setting) -> Setting:
-    """The same with sizes at which a proposer takes another way: a few records cross each."""
+    """Return the setting with sizes at which a proposer takes another path: a few records cross
+    each."""
     dice = random.Random(f"wal thresholds {seed}")
     if dice.random() < 0.4:
         return setting
@@ -169,19 +173,19 @@ def _thresholds(seed: int, setting: Setting) -> Setting:
 
 
 def draw_files(seed: int) -> Schedule:
-    """The schedule of a seed, for acceptors whose logs are files."""
+    """Return the schedule of a seed, for acceptors whose logs are files."""
     return draw(seed, files=True)
 
 
 def describe_setting(setting: Setting) -> str:
-    """Return what a seed drew, where it is not the usual."""
+    """Return the drawn values that differ from the defaults."""
     usual = msgspec.structs.asdict(Setting())
     drawn = msgspec.structs.asdict(setting).items()
     return ", ".join(f"{name} {value}" for name, value in drawn if value != usual[name])
 
 
 def describe(item: Action | Fault) -> str:
-    """One line."""
+    """Return one line for an action or a fault."""
     if isinstance(item, Fault):
         return f"fault: {item.kind} at operation {item.at} of {item.site}"
     return f"after {item.pause_ms} ms: {item.kind} {item.who} {item.count}"
@@ -215,7 +219,7 @@ def _actions(work: random.Random, setting: Setting) -> list[Action]:
 
 
 def _recoveries(seed: int, setting: Setting, actions: list[Action]) -> None:
-    """Puts them in between."""
+    """Insert recoveries between the actions."""
     dice = random.Random(f"wal recoveries {seed}")
     for _ in range(dice.choice((0, 0, 1, 4, 12))):
         who, other = dice.sample(range(setting.acceptors), 2)
