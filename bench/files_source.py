@@ -209,7 +209,7 @@ async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path)
     size = await anyio.to_thread.run_sync(functools.partial(write, folder / kind, kind, count))
     turns = 1 if report.quick else 3
     ours, peer, by_spark, copied = [], [], [], []
-    plainly_ours: Callable[..., bool] = file_reading.plainly_ours
+    plainly_ours: Callable[..., bool] = file_reading.reads_like_spark
     for turn in range(turns + 1):
         found = await bench.ours(kind, count)
         again = await bench.peer(kind, size)
@@ -219,11 +219,11 @@ async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path)
         if kind == "parquet":
             once = await bench.copied(count)
             copied += [once] if turn else []
-            file_reading.plainly_ours = lambda path, shape: False
+            file_reading.reads_like_spark = lambda path, shape: False
             try:
                 slow = await bench.ours(kind, count)
             finally:
-                file_reading.plainly_ours = plainly_ours
+                file_reading.reads_like_spark = plainly_ours
             by_spark += [slow] if turn else []
     name = f"files_{kind}_{size_name(count)}"
     report.add(Measure(name, median(ours), median(peer), target=TARGET))

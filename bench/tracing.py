@@ -22,7 +22,7 @@ from opentelemetry.trace import Tracer
 from actors import spans
 from actors.kernel import Actor, Mailbox, System
 from actors.spans import span
-from actors.telemetry import ADAPTER_COMMAND, hold, release
+from actors.telemetry import ADAPTER_COMMAND, activate_context, deactivate_context
 from measure import Measure, Report, median
 
 LIMIT = 1024
@@ -109,11 +109,11 @@ async def untraced_tell(count: int) -> float:
 
 async def sampled_tell(count: int) -> float:
     """Every message carries a context, and opens a span."""
-    token = hold(SAMPLED)
+    token = activate_context(SAMPLED)
     try:
         return await tell(count, TracedCounter)
     finally:
-        release(token)
+        deactivate_context(token)
 
 
 def blocks(count: int, *, traced: bool) -> float:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from actors import Client, cli, terminal
 from actors.errors import AddressInUse, BadSettings, UnknownObject
 from actors.settings import Settings
+from actors.terminal import parse_settings
 from actors.watching import doing
 
 runner = CliRunner()
@@ -58,14 +59,14 @@ def test_version() -> None:
 
 
 def test_set_pairs_become_flags() -> None:
-    assert cli.parse_settings(["x=--5", "y=²", "z=-5"]) == {"x": "--5", "y": "²", "z": -5}
-    assert cli.parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
+    assert parse_settings(["x=--5", "y=²", "z=-5"]) == {"x": "--5", "y": "²", "z": -5}
+    assert parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
         "workers": 3,
         "spark_master": "local[2]",
         "spark_conf": {"spark.a": "b=c"},
     }
     with pytest.raises(BadSettings, match="name=value"):
-        cli.parse_settings(["workers"])
+        parse_settings(["workers"])
 
 
 def test_a_setting_is_taken_from_its_option_or_from_set_but_not_from_both() -> None:

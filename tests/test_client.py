@@ -9,7 +9,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client import Change, Client, TableWrite, whole
+from actors.client import Change, Client, TableWrite, concatenate_pieces
 from actors.controller.client_link import Exchange
 from actors.controller.memory_link import MemoryConnection, pair
 from actors.errors import (
@@ -394,7 +394,7 @@ async def test_pieces_are_put_together() -> None:
         finally:
             closed = True
 
-    found = [change async for change in whole(pieces())]
+    found = [change async for change in concatenate_pieces(pieces())]
     assert [(c.lower, c.upper, c.partial) for c in found] == [
         (5, 6, False),
         (6, 7, False),

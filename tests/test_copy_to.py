@@ -26,7 +26,7 @@ from actors import cli
 from actors.client import Client, CopiedTo
 from actors.controller.client_copies import CopyFormat
 from actors.controller.copies import CopyLate
-from actors.egress import far
+from actors.egress import progress_text
 from actors.errors import Broken, Busy, DeadlineExceeded, InvalidUsage, UnknownObject, ViewInError
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
@@ -354,8 +354,8 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
 
 def test_progress_reads_well() -> None:
     mib = 1 << 20
-    assert far(CopyProgress(1, "waiting")) == "waiting until its time is sealed"
-    shown = far(CopyProgress(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
+    assert progress_text(CopyProgress(1, "waiting")) == "waiting until its time is sealed"
+    shown = progress_text(CopyProgress(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
     assert shown == "3 of 8 parts read, 1.0 of 2.5 MiB; 1000 rows written"
 
 

@@ -25,7 +25,7 @@ from actors.errors import (
 )
 from actors.kernel import Address, System, SystemClock
 from actors.persist import Append, PersistClient, ShardState, shard_key
-from actors.persist.attach import Place, attach
+from actors.persist.attach import Place, open_as_guest
 from actors.persist.documents import encode
 from actors.persist.location import Cas
 from actors.persist.objects import CATALOG, objects_of, owners, shard_of
@@ -310,7 +310,7 @@ async def test_compact_and_collect_where_no_service_runs(folder: Path) -> None:
 
 
 async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
-    async with attach(Place(state_dir=str(folder)), Settings(), SystemClock()) as attached:
+    async with open_as_guest(Place(state_dir=str(folder)), Settings(), SystemClock()) as attached:
         state = await flights_of(folder)
         reader = await attached.client.open_reader(state.id, "r")
         parts, _ = await reader.snapshot(max(state.since, int(state.upper) - 1))

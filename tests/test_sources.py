@@ -27,7 +27,7 @@ from actors.sources.counter import Counter
 from actors.sources.source import Rows
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
-from actors.watching import look, summary
+from actors.watching import summary, take_snapshot
 
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
 
@@ -244,7 +244,7 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
         await until(told)
 
         async def shown() -> bool:  # between two tries the source may show no error
-            told = dict(summary(await look(client), None))
+            told = dict(summary(await take_snapshot(client), None))
             return told["errors"] == "1" and "stalled for" in told.get("  sick", "")
 
         await until(shown)

@@ -26,7 +26,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from actors.watching import Sight, lines, look, picture, summary, watch
+from actors.watching import Sight, lines, picture, summary, take_snapshot, watch
 
 
 def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
@@ -124,7 +124,7 @@ async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:
     with anyio.fail_after(200):
         async with serving(tmp_path) as service, await Client.in_process(service) as client:
             await fill(client)
-            sight = await look(client)
+            sight = await take_snapshot(client)
     plain = "\n".join(lines(sight, None))
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     console.print(picture(sight, None, "reconnecting: [x]"))

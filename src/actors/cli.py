@@ -361,9 +361,9 @@ def simulate(
     ):
         kind = of_it if wanted else kind
     if runs is None and seed is not None:
-        wrong = simulation.replayed(seed, as_json=as_json, trace=trace, kind=kind)
+        wrong = simulation.replay_and_print(seed, as_json=as_json, trace=trace, kind=kind)
     else:
-        wrong = simulation.campaigned(
+        wrong = simulation.run_and_print_campaign(
             runs or 100, seed or 0, as_json=as_json, sources=sources, kind=kind
         )
     if wrong:

@@ -28,13 +28,13 @@ import pyarrow as pa
 from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
-from actors.controller.client_answers import Gathering, gathered, leave
+from actors.controller.client_answers import Gathering, close_read, collect_answers
 from actors.controller.client_changes import Change as Change
 from actors.controller.client_changes import Wanted, follow
-from actors.controller.client_changes import whole as whole
+from actors.controller.client_changes import concatenate_pieces as concatenate_pieces
 from actors.controller.client_copies import CopiedRows as CopiedRows
 from actors.controller.client_copies import CopiedTo as CopiedTo
-from actors.controller.client_copies import CopyFormat, copied
+from actors.controller.client_copies import CopyFormat, await_copy_to
 from actors.controller.client_link import Exchange, InProcess, Link, Slot
 from actors.controller.client_rows import (
     NO_WISH,
@@ -86,7 +86,7 @@ from actors.protocol.api import (
     objects_of,
 )
 from actors.settings import Settings
-from actors.spans import begin_root, carrying, outgoing, root
+from actors.spans import begin_root, make_request_context, root, use_context
 from actors.telemetry import CLIENT_REQUEST
 
 
@@ -279,7 +279,7 @@ class Client(ClientSources):
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root(CLIENT_REQUEST) as opened:
-            request = Write(number, encoded, outgoing(opened))
+            request = Write(number, encoded, make_request_context(opened))
             if opened is not None:
                 opened.describe(number, objects_of(request))
             return (await self._exchange.ask(request, Written)).time
@@ -320,9 +320,9 @@ class Client(ClientSources):
         wish = Wish.of(name, key, where, columns, order_by, limit, offset)
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
-            request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
+            request = wish.read(number, name, as_of, deadline_ms, make_request_context(opened))
             slot = await self._exchange.open(request)
-            tables = await gathered(self._exchange, number, slot, wish)
+            tables = await collect_answers(self._exchange, number, slot, wish)
         return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
     async def peek_batches(
@@ -354,10 +354,10 @@ class Client(ClientSources):
         number = self._exchange.number()
         # Not `root`: its context would stay set in the caller's task from one piece to the next.
         opened = begin_root(CLIENT_REQUEST, number, name)
-        request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
+        request = wish.read(number, name, as_of, deadline_ms, make_request_context(opened))
         failed: BaseException | None = None
         try:
-            with carrying(None if opened is None else opened.traceparent):
+            with use_context(None if opened is None else opened.traceparent):
                 slot = await self._exchange.open(request)
             async with contextlib.aclosing(self._answers(number, slot, wish)) as pieces:
                 async for piece in pieces:
@@ -377,7 +377,7 @@ class Client(ClientSources):
                 if rows is not None:
                     yield rows
         finally:
-            await leave(self._exchange, number, gathering)
+            await close_read(self._exchange, number, gathering)
         rest = gathering.rest()
         if rest is not None:
             yield rest
@@ -409,7 +409,7 @@ class Client(ClientSources):
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
-            request = Query(number, sql, as_of, deadline_ms, engine, outgoing(opened))
+            request = Query(number, sql, as_of, deadline_ms, engine, make_request_context(opened))
             slot = await self._exchange.open(request)
             told = await self._exchange.read_instead(number, slot)
         if told is None:
@@ -443,10 +443,11 @@ class Client(ClientSources):
         it; the last one has the empty upper. Without `progress`, no changes without rows, but for
         the last. With `from_`, only the changes with ``time >= from_``: a subscriber resumes
         exactly with the `upper` of its last change that was not `partial` (a large change comes in
-        pieces: see `Change`; `whole` concatenates them). Ends when no more changes can come; leave
-        the loop to end it sooner. A client that takes changes more slowly than they come holds back
-        only itself; one that takes none for too long is cut off. Raises `ReadBelowSince`,
-        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
+        pieces: see `Change`; `concatenate_pieces` concatenates them). Ends when no more changes can
+        come; leave the loop to end it sooner. A client that takes changes more slowly than they
+        come holds back only itself; one that takes none for too long is cut off. Raises
+        `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
+        `Broken`.
         """
         wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
         stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)
@@ -489,11 +490,13 @@ class Client(ClientSources):
             deadline_ms,
             progress is not None,
         )
-        return await copied(self._exchange, request, progress)
+        return await await_copy_to(self._exchange, request, progress)
 
     async def _change(self, statement: CreateTable | CreateView | CreateIndex | Drop) -> None:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
-            await self._done(msgspec.structs.replace(statement, traceparent=outgoing(opened)))
+            await self._done(
+                msgspec.structs.replace(statement, traceparent=make_request_context(opened))
+            )
 
     async def _done(self, request: Request) -> None:
         await self._exchange.ask(request, Done)

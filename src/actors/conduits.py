@@ -11,7 +11,7 @@ import typer
 
 from actors.errors import BadSettings
 from actors.progress import EMPTY
-from actors.terminal import Target, set_up_logging, speaks_to_a_service, with_client
+from actors.terminal import Target, service_command, set_up_logging, with_client
 
 if TYPE_CHECKING:
     from actors.protocol.api_storage import Health, SourceStatus
@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @source.command("create")
-@speaks_to_a_service
+@service_command
 def create_source(
     target: Target,
     name: Annotated[str, typer.Argument(help="The source's name.")],
@@ -55,7 +55,7 @@ def create_source(
 
 
 @source.command("alter")
-@speaks_to_a_service
+@service_command
 def alter_source(
     target: Target,
     name: Annotated[str, typer.Argument(help="The source's name.")],
@@ -71,7 +71,7 @@ def alter_source(
 
 
 @source.command("drop")
-@speaks_to_a_service
+@service_command
 def drop_source(
     target: Target, name: Annotated[str, typer.Argument(help="The source's name.")]
 ) -> None:
@@ -82,7 +82,7 @@ def drop_source(
 
 
 @source.command("forget")
-@speaks_to_a_service
+@service_command
 def forget_source(
     target: Target, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
 ) -> None:
@@ -93,7 +93,7 @@ def forget_source(
 
 
 @source.command("list")
-@speaks_to_a_service
+@service_command
 def list_sources(target: Target, as_json: AsJson = False) -> None:
     """Shows all sources with their health, tables and statistics."""
     set_up_logging("warning")
@@ -101,7 +101,7 @@ def list_sources(target: Target, as_json: AsJson = False) -> None:
 
 
 @sink.command("create")
-@speaks_to_a_service
+@service_command
 def create_sink(
     target: Target,
     name: Annotated[str, typer.Argument(help="The sink's name.")],
@@ -117,7 +117,7 @@ def create_sink(
 
 
 @sink.command("drop")
-@speaks_to_a_service
+@service_command
 def drop_sink(
     target: Target, name: Annotated[str, typer.Argument(help="The sink's name.")]
 ) -> None:
@@ -128,7 +128,7 @@ def drop_sink(
 
 
 @sink.command("list")
-@speaks_to_a_service
+@service_command
 def list_sinks(target: Target, as_json: AsJson = False) -> None:
     """Shows all sinks with their health and statistics."""
     set_up_logging("warning")

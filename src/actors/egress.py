@@ -17,7 +17,7 @@ import typer
 
 from actors.errors import BadSettings
 from actors.progress import EMPTY
-from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
+from actors.terminal import Target, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
     from actors.client import Change, Client
@@ -30,7 +30,7 @@ _SETTLE_S: Final = 1.0
 longer."""
 
 
-@speaks_to_a_service
+@service_command
 def copy_to(
     target: Target,
     name: Annotated[str, typer.Argument(help="A table or view.")],
@@ -102,10 +102,10 @@ async def _copy(
 
 def _show(progress: CopyProgress) -> None:
     """Print the progress, over the same line."""
-    print(f"\r\x1b[K{far(progress)}", end="", file=sys.stderr, flush=True)
+    print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
 
 
-def far(progress: CopyProgress) -> str:
+def progress_text(progress: CopyProgress) -> str:
     """Return a copy's progress, for people."""
     if not progress.parts_total:
         return "waiting until its time is sealed"
@@ -117,7 +117,7 @@ def far(progress: CopyProgress) -> str:
     )
 
 
-@speaks_to_a_service
+@service_command
 def subscribe(
     target: Target,
     name: Annotated[str, typer.Argument(help="A table or view.")],

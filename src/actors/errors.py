@@ -209,7 +209,7 @@ class Fenced(StorageError):
     """Another process took over; this one must stop writing."""
 
 
-def is_passing(error: Exception) -> bool:
+def is_retriable(error: Exception) -> bool:
     """Return whether a read that failed so may do better when it is repeated."""
     # Repeating a read is safe even when the failure is indeterminate: a read changes nothing.
     final = Corrupt | LeaseLost | UnsoundFilter | Fenced

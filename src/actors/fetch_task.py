@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import msgspec
 import pyarrow as pa
 
-from actors.errors import PenstockError, is_passing
+from actors.errors import PenstockError, is_retriable
 from actors.kernel import Actor, Address
 from actors.plan.schema import Schema
 from actors.plan.updates import advance, between
@@ -149,7 +149,7 @@ class FetchTask(Actor[_Message]):
 
     def _failed(self, job: _Job, error: PenstockError) -> None:
         # A missing or damaged part is no passing error: no retry can bring it back.
-        if is_passing(error) and job.attempt < self._settings.fetch_attempts_max:
+        if is_retriable(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
             again = _Job(job.fetch, job.attempt + 1, job.traceparent)
             self.ctx.after(self._backoff_ms(job.attempt), again)

@@ -10,7 +10,7 @@ import typer
 
 from actors.errors import BadSettings
 from actors.kernel import SystemClock
-from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
+from actors.terminal import Target, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
     from actors.client import Client
@@ -23,7 +23,7 @@ LINE_MS: Final = 2_000
 MIB: Final = 1 << 20
 
 
-@speaks_to_a_service
+@service_command
 def copy_from(
     target: Target,
     table: Annotated[str, typer.Argument(help="A table.")],

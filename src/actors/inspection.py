@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from actors.errors import InvalidUsage
-from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
+from actors.terminal import Target, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
     from actors.plan.schema import Schema
     from actors.protocol.api import TracingReport
 
 
-@speaks_to_a_service
+@service_command
 def status(
     target: Target,
     seconds: Annotated[
@@ -76,7 +76,7 @@ _CONDITION: Final = re.compile(
 )
 
 
-@speaks_to_a_service
+@service_command
 def peek(
     target: Target,
     name: Annotated[
@@ -165,7 +165,7 @@ def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
         ) from None
 
 
-@speaks_to_a_service
+@service_command
 def relations(target: Target) -> None:
     """Lists the relations of a running service about itself, to be read with `penstock peek`."""
     set_up_logging("warning")
@@ -173,7 +173,7 @@ def relations(target: Target) -> None:
     run_loop(lambda: _peek(target, "penstock.relations", None, [], wish, as_json=False))
 
 
-@speaks_to_a_service
+@service_command
 def actors(
     target: Target,
     interval: Annotated[
@@ -221,7 +221,7 @@ async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
     return rows
 
 
-@speaks_to_a_service
+@service_command
 def replicas(
     target: Target,
     add: Annotated[str, typer.Option(help="Adds a replica of that name.")] = "",
@@ -254,7 +254,7 @@ async def _replicas(target: Target, add: str, drop: str) -> list[dict[str, Any]]
         return found
 
 
-@speaks_to_a_service
+@service_command
 def tracing(
     target: Target,
     ratio: Annotated[
@@ -294,7 +294,7 @@ def trace(
         print(line)
 
 
-@speaks_to_a_service
+@service_command
 def explain(
     target: Target,
     view: Annotated[str, typer.Argument(help="Name of a view.")],
@@ -311,7 +311,7 @@ async def _explain(view: str, target: Target) -> str:
         return await client.explain(view)
 
 
-@speaks_to_a_service
+@service_command
 def query(
     target: Target,
     sql: Annotated[str, typer.Argument(help="A Spark SQL query over tables and views.")],

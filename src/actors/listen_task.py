@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import anyio
 import msgspec
 
-from actors.errors import LocalProtocolError, PenstockError, StorageError, is_passing
+from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
 from actors.kernel import Actor, Address
 from actors.persist.sieve import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
@@ -348,7 +348,7 @@ class ListenTask(Actor[_Message]):
                     return await ask()
                 except StorageError as error:
                     count = self._failures[0] + 1
-                    if not is_passing(error) or count >= self._settings.fetch_attempts_max:
+                    if not is_retriable(error) or count >= self._settings.fetch_attempts_max:
                         raise
                     self._failures = count, str(error)
                 delay_ms = self._settings.retry_delay_ms(count)

@@ -56,7 +56,7 @@ class OneshotReading(Protocol):
         ...
 
 
-def nothing_once(oneshot: RunOneshotIngestion) -> OneshotReading:
+def refuse_oneshot(oneshot: RunOneshotIngestion) -> OneshotReading:
     """Refuse every copy, in a service without connectors. Raises `InvalidUsage`."""
     raise InvalidUsage(f"nothing of kind {oneshot.request.kind} can be read here")
 

@@ -67,11 +67,11 @@ class WorldOutside:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
         # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
-        return Configuration(kind, source_kinds.encode(source_kinds.named(found, token)))
+        return Configuration(kind, source_kinds.encode(source_kinds.with_token(found, token)))
 
     def kept(self, configuration: Configuration, id: ObjectId) -> str:
         """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
-        return source_kinds.kept(source_kinds.decode(configuration.encoded), id)
+        return source_kinds.external_resource(source_kinds.decode(configuration.encoded), id)
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
         """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""

@@ -54,7 +54,7 @@ from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings, without_user
-from actors.spark.cores import cores, pin_threads, shown
+from actors.spark.cores import cores, format_cores, pin_threads
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import Outside
 from actors.threshold_probes import use_kernel_limits
@@ -125,8 +125,8 @@ class Service:
             mine = cores()
             pin_threads(mine.service)
             stack.callback(pin_threads, mine.all)
-            log.info("the service runs on core %s", shown(mine.service))
-            log.info("the engine runs on cores %s", shown(mine.engine))
+            log.info("the service runs on core %s", format_cores(mine.service))
+            log.info("the engine runs on cores %s", format_cores(mine.engine))
         directory = Path(settings.state_dir)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)

@@ -25,7 +25,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.settings import Settings, load
-from actors.terminal import parse_settings, run_loop, set_up_logging, takes
+from actors.terminal import command_with_options, parse_settings, run_loop, set_up_logging
 
 if TYPE_CHECKING:
     from actors.kernel import Clock
@@ -76,7 +76,7 @@ def _stores(
     return Stores(place_of(*given), chosen)
 
 
-stands_on_stores = takes("stores", _stores)
+stands_on_stores = command_with_options("stores", _stores)
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or view.")]
 
@@ -90,10 +90,10 @@ def _with(
 
     async def run() -> R:
         from actors.kernel import SystemClock
-        from actors.persist.attach import attach
+        from actors.persist.attach import open_as_guest
 
         clock = SystemClock()
-        async with (opened or attach)(stores.place, stores.settings, clock) as attached:
+        async with (opened or open_as_guest)(stores.place, stores.settings, clock) as attached:
             return await call(attached, clock)
 
     return run_loop(run)
@@ -254,7 +254,7 @@ def collect(
     """
     from msgspec.structs import replace
 
-    from actors.persist.attach import own
+    from actors.persist.attach import open_as_owner
     from actors.persist.garbage import RETIRED
     from actors.shard_reports import waste_lines
 
@@ -290,7 +290,7 @@ def collect(
         ]
         return list(waste_lines(done, "deleted"))
 
-    for line in _with(stores, call, None if dry_run else own):
+    for line in _with(stores, call, None if dry_run else open_as_owner):
         print(line)
 
 
@@ -316,19 +316,20 @@ def release(
         holds = (await attached.client.state(found)).holds
         names = [hold.removeprefix(CONSUMER) for hold in holds if hold.startswith(CONSUMER)]
         raise InvalidUsage(
-            f"shard {found} has no consumer {consumer!r}; {near(consumer, names, 'consumers')}"
+            f"shard {found} has no consumer {consumer!r}; "
+            f"{suggest_names(consumer, names, 'consumers')}"
         )
 
-    from actors.persist.attach import near
+    from actors.persist.attach import suggest_names
 
     print(_with(stores, call))
 
 
 async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[Any]:
-    from actors.persist.garbage import waste
+    from actors.persist.garbage import list_garbage
     from actors.persist.guests import is_guest
 
-    # Ordered before the documents are read: see `waste`.
+    # Ordered before the documents are read: see `list_garbage`.
     infos = await attached.blob.list_keys()
     states = {}
     for name in await attached.client.list_shards():
@@ -340,7 +341,7 @@ async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[A
         # the leases of guests count here.
         leases = (lease for state in states.values() for lease in state.leases)
         dead = frozenset(lease for lease in leases if not is_guest(lease))
-    return waste(
+    return list_garbage(
         states,
         infos,
         clock.now_ms(),

@@ -39,7 +39,14 @@ from actors.plan.updates import advance, between, sliced, split_errors
 from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.internal import WritesAllowed
 from actors.settings import Settings
-from actors.sinks.batches import Cut, Listed, Stretch, cut, raised, stretches_in_error
+from actors.sinks.batches import (
+    Cut,
+    Listed,
+    Stretch,
+    choose_batch,
+    move_out_of_stretches,
+    stretches_in_error,
+)
 from actors.sinks.kinds import SinkConfig, make_sink
 from actors.sinks.messages import (
     SinkEnded,
@@ -339,7 +346,7 @@ class _Driver:
                 self._known = found.known
                 self._progress()  # shows the sink's lag
             stretches = stretches_in_error(await self._errors(found), found.known)
-            chosen = cut(
+            chosen = choose_batch(
                 self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
             )
             now = self._clock.monotonic_ms()
@@ -471,7 +478,7 @@ class _Driver:
         plain, _ = split_errors(between(updates, self._from, upper))
         shape = self._work.schema.arrow_updates()
         plain = plain.select(shape.names).cast(shape)
-        return advance(plain, upper - 1) if collapse else raised(plain, stretches)
+        return advance(plain, upper - 1) if collapse else move_out_of_stretches(plain, stretches)
 
     async def _give(self, piece: pa.Table) -> None:
         if piece.num_rows:

@@ -44,8 +44,8 @@ from actors.telemetry import (
     TRACEPARENT,
     UNSAMPLED,
     Hop,
-    hold,
-    release,
+    activate_context,
+    deactivate_context,
 )
 
 Value: TypeAlias = str | int | float | bool
@@ -214,7 +214,7 @@ class _Spanning:
     def __enter__(self) -> Opened | None:
         self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
         if opened is not None:
-            self._token = hold(opened.traceparent)
+            self._token = activate_context(opened.traceparent)
         return opened
 
     def __exit__(
@@ -224,7 +224,7 @@ class _Spanning:
         trace: TracebackType | None,
     ) -> None:
         if self._opened is not None and self._token is not None:
-            release(self._token)
+            deactivate_context(self._token)
             self._opened.end(error)
 
 
@@ -237,10 +237,10 @@ class _Carrying:
         self._traceparent = traceparent
 
     def __enter__(self) -> None:
-        self._token = hold(self._traceparent)
+        self._token = activate_context(self._traceparent)
 
     def __exit__(self, *_: object) -> None:
-        release(self._token)
+        deactivate_context(self._token)
 
 
 _NOTHING: Final[nullcontext[None]] = nullcontext()
@@ -293,14 +293,14 @@ def begin_request(hop: Hop, *values: Value, traceparent: str | None) -> Opened |
     return begin(hop, *values, parent=accept(traceparent))
 
 
-def carrying(traceparent: str | None) -> AbstractContextManager[None]:
+def use_context(traceparent: str | None) -> AbstractContextManager[None]:
     """Return a block whose messages belong to this context (None: to none)."""
     if traceparent is None and TRACEPARENT.get() is None:
         return _NOTHING
     return _Carrying(traceparent)
 
 
-def outgoing(opened: Opened | None) -> str | None:
+def make_request_context(opened: Opened | None) -> str | None:
     """Return the context for a request to the service, or the mark that the request is not
     traced."""
     if opened is not None:

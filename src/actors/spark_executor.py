@@ -59,7 +59,7 @@ from actors.plan.jobs import (
     Run,
 )
 from actors.settings import Settings
-from actors.spark.launch import EngineProcess, clean, launch
+from actors.spark.launch import EngineProcess, launch, make_clean_folder
 from actors.spark.quarantine import JobQuarantine
 
 START_FAILURES_MAX: Final = 3
@@ -158,14 +158,14 @@ class SparkExecutor(Actor[_Message]):
 
     async def on_start(self) -> None:
         """Clean the folder and start the first child."""
-        await self.ctx.clock.run_blocking(lambda: clean(self._directory))
+        await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
         self._start()
 
     async def on_stop(self) -> None:
         """Fail the remaining jobs; the child is dead by now."""
         for entry in self._entries():
             entry.run.reply.fail(Closed("the engine was stopped"))
-        await self.ctx.clock.run_blocking(lambda: clean(self._directory))
+        await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from actors.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
-from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service, with_client
+from actors.terminal import Target, run_loop, service_command, set_up_logging, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ Retain = Annotated[
 
 
 @table.command("create")
-@speaks_to_a_service
+@service_command
 def create_table(
     target: Target,
     name: Annotated[str, typer.Argument(help="The table's name.")],
@@ -60,7 +60,7 @@ def create_table(
 
 
 @view.command("create")
-@speaks_to_a_service
+@service_command
 def create_view(
     target: Target,
     name: Annotated[str, typer.Argument(help="The view's name.")],
@@ -96,7 +96,7 @@ def create_view(
 
 
 @index.command("create")
-@speaks_to_a_service
+@service_command
 def create_index(
     target: Target,
     name: Annotated[str, typer.Argument(help="The index's name.")],
@@ -109,7 +109,7 @@ def create_index(
     print(f"index {name} is made")
 
 
-@speaks_to_a_service
+@service_command
 def drop(
     target: Target, name: Annotated[str, typer.Argument(help="A table, view or index.")]
 ) -> None:
@@ -119,7 +119,7 @@ def drop(
     print(f"{name} is dropped")
 
 
-@speaks_to_a_service
+@service_command
 def insert(
     target: Target,
     name: Annotated[str, typer.Argument(help="The table's name.")],

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """The sampled context of the message being handled: envelopes made meanwhile inherit it.
-Set by `hold` alone."""
+Set by `activate_context` alone."""
 
 
 class Held(msgspec.Struct):
@@ -28,9 +28,9 @@ class Held(msgspec.Struct):
 HELD: Final = Held()
 
 
-def hold(traceparent: str | None) -> Token[str | None]:
-    """Make a context that of all that is sent from here on, until `release`. Call it in the loop's
-    thread.
+def activate_context(traceparent: str | None) -> Token[str | None]:
+    """Make a context that of all that is sent from here on, until `deactivate_context`. Call it in
+    the loop's thread.
 
     A task that was started in between and goes on afterwards has no context of its own.
     """
@@ -38,8 +38,8 @@ def hold(traceparent: str | None) -> Token[str | None]:
     return TRACEPARENT.set(traceparent)
 
 
-def release(token: Token[str | None]) -> None:
-    """End what `hold` began."""
+def deactivate_context(token: Token[str | None]) -> None:
+    """End what `activate_context` began."""
     HELD.blocks -= 1
     TRACEPARENT.reset(token)
 

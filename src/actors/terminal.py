@@ -74,7 +74,9 @@ def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
     return run_loop(run)
 
 
-def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
+def command_with_options(
+    name: str, options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator for commands whose first parameter, `name`, is made by `options`; the
     parameters of `options` become options of the command."""
 
@@ -104,7 +106,7 @@ def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., Non
     return wrapped
 
 
-def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
+def service_command(command: Callable[..., None]) -> Callable[..., None]:
     """Make `target`, the command's first parameter, from the options ``--connect``,
     ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
     or from the environment (``PENSTOCK_TLS_KEY``)."""
@@ -126,7 +128,7 @@ def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
         }
         return Target(connect, load(flags=flags))
 
-    made: Callable[..., None] = takes("target", options)(command)
+    made: Callable[..., None] = command_with_options("target", options)(command)
     return made
 
 

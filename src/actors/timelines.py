@@ -128,7 +128,7 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
     await served.open()
     try:
         async with System(clock=clock) as system, anyio.create_task_group() as group:
-            group.start_soon(served.keep_up)
+            group.start_soon(served.run_maintenance)
             if archive is not None:
                 offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
                 group.start_soon(offload.run)

@@ -54,7 +54,7 @@ def push(
     from actors.wal.framing import PG_VERSION, START_LSN
     from actors.wal.proposer import ProposerConfig
     from actors.wal.proposing import Timing, propose
-    from actors.wal.pushing import lines_of, parse_pushed, push, pushed_text
+    from actors.wal.pushing import parse_pushed, push, pushed_text, read_lines
 
     acceptors = parse_addresses(addresses)
     _check_ids(tenant, timeline)
@@ -82,7 +82,7 @@ def push(
                     f"no majority of {addresses} has elected this writer in {timeout:g} s:"
                     " are they up?"
                 ) from None
-            lines = lines_of(source)
+            lines = read_lines(source)
             return await push(log, lines, acceptors, resume=resume, told=told, token=token, tls=tls)
 
     try:

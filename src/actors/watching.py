@@ -39,7 +39,7 @@ _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
     "reconciliation": ("replica", "worker", "flag", "total"),
     "errors": ("object", "state", "text", "since_ms"),
 }
-"""Relations that `look` reads, and their columns."""
+"""Relations that `take_snapshot` reads, and their columns."""
 
 
 class Sight(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class Connect(Protocol):
         ...
 
 
-async def look(client: Client) -> Sight:
+async def take_snapshot(client: Client) -> Sight:
     """Return a snapshot of the service."""
     report = msgspec.to_builtins(await client.status())
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -264,7 +264,7 @@ async def _look_on(
             try:
                 if lost:
                     client, before, lost = await connect(), None, False
-                sight = await look(client)
+                sight = await take_snapshot(client)
                 show(sight, before, "")
                 before = last = sight
             except (Broken, Closed, Busy, DeadlineExceeded, OSError) as error:

@@ -13,7 +13,7 @@ import pytest
 from actors.arrangement import Arrangement
 from actors.compute.finishing import finished
 from actors.compute.keys import select_keys, wanted_keys
-from actors.compute.peeks import Share, at_once, error_of, index_answer
+from actors.compute.peeks import Share, answer_on_loop, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
 from actors.compute.stash import Stash
 from actors.errors import Corrupt, PenstockError, ReadBelowSince, ViewInError
@@ -159,7 +159,7 @@ def test_a_negative_sum_is_invalid_data(tmp_path: Path, wrong: Any) -> None:
     made.insert(wrong, 6)
     with pytest.raises(Corrupt, match="invalid data"):
         index_rows(made, peek(5), LIMIT)
-    assert at_once(made, peek(5, k=[1]), Share(0, 1), LIMIT) is None
+    assert answer_on_loop(made, peek(5, k=[1]), Share(0, 1), LIMIT) is None
     assert error_of(ViewInError("x")).code == "ViewInError"
     assert wanted_keys(SCHEMA, peek(5)) is None
 

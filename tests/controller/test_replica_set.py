@@ -69,10 +69,10 @@ async def test_what_is_said_is_what_is_durable(
     fates: str, durable: bool, raised: bool | None
 ) -> None:
     persist = await PersistClient.in_memory(SETTINGS, SystemClock())
-    await replica_set.remember(persist, SETTINGS, ["r1", "r2"])
+    await replica_set.store_names(persist, SETTINGS, ["r1", "r2"])
     Faults(persist, fates)
     try:
-        await replica_set.remember(persist, SETTINGS, ["r2", "extra"])
+        await replica_set.store_names(persist, SETTINGS, ["r2", "extra"])
         found = None
     except StorageError as error:
         found = error.determinate
@@ -80,6 +80,6 @@ async def test_what_is_said_is_what_is_durable(
     names = await replica_set.load(persist, SETTINGS)
     assert names == (("r2", "extra") if durable else ("r1", "r2"))
     head = await persist.head(REPLICAS_KEY)
-    await replica_set.remember(persist, SETTINGS, names)
+    await replica_set.store_names(persist, SETTINGS, names)
     assert await persist.head(REPLICAS_KEY) == head, "what is so already is not written again"
     await persist.close()

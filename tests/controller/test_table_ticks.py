@@ -62,7 +62,7 @@ def test_a_view_that_follows_the_clock_has_the_tables_sealed() -> None:
     made.clock_due()
     assert desk.asked == [Tick], "one is under way"
     desk.frontiers.tables_upper = NOW + 1
-    made.ticked(desk.done.pop())
+    made.tick_ended(desk.done.pop())
     made.clock_due()
     assert desk.asked == [Tick], "a write was there before"
     assert len(desk.timers) == 4

@@ -24,7 +24,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.dataflow.copy_destinations import destinations
 from actors.dataflow.copy_places import LOCK, Folder, OnThreads, OpenPlace
-from actors.dataflow.copying import Far, copy, to_its_end
+from actors.dataflow.copying import Far, copy, run_to_completion
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST, Manifest
 from actors.plan.schema import Schema
@@ -70,7 +70,7 @@ async def copied(
 ) -> CopyDone:
     """The copy, run to its end. `folder`: into this one; `open_place`: there."""
     clock = InlineClock()
-    run = to_its_end(clock)
+    run = run_to_completion(clock)
     make = destinations(settings_of(place), run, place / "scratch" / "upload", "1")
     if folder is not None:
         make = lambda *_: OnThreads(lambda: folder, run)  # noqa: E731

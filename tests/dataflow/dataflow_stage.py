@@ -99,7 +99,7 @@ class Listening:
         self.name = flow.description.imports[source].shard
         self.frontier: int | None = None
         self.probe = flow.stage.probe(f"{flow.name}-listen-{incarnation}-{source}")
-        self.probe.plays(StartListen, self.start)
+        self.probe.set_action(StartListen, self.start)
 
     def start(self, message: StartListen) -> None:
         self.snapshot_at = message.as_of if message.snapshot else None
@@ -184,10 +184,10 @@ class Flow:
         """Where it is a list, rehearsals come into it and do not end."""
         self.keep = False
         self.executor = stage.probe(f"{name}-executor")
-        self.executor.plays(Run, self._run)
+        self.executor.set_action(Run, self._run)
         self.workers = [stage.probe(f"{name}-worker-{index}") for index in range(workers)]
         for index, worker in enumerate(self.workers):
-            worker.plays(StartSources, partial(self._start_sources, index))
+            worker.set_action(StartSources, partial(self._start_sources, index))
         addresses = tuple(worker.address for worker in self.workers)
         self.subject = stage.start(
             lambda: Dataflow(
@@ -211,7 +211,7 @@ class Flow:
         for source in range(len(self.description.imports)):
             inc = message.incarnation
             fetch = self.stage.probe(f"{self.name}-fetch-{worker}-{inc}-{source}")
-            fetch.plays(Fetch, partial(self._fetch, inc, source))
+            fetch.set_action(Fetch, partial(self._fetch, inc, source))
             listen: Neighbour | None = None
             if worker == source % len(self.workers):
                 self.listening.append(Listening(self, inc, source))

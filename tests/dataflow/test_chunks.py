@@ -24,7 +24,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.chunks import additive, chunk_name, chunks_of, note_key
+from actors.dataflow.chunks import chunk_name, is_additive, note_key, split_into_chunks
 from actors.dataflow.commit import commit_parts
 from actors.dataflow.engine import Engine
 from actors.dataflow.first import first_parts
@@ -181,14 +181,14 @@ def test_chunks_cover_every_file_once_and_what_is_in_none(tmp_path: Path) -> Non
         files.append(str(file))
     left = Rows(NUMBERS, files=tuple(files[:3]))
     right = Rows(NUMBERS, arrow=b"rest", files=tuple(files[3:]))
-    chunks = chunks_of([left, right], 20)
+    chunks = split_into_chunks([left, right], 20)
     assert [[len(rows.files) for rows in chunk] for chunk in chunks] == [
         [2, 0], [1, 0], [0, 2], [0, 0],
     ]  # fmt: skip
     assert [rows.arrow for rows in chunks[-1]] == [None, b"rest"]
     assert sorted(f for chunk in chunks for rows in chunk for f in rows.files) == files
     assert len({chunk_name(chunk) for chunk in chunks}) == len(chunks)
-    assert len(chunks_of([Rows(NUMBERS)], 20)) == 1
+    assert len(split_into_chunks([Rows(NUMBERS)], 20)) == 1
 
 
 def test_what_is_additive() -> None:
@@ -196,9 +196,9 @@ def test_what_is_additive() -> None:
         return msgspec.structs.replace(numbers_plan(), strata=(Stratum((), node, ("d0",)),))
 
     projected = Select(Where(D0, "a > 1"), (Named("a", "a"),))
-    assert additive(plan(Union((projected, D0))))
-    assert not additive(plan(Reduce(D0, (Named("a", "a"),), ())))
+    assert is_additive(plan(Union((projected, D0))))
+    assert not is_additive(plan(Reduce(D0, (Named("a", "a"),), ())))
     grouped = Accumulate(Reduce(D0, (), ()), Input("h0", ()), (), ())
-    assert not additive(plan(Union((D0, grouped))))
+    assert not is_additive(plan(Union((D0, grouped))))
     pair = Pair(D0, Input("s1", ("k",)), (("a", "k"),))
-    assert not additive(plan(pair))
+    assert not is_additive(plan(pair))

@@ -35,7 +35,7 @@ from actors.buckets.bucket_paths import BucketPath, bucket_path
 from actors.buckets.bucket_store import BucketStore
 from actors.dataflow.copy_buckets import bucket_place
 from actors.dataflow.copy_destinations import destinations
-from actors.dataflow.copying import Copying, copy, to_its_end
+from actors.dataflow.copying import Copying, copy, run_to_completion
 from actors.errors import InvalidUsage, StorageError
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST, Manifest
@@ -79,7 +79,7 @@ class House:
         """The copy, run to its end."""
         clock = InlineClock()
         settings = msgspec.structs.replace(self.settings, **changes)
-        make = destinations(settings, to_its_end(clock), self.place / "spool", attempt)
+        make = destinations(settings, run_to_completion(clock), self.place / "spool", attempt)
         with anyio.fail_after(200):
             return await copy(
                 self.persist, clock, description, make, self.place / "scratch", lambda _: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.dataflow.step import CHANGED_TOGETHER_MAX, fused, likely_runs
+from actors.dataflow.step import CHANGED_TOGETHER_MAX, last_stratum_of_run, likely_runs
 from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
 from actors.plan.jobs import LikelyRun
 from actors.plan.schema import Column, Schema
@@ -29,7 +29,7 @@ def runs(of: DeltaPlan, *, hidden_whole: bool, optimistic: bool = False) -> list
     found = []
     first = 0
     while first < len(of.strata):
-        last = fused(of, first, hidden_whole=hidden_whole, optimistic=optimistic)
+        last = last_stratum_of_run(of, first, hidden_whole=hidden_whole, optimistic=optimistic)
         found.append((first, last))
         first = last + 1
     return found

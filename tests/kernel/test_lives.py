@@ -14,7 +14,7 @@ import pytest
 
 from actors.errors import AskCycle, Broken, DeadlineExceeded
 from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, System, restart
-from actors.telemetry import TRACEPARENT, hold, release
+from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -222,10 +222,10 @@ class Plain(Actor[Do]):
 async def test_a_plain_method_handles_and_sees_the_trace_of_its_message_alone() -> None:
     plain = Plain()
     async with System() as system:
-        token = hold("00-a-b-01")
+        token = activate_context("00-a-b-01")
         to = system.spawn(lambda: plain, "plain")
         to.send_nowait(Do("traced"))
-        release(token)
+        deactivate_context(token)
         to.send_nowait(Do("bare"))
         await anyio.wait_all_tasks_blocked()
     assert plain.seen == [("traced", "00-a-b-01"), ("bare", None)]

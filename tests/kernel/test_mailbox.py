@@ -7,7 +7,7 @@ import pytest
 
 from actors.errors import ActorDead, Broken, Closed, WouldBlock
 from actors.kernel import Mailbox, Reply, Traced
-from actors.telemetry import hold, release
+from actors.telemetry import activate_context, deactivate_context
 
 
 async def test_first_in_first_out_in_one_wake_up() -> None:
@@ -160,8 +160,8 @@ async def test_what_was_put_back_comes_first_and_is_over_the_bound() -> None:
 
 async def test_a_message_of_a_trace_carries_it() -> None:
     box: Mailbox[int] = Mailbox("/x", 2)
-    token = hold("00-1-2-01")
+    token = activate_context("00-1-2-01")
     box.send_nowait(0)
-    release(token)
+    deactivate_context(token)
     box.send_nowait(1)
     assert await box.receive() == [Traced(0, "00-1-2-01"), 1]

@@ -29,7 +29,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.persist import NewShard, PersistClient, guests
-from actors.persist.attach import Place, attach, find_shard, own, place_of
+from actors.persist.attach import Place, find_shard, open_as_guest, open_as_owner, place_of
 from actors.persist.guests import is_guest
 from actors.settings import Settings
 
@@ -262,11 +262,11 @@ def test_places_are_named_in_one_way() -> None:
 async def test_what_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(StateDirectoryError, match="is no state directory"):
-        async with attach(Place(state_dir=str(tmp_path)), TINY, clock):
+        async with open_as_guest(Place(state_dir=str(tmp_path)), TINY, clock):
             pass
     place = Place(blob_url=f"file:{tmp_path}/b", consensus_url=f"sqlite:{tmp_path}/c.db")
     with pytest.raises(StorageError, match="nothing at"):
-        async with attach(place, TINY, clock):
+        async with open_as_guest(place, TINY, clock):
             pass
     assert not await anyio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))
 
@@ -340,14 +340,14 @@ async def test_an_owner_and_guests_of_a_state_directory(tmp_path: Path) -> None:
     place = Place(state_dir=str(tmp_path / "state"))
     service = await state_directory(tmp_path / "state")
     with pytest.raises(StateDirectoryError, match="in use by process"):
-        async with own(place, TINY, Clock()):
+        async with open_as_owner(place, TINY, Clock()):
             pass
-    async with attach(place, TINY, Clock()) as attached:
+    async with open_as_guest(place, TINY, Clock()) as attached:
         assert await find_shard(attached.client, "s1") == "s1"
         with pytest.raises(UnknownObject, match="near it are s1"):
             await find_shard(attached.client, "s11")
     await service.close()
-    async with own(place, TINY, Clock()) as owner:
+    async with open_as_owner(place, TINY, Clock()) as owner:
         assert owner.name == ""
         await owner.client.set_hold(S, "view", 6)
         await owner.client.maintain(S)

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from actors.errors import StorageError, StoreFull
 from actors.persist import compaction
-from actors.persist.clustering import clustered, ranges
+from actors.persist.clustering import choose_ranges, sort_by_key
 from actors.persist.compaction import (
     BATCH_BYTES_MIN,
     Merger,
-    choose,
-    filled,
+    choose_batches,
+    concat_to_size,
+    consolidate_by_hash,
     row_hashes,
-    summed,
 )
 from actors.persist.shard import Batch, NewShard, Part, ShardState, created
 from actors.persist.statistics import ColumnStatistics
@@ -46,7 +46,7 @@ def shard_of(sizes: list[int], inline: bool = False) -> ShardState:
 
 def sizes_after(sizes: list[int], most: int) -> tuple[list[int], int]:
     """Batch sizes after one compaction, and how much it rewrote."""
-    chosen = choose(shard_of(sizes), most, 1 << 40)
+    chosen = choose_batches(shard_of(sizes), most, 1 << 40)
     if chosen is None:
         return sizes, 0
     count = len(chosen[0])
@@ -67,12 +67,12 @@ def test_batches_stay_few_and_each_update_is_rewritten_a_logarithmic_number_of_t
 
 
 def test_nothing_to_do() -> None:
-    assert choose(shard_of([100] * 24), 24, 1 << 20) is None
-    assert choose(shard_of([]), 1, 1) is None
+    assert choose_batches(shard_of([100] * 24), 24, 1 << 20) is None
+    assert choose_batches(shard_of([]), 1, 1) is None
 
 
 def test_a_document_over_its_budget_goes_to_a_blob() -> None:
-    chosen = choose(shard_of([1000] * 5, inline=True), 24, 4000)
+    chosen = choose_batches(shard_of([1000] * 5, inline=True), 24, 4000)
     assert chosen is not None
     assert len(chosen[0]) == 5
     assert chosen[1]
@@ -253,9 +253,9 @@ def test_summing_is_consolidating() -> None:
                 DIFF: pa.array(random.integers(-1, 2, rows)),
             }
         )
-        given, wanted = sorted_rows(summed(many)), sorted_rows(consolidate(many))
+        given, wanted = sorted_rows(consolidate_by_hash(many)), sorted_rows(consolidate(many))
         assert given == wanted
-        assert summed(many).schema == many.schema
+        assert consolidate_by_hash(many).schema == many.schema
 
 
 def sorted_rows(updates: pa.Table) -> list[tuple[object, ...]]:
@@ -273,7 +273,7 @@ def test_rows_that_equal_no_other_are_not_grouped(monkeypatch: pytest.MonkeyPatc
             DIFF: pa.array([1] * count),
         }
     )
-    assert summed(rows) is rows
+    assert consolidate_by_hash(rows) is rows
     twice = pa.concat_tables([rows, rows.slice(10, 5)])
     grouped: list[int] = []
 
@@ -282,7 +282,7 @@ def test_rows_that_equal_no_other_are_not_grouped(monkeypatch: pytest.MonkeyPatc
         return consolidate(updates)
 
     monkeypatch.setattr(compaction, "consolidate", counted)
-    found = summed(twice)
+    found = consolidate_by_hash(twice)
     assert grouped == [10]
     assert found.num_rows == count
     assert Counter(found[DIFF].to_pylist()) == {1: count - 5, 2: 5}
@@ -338,10 +338,10 @@ def test_a_large_merge_of_keyed_rows_gives_ranges_that_lie_apart(
 def test_what_comes_out_of_files_fills_parts() -> None:
     tables = [table([(n, "x" * 20, 1, 1)] * rows) for n, rows in enumerate((10, 10, 5, 40, 3, 3))]
     a_row = tables[0].nbytes // 10
-    found = list(filled(iter(tables), 25 * a_row))
+    found = list(concat_to_size(iter(tables), 25 * a_row))
     assert [each.num_rows for each in found] == [25, 40, 6]
     assert pa.concat_tables(found).equals(pa.concat_tables(tables)), "in their order"
-    assert [each.num_rows for each in filled(iter(tables), 0)] == [10, 10, 5, 40, 3, 3]
+    assert [each.num_rows for each in concat_to_size(iter(tables), 0)] == [10, 10, 5, 40, 3, 3]
 
 
 def test_a_range_that_is_far_too_large_is_cut_again(tmp_path: Path) -> None:
@@ -371,20 +371,20 @@ def test_rows_are_sorted_by_time_and_then_by_the_key() -> None:
         (2, "a", 7, 1),
     ]
     order = [(2, 7), (3, 7), (1, 9), (None, 9)]
-    found = clustered(table(rows), KEYED)
+    found = sort_by_key(table(rows), KEYED)
     assert list(zip(found["a"].to_pylist(), found[TIME].to_pylist(), strict=True)) == order
-    assert clustered(table(rows), SCHEMA).equals(table(rows))
+    assert sort_by_key(table(rows), SCHEMA).equals(table(rows))
 
 
 def test_where_nothing_tells_there_are_no_ranges() -> None:
     part, _ = keyed(0, 10)
-    assert ranges(SCHEMA, [part], 4) is None
-    assert ranges(KEYED, [replace(part, statistics=())], 4) is None
-    assert ranges(KEYED, [part], 1) is None
-    assert ranges(Schema(SCHEMA.columns, ("b",)), [part], 4) is None
+    assert choose_ranges(SCHEMA, [part], 4) is None
+    assert choose_ranges(KEYED, [replace(part, statistics=())], 4) is None
+    assert choose_ranges(KEYED, [part], 1) is None
+    assert choose_ranges(Schema(SCHEMA.columns, ("b",)), [part], 4) is None
     one = replace(part, statistics=(ColumnStatistics("a", 0, 5, 5),))
-    assert ranges(KEYED, [one], 4) is None
+    assert choose_ranges(KEYED, [one], 4) is None
     far = replace(part, statistics=(ColumnStatistics("a", 0, -(1 << 63), (1 << 63) - 1),))
-    found = ranges(KEYED, [far], 4)
+    found = choose_ranges(KEYED, [far], 4)
     assert found is not None
     assert found.count == 4

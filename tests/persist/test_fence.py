@@ -10,11 +10,11 @@ from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[im
 from actors.errors import Corrupt, Fenced, StorageError
 from actors.persist import Append, Appended, Cas, NewShard, PersistClient
 from actors.persist.blob_memory import MemoryBlob
-from actors.persist.fence import EPOCH_KEY, VERSION, Epoch, FencedConsensus, take_over
+from actors.persist.fence import EPOCH_KEY, VERSION, Epoch, FencedConsensus, acquire_epoch
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
-    return await take_over(documents, process, Clock(), TINY)
+    return await acquire_epoch(documents, process, Clock(), TINY)
 
 
 async def test_no_set_of_the_older_one_happens_after_the_newer_took_over() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from actors.persist.garbage import RETIRED, STASHED, UNNAMED, Waste, waste
+from actors.persist.garbage import RETIRED, STASHED, UNNAMED, Waste, list_garbage
 from actors.persist.location import BlobInfo
 from actors.persist.shard import Lease, NewShard, Retired, ShardState, created
 from actors.persist.stashed import FOLDER
@@ -18,7 +18,9 @@ def told(
 ) -> list[Waste]:
     """Of blobs of this age each."""
     blobs = [BlobInfo(key, 7, NOW - age_ms) for key, age_ms in infos]
-    return waste({state.id: state}, blobs, NOW, grace_ms=GRACE, stash_ms=STASH, ignored=ignored)
+    return list_garbage(
+        {state.id: state}, blobs, NOW, grace_ms=GRACE, stash_ms=STASH, ignored=ignored
+    )
 
 
 def shard() -> ShardState:

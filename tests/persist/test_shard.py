@@ -26,7 +26,7 @@ from actors.persist.shard import (
     UpperMismatch,
     compact_to,
     deletable,
-    is_done,
+    is_applied,
     mark,
     sealed,
 )
@@ -83,9 +83,9 @@ def grown(state: ShardState, upper: int, *parts: Part, call: int = 9) -> ShardSt
 def test_append_checks_the_upper_and_marks_the_call() -> None:
     state = grown(new(), 5, part("a", 2), call=7)
     assert state.upper == 5
-    assert is_done(state, "w", 7)
-    assert not is_done(state, "w", 6)
-    assert not is_done(state, "other", 7)
+    assert is_applied(state, "w", 7)
+    assert not is_applied(state, "w", 6)
+    assert not is_applied(state, "other", 7)
     assert appended(state, Append("s", 4, 9, ()), 0, "w", 8) == UpperMismatch("s", 4, 5)
     closed = grown(state, EMPTY)
     assert appended(closed, Append("s", 5, 9, ()), 0, "w", 9) == UpperMismatch("s", 5, EMPTY)

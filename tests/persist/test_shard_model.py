@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from actors.persist.compaction import Merger, choose, input_rows
+from actors.persist.compaction import Merger, choose_batches, input_rows
 from actors.persist.invariants import validate
 from actors.persist.parts import decode, encode
 from actors.persist.shard import (
@@ -164,7 +164,7 @@ def test_contents_never_change(steps: list[tuple[str, object, object]]) -> None:
             case ("merge", int(first), int(count)):
                 world.merge(world.state.batches[first : first + count])
             case ("tidy", int(most), _):
-                chosen = choose(world.state, most, 1 << 20)
+                chosen = choose_batches(world.state, most, 1 << 20)
                 if chosen is not None:
                     world.merge(chosen[0])
                     assert len(world.state.batches) <= most

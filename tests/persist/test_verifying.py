@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from actors.persist.parts import encode
 from actors.persist.shard import Part
 from actors.persist.statistics import ColumnStatistics
-from actors.persist.verifying import differences
+from actors.persist.verifying import compare_with_description
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 
 SCHEMA = Schema((Column("a", "bigint"), Column("x", "double")))
@@ -36,7 +36,7 @@ def stored(**changes: Any) -> tuple[Part, pa.Table]:
 def test_a_part_is_as_it_is_described() -> None:
     part, rows = stored()
     assert [known.column for known in part.statistics] == ["a", "x"]
-    assert differences(part, rows) == []
+    assert compare_with_description(part, rows) == []
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_a_part_is_as_it_is_described() -> None:
 )
 def test_a_difference_is_told(changes: dict[str, Any], told: str) -> None:
     part, rows = stored(**changes)
-    assert told in differences(part, rows)
+    assert told in compare_with_description(part, rows)
 
 
 def test_what_is_described_as_wider_is_right() -> None:
     part, rows = stored()
     wide = (ColumnStatistics("a", None, 0, 9), ColumnStatistics("x", 1, None, None))
     part = replace(part, time_min=0, time_max=9, retracts=True, statistics=wide)
-    assert differences(part, rows) == []
+    assert compare_with_description(part, rows) == []
     _, rows = stored(x=[math.nan, None, -1.0], **{DIFF: [-1, -1, -1]})
-    assert differences(part, rows) == []
+    assert compare_with_description(part, rows) == []

@@ -9,11 +9,11 @@ import pytest
 
 from actors.errors import PenstockError
 from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where, columns_of
-from actors.plan.plan_splitting import children, divided, nodes, pieces
+from actors.plan.plan_splitting import children, divide_strata, nodes, split_statements
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.testing.analysis import analyze_in_memory
-from actors.testing.fuzz import made_up
+from actors.testing.fuzz import make_case
 from actors.testing.nodes import Relation, Runner, consolidated
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import parse_script, random_value
@@ -35,14 +35,14 @@ def doubled(node: Node) -> Node:
 
 
 def test_what_occurs_twice_is_a_stratum_of_its_own() -> None:
-    made, places = divided([doubled(wide(D0)), wide(Input("r0", ("k",)), 1)])
+    made, places = divide_strata([doubled(wide(D0)), wide(Input("r0", ("k",)), 1)])
     assert made == (wide(D0), doubled(Input("r0", ("k",))), wide(Input("r1", ("k",)), 1))
     assert places == (1, 2)
 
 
 def test_little_that_occurs_twice_stays_where_it_is() -> None:
     small = doubled(wide(D0, 1))
-    assert divided([small]) == ((small,), (0,))
+    assert divide_strata([small]) == ((small,), (0,))
 
 
 def test_terms_without_rows_count_nothing() -> None:
@@ -55,8 +55,8 @@ def test_terms_without_rows_count_nothing() -> None:
 def test_a_plan_that_doubles_with_each_stratum_is_cut() -> None:
     inputs_ = [wide(D0), *(Input(f"r{index}", ("k",)) for index in range(7))]
     strata = tuple(map(doubled, inputs_))
-    assert pieces(strata, 0, 7, {"d0"}, 10_000) == [tuple(range(8))]
-    found = pieces(strata, 0, 7, {"d0"}, 60)
+    assert split_statements(strata, 0, 7, {"d0"}, 10_000) == [tuple(range(8))]
+    found = split_statements(strata, 0, 7, {"d0"}, 60)
     assert [piece[-1] for piece in found] == sorted({piece[-1] for piece in found})
     assert found[-1][-1] == 7
     assert len(found) > 1
@@ -74,7 +74,7 @@ def test_what_several_pieces_would_compute_is_one(size: int, alone: bool) -> Non
         Union((Input("r1", ("k",)), Input("r2", ("k",)))),
     )
     shared = [(0,), (2,), (1, 3)] if alone else [(0, 2), (0, 1, 3)]
-    assert pieces(strata, 0, 3, {"d0"}, 90) == shared
+    assert split_statements(strata, 0, 3, {"d0"}, 90) == shared
 
 
 def test_a_node_of_many_columns_counts_as_several() -> None:
@@ -83,7 +83,7 @@ def test_a_node_of_many_columns_counts_as_several() -> None:
     )
     assert (nodes(narrow, {"d0": 1}), nodes(broad, {"d0": 1})) == (2, 5)
     strata = (broad, Where(Input("r0", columns_of(broad)), "c0 > 1"))
-    assert pieces(strata, 0, 1, {"d0"}, 5) == [(0,), (1,)]
+    assert split_statements(strata, 0, 1, {"d0"}, 5) == [(0,), (1,)]
 
 
 def rows(schema: Schema, pick: random.Random, times: Sequence[int], *, state: bool) -> Relation:
@@ -117,7 +117,7 @@ def in_order(strata: Sequence[Node], given: Mapping[str, Relation]) -> list[Row]
 def in_pieces(strata: tuple[Node, ...], given: Mapping[str, Relation], nodes_max: int) -> list[Row]:
     filled = {name for name, relation in given.items() if relation.updates}
     known = dict(given)
-    for piece in pieces(strata, 0, len(strata) - 1, filled, nodes_max):
+    for piece in split_statements(strata, 0, len(strata) - 1, filled, nodes_max):
         runner = Runner(known, 5, 8)
         for index in piece:
             runner.inputs[f"r{index}"] = runner.run(strata[index])
@@ -128,7 +128,7 @@ def in_pieces(strata: tuple[Node, ...], given: Mapping[str, Relation], nodes_max
 async def plans(seed: int, scripts: int) -> list[DeltaPlan]:
     found: list[DeltaPlan] = []
     for number in range(scripts):
-        case = made_up(seed, number)
+        case = make_case(seed, number)
         tables = dict(parse_script(case.text()).tables)
         for name, sql in case.views:
             plan = await compile_view(sql, tables, analyze_in_memory)
@@ -150,7 +150,7 @@ async def test_divided_and_cut_strata_make_the_same_rows(seed: int) -> None:
     for plan in await plans(seed, 12):
         given = inputs(plan, pick)
         strata = [stratum.node for stratum in plan.strata]
-        made, places = divided(strata)
+        made, places = divide_strata(strata)
         assert places[-1] == len(made) - 1
         written = sum(len(list(all_nodes(node))) for node in strata)
         fewer += sum(len(list(all_nodes(node))) for node in made) < written

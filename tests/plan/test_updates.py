@@ -20,8 +20,8 @@ from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
 from actors.plan.updates import (
     advance,
     between,
-    condensed,
     consolidate,
+    consolidate_if_smaller,
     consolidate_keyed,
     distinct_times,
     from_ipc,
@@ -162,7 +162,7 @@ def test_every_nan_keeps_apart_beside_nested_columns_and_in_them(inside: bool) -
 def test_condensed_updates_are_the_same_and_far_fewer_or_as_they_were(distinct: int) -> None:
     rows = [(index % distinct, 1.0, "x", index // 1000, 1) for index in range(20_000)]
     table = pa.concat_tables([table_of(rows[:12_000]), table_of(rows[12_000:])])
-    made = condensed(table)
+    made = consolidate_if_smaller(table)
     assert made.num_rows == (7 * 20 if distinct == 7 else 20_000)
     assert (
         consolidate(made)

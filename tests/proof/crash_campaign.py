@@ -36,7 +36,7 @@ import anyio.abc
 import pyarrow as pa
 
 from actors import Client, TableWrite
-from actors.client import whole
+from actors.client import concatenate_pieces
 from actors.demo import flights
 from actors.demo.play import Log, changes_of
 from actors.demo.proof import differences, expected
@@ -163,7 +163,9 @@ class Subscriber:
         while True:
             try:
                 async with service.client() as client:
-                    async for change in whole(client.subscribe(self.view, self.frontier)):
+                    async for change in concatenate_pieces(
+                        client.subscribe(self.view, self.frontier)
+                    ):
                         self.take(change.lower, change.upper, change.table)
                         if done.is_set() and change.upper > until.times[-1]:
                             return
@@ -212,7 +214,7 @@ async def was_played(service: Service, number: int) -> int | None:
                     return None
                 report = await client.status()
                 since = next(o.since for o in report.objects if o.name == PLAYED)
-                async for change in whole(client.subscribe(PLAYED, from_=since + 1)):
+                async for change in concatenate_pieces(client.subscribe(PLAYED, from_=since + 1)):
                     if change.table is not None:
                         for row in change.table.to_pylist():
                             if row["n"] == number:

@@ -34,7 +34,7 @@ import msgspec
 import trustme
 
 from actors import Client, Service, Settings
-from actors.client import whole
+from actors.client import concatenate_pieces
 from actors.errors import (
     Broken,
     Closed,
@@ -178,7 +178,7 @@ class Run:
     async def follow(self, name: str, client: Client) -> None:
         """Follows an object, from where the last connection ended."""
         contents, frontier = self.followed.get(name, (Counter(), None))
-        async with aclosing(whole(client.subscribe(name, from_=frontier))) as stream:
+        async with aclosing(concatenate_pieces(client.subscribe(name, from_=frontier))) as stream:
             async for change in stream:
                 if change.table is not None:
                     for row in change.table.to_pylist():

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from actors.plan.schema import TIME
 from actors.progress import EMPTY
-from actors.sinks.batches import Cut, Listed, Stretch, cut, raised, stretches_in_error
+from actors.sinks.batches import (
+    Cut,
+    Listed,
+    Stretch,
+    choose_batch,
+    move_out_of_stretches,
+    stretches_in_error,
+)
 
 ERRORS = st.lists(
     st.tuples(st.integers(0, 12), st.sampled_from("xy"), st.sampled_from([-2, -1, 1, 2])),
@@ -59,7 +66,7 @@ def test_a_batch_ends_where_there_are_contents(
         listed.append(Listed(upper, size))
     sealed = max(lower + length, upper)
     stretches = stretches_in_error(errors, sealed)
-    found = cut(lower, sealed, listed, stretches, bytes_max)
+    found = choose_batch(lower, sealed, listed, stretches, bytes_max)
     good = [t for t in range(lower, sealed) if not in_error(errors, t)]
     if found.upper is None:
         assert good == []
@@ -75,24 +82,26 @@ def test_a_batch_ends_where_there_are_contents(
 
 def test_it_keeps_to_the_bytes_where_it_can() -> None:
     listed = [Listed(5, 40), Listed(7, 40), Listed(9, 40)]
-    assert cut(0, 20, listed, (), 100).upper == 7
-    assert cut(0, 20, listed, (), 1000).upper == 20
-    assert cut(0, 20, listed, (), 10).upper == 5  # one batch of the shard is never divided
-    assert cut(5, 20, listed, (), 40).upper == 7
-    assert cut(0, 20, [Listed(9, 0)], (), 10).upper == 20
+    assert choose_batch(0, 20, listed, (), 100).upper == 7
+    assert choose_batch(0, 20, listed, (), 1000).upper == 20
+    assert choose_batch(0, 20, listed, (), 10).upper == 5  # one batch of the shard is never divided
+    assert choose_batch(5, 20, listed, (), 40).upper == 7
+    assert choose_batch(0, 20, [Listed(9, 0)], (), 10).upper == 20
 
 
 def test_before_an_error_then_over_it() -> None:
-    assert cut(0, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(4, (), "bad")
-    assert cut(4, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(None, (), "bad")
+    assert choose_batch(0, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(4, (), "bad")
+    assert choose_batch(4, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(
+        None, (), "bad"
+    )
     gone = stretches_in_error([(4, "bad", 1), (7, "bad", -1)], 9)
     assert gone == (Stretch(4, 7, "bad"),)
-    assert cut(4, 9, [], gone, 10) == Cut(9, gone, None)
+    assert choose_batch(4, 9, [], gone, 10) == Cut(9, gone, None)
 
 
 def test_a_shard_that_has_ended() -> None:
-    assert cut(3, EMPTY, [], (), 10).upper == EMPTY
-    assert cut(3, EMPTY, [], stretches_in_error([(2, "x", 1)], EMPTY), 10).upper is None
+    assert choose_batch(3, EMPTY, [], (), 10).upper == EMPTY
+    assert choose_batch(3, EMPTY, [], stretches_in_error([(2, "x", 1)], EMPTY), 10).upper is None
 
 
 @pytest.mark.parametrize(
@@ -100,5 +109,5 @@ def test_a_shard_that_has_ended() -> None:
 )
 def test_times_in_error_become_the_first_behind(before: int, after: int) -> None:
     table = pa.table({TIME: pa.array([before], pa.int64())})
-    moved = raised(table, (Stretch(4, 7, "x"), Stretch(9, 11, "y")))
+    moved = move_out_of_stretches(table, (Stretch(4, 7, "x"), Stretch(9, 11, "y")))
     assert moved[TIME].to_pylist() == [after]

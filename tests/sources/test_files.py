@@ -24,7 +24,7 @@ from actors.plan.jobs import Analyzed, Answer, FileDone, InferFiles, Job, RowsDo
 from actors.plan.schema import DIFF, Column, Schema
 from actors.plan.updates import to_ipc
 from actors.sources import file_reading
-from actors.sources.file_reading import Malformed, plainly_ours
+from actors.sources.file_reading import Malformed, reads_like_spark
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.sources.kinds import decode, encode, make_source
 from actors.sources.oneshot import CopyFrom, OneshotCopy
@@ -427,7 +427,7 @@ def test_a_torn_parquet_file_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     data = bytearray(path.read_bytes())
     data[4:400] = bytes(396)
     path.write_bytes(data)
-    assert plainly_ours(str(path), ROWS.schema.arrow())
+    assert reads_like_spark(str(path), ROWS.schema.arrow())
 
     async def main() -> None:
         with pytest.raises(Malformed, match=r"a\.parquet"):
@@ -479,7 +479,7 @@ def test_pieces_are_bounded_and_small_files_share_one(
 )
 def test_what_is_beyond_doubt(tmp_path: Path, kind: str, values: pa.Array, ours: bool) -> None:
     path = written(tmp_path / "a.parquet", {"c": values})
-    assert plainly_ours(path, Schema((Column("c", kind),)).arrow()) == ours
+    assert reads_like_spark(path, Schema((Column("c", kind),)).arrow()) == ours
 
 
 def test_doubtful_files_are_for_spark(tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ def test_doubtful_files_are_for_spark(tmp_path: Path) -> None:
     written(tmp_path / "other.parquet", {"C": dates})
     (tmp_path / "torn.parquet").write_text("PAR1")
     for name in ("legacy", "old", "twice", "other", "torn", "absent"):
-        assert not plainly_ours(str(tmp_path / f"{name}.parquet"), shape), name
+        assert not reads_like_spark(str(tmp_path / f"{name}.parquet"), shape), name
 
 
 # -- a copy from files ----------------------------------------------------------------------------

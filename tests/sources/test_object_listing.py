@@ -11,7 +11,7 @@ from actors.buckets.bucket_store import Listed, Version
 from actors.errors import InvalidUsage
 from actors.sources import object_listing
 from actors.sources.file_listing import FoundFile, hash_of
-from actors.sources.object_listing import RECENT_MAX, Looking, Objects, TakenObjects, found
+from actors.sources.object_listing import RECENT_MAX, Looking, Objects, TakenObjects, data_objects
 from actors.sources.source import POSITION_BYTES_MAX
 
 
@@ -136,10 +136,10 @@ def test_what_is_data_below_a_prefix() -> None:
     objects = [Listed(key, size, 7, Version("x", None)) for key, size in keys.items()]
 
     def names(prefix: str, pattern: str, recursive: bool) -> list[str]:
-        return [each.name for each in found("s3://b", prefix, pattern, recursive, objects)]
+        return [each.name for each in data_objects("s3://b", prefix, pattern, recursive, objects)]
 
     assert names("in/", "*", False) == ["a.csv", "b.json"]
     assert names("in/", "*.csv", True) == ["a.csv", "sub/f.csv"]
     assert names("", "*", False) == ["in"]
-    (one,) = found("s3://b", "in/", "a*", False, objects)
+    (one,) = data_objects("s3://b", "in/", "a*", False, objects)
     assert (one.path, one.size, one.modified_ns) == ("s3://b/in/a.csv", 1, 7)

@@ -32,7 +32,7 @@ from actors.settings import Settings
 from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.jobs import Engine, Ticket
 from actors.spark.plans import PreparedPlan
-from actors.spark.prepared import PreparedSteps, inspect
+from actors.spark.prepared import PreparedSteps, check_keeps_nothing
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 from actors.spark.slots import SlotSet, positional
 from actors.spark.traces import _stages
@@ -157,7 +157,7 @@ def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[A
         with rounds._lock:
             if len(rounds._waiting) == len(seats):
                 break
-    rounds.pass_on()
+    rounds.start_next_jobs()
     for thread in threads:
         thread.join()
 
@@ -319,7 +319,9 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {
         "refused": [*refused.wrong(), looked.reasons(refused.plan.serial)],
         "blind": Lab(engine, bad, PreparedSteps(settings, folder / "blind", no_look)).wrong(),
-        "sound": Lab(engine, good, PreparedSteps(settings, folder / "sound", inspect)).wrong(),
+        "sound": Lab(
+            engine, good, PreparedSteps(settings, folder / "sound", check_keeps_nothing)
+        ).wrong(),
     }
     found["rounds"] = rounds(engine)
     found["told"] = told(engine, folder)

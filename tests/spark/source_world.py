@@ -20,7 +20,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from actors.kernel import SystemClock
 from actors.persist import Append, Cas, NewShard, PersistClient, ShardState, shard_key
-from actors.persist.attach import Place, attach
+from actors.persist.attach import Place, open_as_guest
 from actors.persist.documents import decode_shard, encode
 from actors.persist.guests import guest_lease, is_guest
 from actors.persist.schemas import Evolved
@@ -96,7 +96,9 @@ class World:
 
     def guests(self) -> list[str]:
         async def body() -> ShardState:
-            async with attach(Place(state_dir=str(self.folder)), SETTINGS, SystemClock()) as found:
+            async with open_as_guest(
+                Place(state_dir=str(self.folder)), SETTINGS, SystemClock()
+            ) as found:
                 return await found.client.state(S)
 
         return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]

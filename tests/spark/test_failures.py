@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from actors.errors import InvalidUsage
-from actors.spark.failures import SparkGone, describe, failed, short_text
+from actors.spark.failures import SparkGone, describe, make_job_failed, short_text
 
 TASK = (
     "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times: "
@@ -49,5 +49,5 @@ def test_a_jvm_that_does_not_answer() -> None:
 def test_texts_are_short() -> None:
     text = "[X] cannot be resolved. SQLSTATE: 42703; line 1 pos 7;\n'Project ['nope]\n+- Relation"
     assert short_text(text) == "[X] cannot be resolved. SQLSTATE: 42703"
-    answer = failed("j", InvalidUsage("é" * 5000), 100)
+    answer = make_job_failed("j", InvalidUsage("é" * 5000), 100)
     assert len(answer.text.encode()) <= 103

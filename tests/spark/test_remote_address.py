@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.errors import BadSettings
-from actors.spark.remote_address import is_remote, shown, without_secrets
+from actors.spark.remote_address import is_remote, redact_secrets, strip_parameters
 
 SECRET = "sc://spark.example:443/;use_ssl=true;token=open%20sesame;x-api-key=k3y;user_id=ann"
 
@@ -21,7 +21,7 @@ SECRET = "sc://spark.example:443/;use_ssl=true;token=open%20sesame;x-api-key=k3y
 )
 def test_what_is_shown(master: str, place: str) -> None:
     assert is_remote(master)
-    assert shown(master) == place
+    assert strip_parameters(master) == place
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_is_shown(master: str, place: str) -> None:
 )
 def test_what_is_refused(master: str, words: str) -> None:
     with pytest.raises(BadSettings, match="spark_master") as caught:
-        shown(master)
+        strip_parameters(master)
     assert words in str(caught.value)
     assert "hush" not in str(caught.value)
 
@@ -48,12 +48,12 @@ def test_what_is_refused(master: str, words: str) -> None:
 def test_other_masters_are_not_remote() -> None:
     assert not is_remote("local[*]")
     assert not is_remote("spark://host:7077")
-    assert without_secrets("token=abc", "local[*]") == "token=abc"
+    assert redact_secrets("token=abc", "local[*]") == "token=abc"
 
 
 def test_secrets_are_taken_out_of_texts() -> None:
     text = f"cannot reach {SECRET}: 'open sesame' and k3y are wrong, says ann"
-    assert without_secrets(text, SECRET) == (
+    assert redact_secrets(text, SECRET) == (
         "cannot reach sc://spark.example:443/;use_ssl=true;token=***;x-api-key=***;user_id=ann: "
         "'***' and *** are wrong, says ann"
     )

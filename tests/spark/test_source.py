@@ -53,7 +53,7 @@ from actors.errors import (
 from actors.kernel import SystemClock
 from actors.persist import Append
 from actors.persist import handed as handed_leases
-from actors.persist.attach import Place, attach
+from actors.persist.attach import Place, open_as_guest
 from actors.persist.handed import HandedLeases
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import error_update
@@ -236,7 +236,7 @@ def test_waiting_for_a_time(world: World) -> None:
             source._loaded = await load(wish_of(source.options), SETTINGS)
 
         async with (
-            attach(place, SETTINGS, SystemClock()) as attached,
+            open_as_guest(place, SETTINGS, SystemClock()) as attached,
             anyio.create_task_group() as g,
         ):
             g.start_soon(read)
@@ -528,7 +528,7 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
 
     async def body() -> None:
-        async with attach(Place(state_dir=str(world.folder)), SETTINGS, clock) as attached:
+        async with open_as_guest(Place(state_dir=str(world.folder)), SETTINGS, clock) as attached:
             leases = HandedLeases(attached.consensus, attached.blob, SETTINGS, clock)
             state, handed = await leases.take(S, "r", 5)
             handed = await leases.shared(handed, 3)

@@ -14,7 +14,7 @@ from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-n
 
 from actors.plan.jobs import Analyzed, InferFiles, JobFailed, RowsDone, TakeFiles
 from actors.plan.schema import Column, Schema
-from actors.sources.file_reading import plainly_ours
+from actors.sources.file_reading import reads_like_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -180,7 +180,7 @@ def test_what_is_read_without_spark_is_what_spark_reads(
     table = pa.Table.from_arrays(columns, schema=shape)
     path = tmp_path / "every.parquet"
     pq.write_table(table, path, version=version)
-    assert plainly_ours(str(path), shape)
+    assert reads_like_spark(str(path), shape)
     with pq.ParquetFile(path) as file:
         here = file.read().cast(shape)
     there = table_of(take(child, [path], "parquet", read=EVERY))

@@ -13,14 +13,14 @@ import pytest
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
-from actors.testing.conformance import TIMES, Judgement, divided, summary, write_page
+from actors.testing.conformance import TIMES, Judgement, divide_rows, summary, write_page
 from actors.testing.corpora import (
     CORPORA,
     CorpusQuery,
     asked_literals,
     make_tables,
     read_queries,
-    sharpened,
+    sharpen_values,
     tables_of,
 )
 
@@ -71,12 +71,12 @@ def test_every_other_value_is_one_that_the_texts_ask_for() -> None:
             "d": pa.array([Decimal("1.00")] * 100, pa.decimal128(7, 2)),
         }
     )
-    made = sharpened(rows, KEYED, {"k": ["5"], "v": ["'a'", "'b'"], "d": ["9.5"]}, 1)
+    made = sharpen_values(rows, KEYED, {"k": ["5"], "v": ["'a'", "'b'"], "d": ["9.5"]}, 1)
     assert made["k"].to_pylist() == list(range(100))
     assert Counter(made["v"].to_pylist())["own"] == 50
     assert set(made["v"].to_pylist()) == {"own", "a", "b"}
     assert Counter(made["d"].to_pylist())[Decimal("9.50")] == 50
-    assert made.equals(sharpened(rows, KEYED, {"v": ["'a'", "'b'"], "d": ["9.5"]}, 1))
+    assert made.equals(sharpen_values(rows, KEYED, {"v": ["'a'", "'b'"], "d": ["9.5"]}, 1))
 
 
 def test_rows_of_nexmark_are_the_same_again(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_changes_take_away_only_what_is_there(key: tuple[str, ...]) -> None:
             "d": pa.array([Decimal(n) for n in range(60)], pa.decimal128(7, 2)),
         }
     )
-    base, updates = divided({"t": schema}, {"t": rows}, 40, 1)
+    base, updates = divide_rows({"t": schema}, {"t": rows}, 40, 1)
     assert 0 < base["t"].num_rows < 60
     kept = set(base["t"]["k"].to_pylist())
     held: Counter[tuple[Any, ...]] = Counter()
@@ -129,7 +129,7 @@ def test_changes_take_away_only_what_is_there(key: tuple[str, ...]) -> None:
         if key:
             assert max(keys.values()) == 1
             assert not kept & keys.keys()
-    assert divided({"t": schema}, {"t": rows}, 40, 1) == (base, updates)
+    assert divide_rows({"t": schema}, {"t": rows}, 40, 1) == (base, updates)
 
 
 def test_the_page_tells_each_query() -> None:

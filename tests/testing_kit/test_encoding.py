@@ -20,7 +20,7 @@ from actors.testing.encoding import (
     NotEncodable,
     carry_by_reference,
     encode_all,
-    encoded,
+    encode_and_decode,
 )
 from actors.testing.isolation import Isolation
 
@@ -57,7 +57,7 @@ def holder(to: Any) -> Holder:
 def test_data_are_copied_and_ways_to_speak_are_carried() -> None:
     address: Address[Any] = Address(Mailbox("/x", 1))
     sent = holder((address, print, Holder))
-    got = encoded(sent)
+    got = encode_and_decode(sent)
     assert got is not sent
     assert got.inner == sent.inner
     assert got.inner.rows is not sent.inner.rows
@@ -79,11 +79,11 @@ def test_what_is_neither_data_nor_a_handle_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(NotEncodable, match=r"Holder holds.*Handle is no data"):
-        encoded(holder(Handle()))
+        encode_and_decode(holder(Handle()))
     monkeypatch.setattr(encoding, "BY_REFERENCE", [*BY_REFERENCE])
     carry_by_reference(Handle)
     handle = Handle()
-    assert encoded(holder(handle)).to is handle
+    assert encode_and_decode(holder(handle)).to is handle
 
 
 async def test_a_receiver_that_spoils_a_message_spoils_its_own(stage: Isolation) -> None:

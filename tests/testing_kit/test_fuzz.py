@@ -19,9 +19,9 @@ from actors.kernel import System
 from actors.settings import Settings
 from actors.testing.checking import Checked, Options, Place, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.fuzz import Case, Change, made_up
+from actors.testing.fuzz import Case, Change, make_case
 from actors.testing.fuzz_names import with_odd_names
-from actors.testing.fuzzing import chosen_options, fuzz, shrunk
+from actors.testing.fuzzing import chosen_options, fuzz, shrink_case
 from actors.testing.view_scripts import parse_script, rows_of
 
 WORDS = (
@@ -35,19 +35,19 @@ WORDS = (
 
 def test_a_script_is_the_same_every_time_and_reads_back() -> None:
     for number in range(40):
-        case = made_up(3, number)
-        assert case == made_up(3, number)
+        case = make_case(3, number)
+        assert case == make_case(3, number)
         script = parse_script(case.text("why\nit is here"))
         assert len(script.views) == 4
         updates = rows_of(script)
         assert len(updates) == len(case.changes)
         for _, sql in case.views:
             sqlglot.parse_one(sql, dialect="spark")
-    assert made_up(3, 1) != made_up(4, 1)
+    assert make_case(3, 1) != make_case(4, 1)
 
 
 def test_scripts_reach_every_rule_and_every_kind_of_change() -> None:
-    cases = [made_up(5, number) for number in range(75)]
+    cases = [make_case(5, number) for number in range(75)]
     texts = [sql for case in cases for _, sql in case.views]
     missing = [word for word in WORDS if not any(word in text for text in texts)]
     assert missing == []
@@ -76,7 +76,7 @@ async def results(case: Case, name: str) -> list[ViewResult]:
 
 @pytest.mark.parametrize("number", range(12))
 async def test_made_up_views_are_exact_in_memory(number: int) -> None:
-    case = msgspec.structs.replace(made_up(11, number), conf=())
+    case = msgspec.structs.replace(make_case(11, number), conf=())
     found: list[ViewResult] = []
     # What SQLite cannot run is refused before anything is compared.
     with anyio.fail_after(60), contextlib.suppress(QueryRejected):
@@ -87,14 +87,14 @@ async def test_made_up_views_are_exact_in_memory(number: int) -> None:
 
 
 async def test_a_failing_case_is_made_small() -> None:
-    case = made_up(7, 2)
+    case = make_case(7, 2)
     sql = dict(case.views)["v1"]
     needed = [change for change in case.changes if f"{change.table} " in sql][-1]
 
     async def fails(smaller: Case) -> bool:
         return needed in smaller.changes and any(name == "v1" for name, _ in smaller.views)
 
-    small = await shrunk(case, "v1", fails)
+    small = await shrink_case(case, "v1", fails)
     assert list(small.changes) == [needed]
     assert small.times == (needed.time,)
     assert small.views[-1][0] == "v1"
@@ -142,7 +142,7 @@ def test_the_costly_ways_are_taken_by_some() -> None:
 
 
 def test_deletes_and_copies_are_written_as_changes() -> None:
-    case = made_up(1, 1)
+    case = make_case(1, 1)
     case = msgspec.structs.replace(
         case,
         changes=(Change(10, "t0", "1", 3), Change(10, "t0", "1", -2), Change(20, "t0", "1", -1)),
@@ -154,7 +154,7 @@ def test_deletes_and_copies_are_written_as_changes() -> None:
 
 
 def test_names_sizes_and_schemas_are_drawn_widely() -> None:
-    cases = [made_up(6, number) for number in range(120)]
+    cases = [make_case(6, number) for number in range(120)]
     widths = [len(table.columns) for case in cases for table in case.tables]
     assert min(widths) == 1
     assert max(widths) > 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from random import Random
 
-from actors.testing.fuzz import made_up
+from actors.testing.fuzz import make_case
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.fuzz_spark import SparkWriter
 from actors.testing.view_scripts import parse_script
@@ -22,14 +22,14 @@ WORDS = (
 
 
 def texts(seed: int, count: int) -> list[str]:
-    cases = [made_up(seed, number, 4, SparkWriter) for number in range(count)]
+    cases = [make_case(seed, number, 4, SparkWriter) for number in range(count)]
     return [sql for case in cases for _, sql in case.views]
 
 
 def test_a_script_is_the_same_every_time_and_reads_back() -> None:
     for number in range(30):
-        case = made_up(3, number, 4, SparkWriter)
-        assert case == made_up(3, number, 4, SparkWriter)
+        case = make_case(3, number, 4, SparkWriter)
+        assert case == make_case(3, number, 4, SparkWriter)
         for each in (case, with_odd_names(case, Random("3"))):
             script = parse_script(each.text())
             assert len(script.views) == 4
@@ -54,7 +54,7 @@ def test_no_text_leaves_a_choice() -> None:
 
 
 def test_the_grammar_for_other_engines_stays_without_them() -> None:
-    cases = [made_up(5, number) for number in range(100)]
+    cases = [make_case(5, number) for number in range(100)]
     for text in (sql for case in cases for _, sql in case.views):
         assert not re.search(r" over \(| rollup\(| intersect |lateral view| limit ", text)
     assert not any(c.type == "timestamp" for case in cases for t in case.tables for c in t.columns)

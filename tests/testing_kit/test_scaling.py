@@ -18,7 +18,7 @@ from actors.settings import Settings
 from actors.testing.check_views import Report, check_scripts, read, script_files
 from actors.testing.checking import Checked, Options, Place, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.scaling import measured, moved
+from actors.testing.scaling import measure_reads, shift_value
 from actors.testing.view_scripts import Update, parse_script
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -78,7 +78,7 @@ async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> Non
             place = Place(system, executor, Settings(), tmp_path)
             check = _Greedy if greedy else Checked
             script = parse_script(text)
-            (found[greedy],) = await measured(check(script, place, Options(), f"g{greedy}"))
+            (found[greedy],) = await measure_reads(check(script, place, Options(), f"g{greedy}"))
     assert found[False].verdict == "exact"
     assert found[True].verdict == "WRONG"
     assert "of 10 times the state" in found[True].detail
@@ -97,7 +97,9 @@ async def test_a_view_that_reads_what_it_does_not_name_is_found(tmp_path: Path) 
         async with System(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
             place = Place(system, executor, Settings(), tmp_path)
-            (result,) = await measured(check(parse_script(text), place, Options(), check.__name__))
+            (result,) = await measure_reads(
+                check(parse_script(text), place, Options(), check.__name__)
+            )
             found.append((result.verdict, result.detail))
     assert found[0][0] == "exact"
     assert found[1] == ("WRONG", "reads t.x, which it does not name")
@@ -136,7 +138,7 @@ class _Greedy(Checked):
     ],
 )
 def test_copies_have_other_values(value: Any, kind: str) -> None:
-    made = {repr(moved(value, kind, copy)) for copy in range(1, 10)}
+    made = {repr(shift_value(value, kind, copy)) for copy in range(1, 10)}
     assert len(made) == 9
     assert repr(value) not in made
     assert "None" not in made

@@ -105,7 +105,7 @@ def test_a_seed_is_one_run() -> None:
 def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
     with PLANTED["compaction_drops_a_batch"]():
         report = simulate(draw(0))
-        failure = simulation.shrunk(report, simulation.SHARDS)
+        failure = simulation.shrink_schedule(report, simulation.SHARDS)
     assert failure.shrunk_violation.startswith("compaction")
     assert len(failure.operations) <= len(draw(0).operations)
     assert "penstock simulate --persist --seed 0" in simulation.failure_as_text(failure)

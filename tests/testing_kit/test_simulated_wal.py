@@ -178,7 +178,7 @@ def test_a_seed_is_one_run() -> None:
 def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
     with PLANTED["commit_beyond_flush"]():
         report = simulate(draw(3))
-        failure = simulation.shrunk(report, simulation.WAL)
+        failure = simulation.shrink_schedule(report, simulation.WAL)
     assert failure.shrunk_violation.startswith("6 commit")
     assert len(failure.operations) < len(draw(3).operations)
     assert "penstock simulate --wal --seed 3" in simulation.failure_as_text(failure)

@@ -97,7 +97,7 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
     seed = FOUND["failure_of_all"]
     with PLANTED["failure_of_all"]():
         report = simulate(draw(seed))
-        failure = simulation.shrunk(report, simulation.HALVES)
+        failure = simulation.shrink_schedule(report, simulation.HALVES)
     assert failure.shrunk_violation.startswith("blame")
     assert len(failure.operations) < len(draw(seed).operations) / 2
     assert f"penstock simulate --halves --seed {seed}" in simulation.failure_as_text(failure)

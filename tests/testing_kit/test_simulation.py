@@ -204,7 +204,7 @@ def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -
         return Report(schedule.seed, "", 1, {}, "views: wrong" if wrong else "")
 
     monkeypatch.setattr(simulation, "simulate", fake)
-    failure = simulation.shrunk(Report(seed, "", 1, {}, "views: wrong"))
+    failure = simulation.shrink_schedule(Report(seed, "", 1, {}, "views: wrong"))
     assert len(failure.faults) == len(failure.operations) == 1
     assert failure.runs <= simulation.SHRINK_RUNS_MAX
 
@@ -301,7 +301,7 @@ def test_the_dead_never_run_again() -> None:
     loop.run_until_complete(whole())
     assert told == ["begun"]
     with undisturbed():
-        loop.bury()
+        loop.close_killed_tasks()
     loop.close()
 
 
@@ -384,5 +384,5 @@ def _run(body: Any) -> None:
         loop.run_until_complete(body)
     finally:
         with undisturbed():
-            loop.bury()
+            loop.close_killed_tasks()
         loop.close()

@@ -150,7 +150,7 @@ def test_an_unsampled_span_is_one_look_at_a_variable(monkeypatch: pytest.MonkeyP
         assert TRACEPARENT.get() is None
     assert spans.begin_request(SESSION_REQUEST, traceparent=SAMPLED) is None
     assert spans.accept(SAMPLED) is None, "who exports nothing takes no part"
-    assert spans.outgoing(None) is None
+    assert spans.make_request_context(None) is None
 
 
 def test_without_tracing_nothing_heavy_is_imported() -> None:
@@ -299,7 +299,7 @@ async def test_a_span_of_the_program_itself_is_the_parent(
 ) -> None:
     own = TracerProvider(shutdown_on_exit=False).get_tracer("app")
     with own.start_as_current_span("handler") as mine, spans.root(CLIENT_REQUEST, 1, "t"):
-        assert spans.outgoing(None) == UNSAMPLED
+        assert spans.make_request_context(None) == UNSAMPLED
     (found,) = await flushed(tracing, receiver)
     assert found.parent_id == f"{mine.get_span_context().span_id:016x}"
 
@@ -323,7 +323,7 @@ async def test_an_effect_begins_without_a_context() -> None:
     noting = Noting()
     async with System() as system:
         to = system.spawn(lambda: noting, "noting")
-        with spans.carrying(SAMPLED):
+        with spans.use_context(SAMPLED):
             to.send_nowait("start")
         await anyio.wait_all_tasks_blocked()
     assert noting.seen == [("start", SAMPLED), ("effect", None), ("done", None)]
@@ -407,7 +407,7 @@ def test_log_lines_carry_the_ids() -> None:
         made = formatter()
         record = logging.LogRecord("penstock.x", logging.ERROR, "", 0, "it %s", ("failed",), None)
         record.created = 0.25
-        with spans.carrying(SAMPLED):
+        with spans.use_context(SAMPLED):
             line = made.format(record)
         assert line == (
             "1970-01-01T00:00:00.250Z ERROR penstock.x it failed "

@@ -7,7 +7,7 @@ import pytest
 
 from actors.arrangement.matching import conform
 from actors.plan.schema import arrow_type
-from actors.views.key_types import found_by_key
+from actors.views.key_types import is_key_comparable
 
 KINDS = [
     "tinyint",
@@ -34,12 +34,12 @@ def test_types_are_found_by_key_where_the_arrangements_narrow(given: str) -> Non
     values = pa.chunked_array([pa.array([None], arrow_type(given))])
     for held in KINDS:
         narrows = conform(values, arrow_type(held)) is not None
-        assert found_by_key(given, held) == narrows, (given, held)
+        assert is_key_comparable(given, held) == narrows, (given, held)
 
 
 def test_names_of_one_type_are_one() -> None:
-    assert found_by_key("LONG", "bigint")
-    assert found_by_key("numeric(6,2)", "decimal(6,2)")
-    assert found_by_key("struct<a:int>", "struct<a:int>")
-    assert not found_by_key("struct<a:int>", "struct<a:bigint>")
-    assert found_by_key("void", "string")
+    assert is_key_comparable("LONG", "bigint")
+    assert is_key_comparable("numeric(6,2)", "decimal(6,2)")
+    assert is_key_comparable("struct<a:int>", "struct<a:int>")
+    assert not is_key_comparable("struct<a:int>", "struct<a:bigint>")
+    assert is_key_comparable("void", "string")

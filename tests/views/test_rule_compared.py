@@ -28,7 +28,7 @@ from actors.plan.relational import (
 from actors.plan.relational import columns_of as columns_of_plan
 from actors.plan.schema import Column, Schema
 from actors.views.delta import Derived, derive
-from actors.views.rule_compared import with_unread_dropped
+from actors.views.rule_compared import drop_unread_columns
 
 KEYED = Schema((Column("k", "int"), Column("x", "int")), ("k", "x"))
 PAIRS = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
@@ -165,7 +165,7 @@ def test_a_single_row_is_dropped_where_nothing_above_reads_it(
 ) -> None:
     plan = above(beside("i0b_x < a0", inputs=(OTHER, Filter(SUM, "a0 > 0"))))
     read = "k0" if isinstance(plan, Aggregate) else "i0b_k"
-    dropped = with_unread_dropped(Project(plan, (Named("k", read),)))
+    dropped = drop_unread_columns(Project(plan, (Named("k", read),)))
     below = dropped
     while not isinstance(below, Join):
         assert isinstance(below, Project | Aggregate | Filter | SemiJoin | OuterJoin | Distinct)
@@ -184,34 +184,34 @@ def test_what_is_compared_with_no_single_row_stays_as_it_is() -> None:
         beside("i0b_x < a0", inputs=(OTHER, grouped)),
     ):
         plan = Project(Filter(join, "i0b_k > 0"), (Named("k", "i0b_k"),))
-        assert with_unread_dropped(plan) == plan
+        assert drop_unread_columns(plan) == plan
     # A projection directly above drops it itself, wherever it stands.
     plan = Project(beside("i0b_x < a0"), (Named("k", "i0b_k"),))
-    assert with_unread_dropped(plan) == plan
+    assert drop_unread_columns(plan) == plan
     for below in (UnionAll((plan, plan)), Distinct(plan, (Key("k", "k", "int"),))):
-        assert with_unread_dropped(below) == below
+        assert drop_unread_columns(below) == below
     inner = Aggregate(beside("i0b_x < a0"), (Key("k0", "i0b_k", "int"),), (COUNT,))
     union = UnionAll((inner, inner))
-    made = with_unread_dropped(union)
+    made = drop_unread_columns(union)
     assert isinstance(made, UnionAll)
     assert made != union
-    limited = with_unread_dropped(Distinct(inner, (Key("k0", "k0", "int"),)))
+    limited = drop_unread_columns(Distinct(inner, (Key("k0", "k0", "int"),)))
     assert isinstance(limited, Distinct)
     assert limited.input != inner
     renamed = Project(Project(PAIRS, (Named("n", "i0_k"),)), (Named("k", "n"),))
-    assert with_unread_dropped(renamed) == renamed
+    assert drop_unread_columns(renamed) == renamed
 
 
 def test_what_is_read_is_known_through_joins() -> None:
     join = beside("i0b_x < a0")
     half = SemiJoin(join, THIRD, True, (Equal("i0b_k", "i0c_k"),))
     for above in (half, Join((half, PAIRS), (Equal("i0b_k", "i0_k"),))):
-        made = with_unread_dropped(Project(above, (Named("k", "i0b_k"),)))
+        made = drop_unread_columns(Project(above, (Named("k", "i0b_k"),)))
         assert made != Project(above, (Named("k", "i0b_k"),))
         # All columns of what is made distinct are read.
         distinct = Distinct(above, (Key("i0b_k", "i0b_k", "int"),))
-        assert with_unread_dropped(distinct) == distinct
+        assert drop_unread_columns(distinct) == distinct
     # Of rows without columns there is nothing to drop.
     other = Aggregate(PAIRS, (), (AggregateCall("a9", "max", "i0_x", "int", "int"),))
     counted = Aggregate(beside("a9 < a0", inputs=(other, SUM)), (), (COUNT,))
-    assert with_unread_dropped(counted) == counted
+    assert drop_unread_columns(counted) == counted

@@ -23,7 +23,7 @@ from wal_nodes import (  # type: ignore[import-not-found]
 from actors.errors import Broken
 from actors.kernel import SystemClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
-from actors.wal.following import AllRemoved, Follower, choose
+from actors.wal.following import AllRemoved, Follower, choose_furthest
 from actors.wal.framing import START_LSN, Decoder
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.proposer import ProposerConfig
@@ -101,9 +101,9 @@ async def impostor(answers: bytes = b"") -> AsyncIterator[AcceptorAddress]:
 
 def test_who_is_further() -> None:
     one, two, three = (AcceptorAddress("h", port) for port in (1, 2, 3))
-    assert choose({one: 5, two: 7, three: 7}, 6) == two
-    assert choose({one: 5, two: 7}, 7) is None
-    assert choose({}, 0) is None
+    assert choose_furthest({one: 5, two: 7, three: 7}, 6) == two
+    assert choose_furthest({one: 5, two: 7}, 7) is None
+    assert choose_furthest({}, 0) is None
 
 
 async def test_where_one_goes_down_the_next_goes_on_at_the_same_byte(tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ async def test_acceptors_hear_what_was_consumed_and_no_more(tmp_path: Path) -> N
             await found.until(20)
             await found.follower.look()
             assert told() == begin, "nothing is durable here yet"
-            found.follower.consume(first)
-            found.follower.consume(START_LSN)
+            found.follower.report_consumed(first)
+            found.follower.report_consumed(START_LSN)
             await found.follower.look()
             assert told() == [first] * 3
             await those[1].down()
-            found.follower.consume(lsn)
+            found.follower.report_consumed(lsn)
             await found.follower.look()
             assert [told()[0], told()[2]] == [lsn] * 2
             await those[1].up()

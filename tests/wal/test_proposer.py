@@ -538,7 +538,7 @@ def test_committed_is_the_greatest_that_a_quorum_has(lsns: list[int], start: int
             for those in combinations(nodes, len(lsns) // 2 + 1)
         )
     )
-    assert quorum.committed((nodes,), lsns.__getitem__, start) == expected
+    assert quorum.quorum_flush_lsn((nodes,), lsns.__getitem__, start) == expected
 
 
 @given(
@@ -549,15 +549,15 @@ def test_committed_is_the_greatest_that_a_quorum_has(lsns: list[int], start: int
 def test_a_joint_commit_is_one_of_each_set(
     old: frozenset[int], new: frozenset[int], lsns: list[int]
 ) -> None:
-    lsn = quorum.committed((old, new), lsns.__getitem__, 3)
+    lsn = quorum.quorum_flush_lsn((old, new), lsns.__getitem__, 3)
     having = [node for node in old | new if lsns[node] >= max(lsn, 3)]
-    assert lsn == 0 or quorum.agrees((old, new), having)
+    assert lsn == 0 or quorum.has_quorum((old, new), having)
     higher = {each for each in lsns if each > max(lsn, 2)}
     for candidate in higher:
         having = [node for node in old | new if lsns[node] >= candidate]
-        assert not quorum.agrees((old, new), having), candidate
+        assert not quorum.has_quorum((old, new), having), candidate
 
 
 def test_nobody_is_no_quorum() -> None:
-    assert not quorum.agrees((), ())
-    assert quorum.committed((), lambda _: 5, 1) == 0
+    assert not quorum.has_quorum((), ())
+    assert quorum.quorum_flush_lsn((), lambda _: 5, 1) == 0

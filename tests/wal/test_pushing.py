@@ -28,11 +28,11 @@ from actors.wal.pushing import (
     BATCH_BYTES,
     PAUSE,
     Pushed,
-    lines_of,
     parse_pushed,
     payload_of,
     push,
     pushed_text,
+    read_lines,
 )
 
 pytestmark = pytest.mark.anyio
@@ -130,7 +130,7 @@ def test_lines_of_a_pipe() -> None:
         def read1(self, size: int | None = -1, /) -> bytes:
             return self.pieces.pop(0)
 
-    assert list(lines_of(Pipe())) == [PAUSE, b'{"a"}\n', b"1\n", PAUSE, PAUSE, b"2"]
+    assert list(read_lines(Pipe())) == [PAUSE, b'{"a"}\n', b"1\n", PAUSE, PAUSE, b"2"]
 
 
 def test_how_far_it_came_as_text() -> None:

@@ -33,7 +33,7 @@ from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial, start
 from actors.wal.inspection import inspect_bytes
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
 from actors.wal.messages import WAL_BYTES_MAX, AppendRequest, AppendResponse, Entry, ProposerElected
-from actors.wal.offload import TURNS, Offload, is_due, next_segment, turn
+from actors.wal.offload import TURNS, Offload, archive_turn, is_due, next_segment
 from actors.wal.reading import LogReader
 from actors.wal.segments import NEW_NAME
 from actors.wal.timeline import Timeline
@@ -126,7 +126,7 @@ class Node:
         return self.timelines.find(TENANT, TIMELINE)
 
     async def lead(self) -> Timeline:
-        timeline = await self.timelines.obtain(GREETING, may_create=True)
+        timeline = await self.timelines.get_or_create(GREETING, may_create=True)
         assert timeline is not None
         told = await timeline.process([GREETING, VOTE, ELECTED])
         assert told.error is None
@@ -208,7 +208,7 @@ async def test_the_next_segment_is_made_before_it_is_needed(tmp_path: Path) -> N
     timeline = await node.lead()
     folder = tmp_path / TENANT / TIMELINE
     async with anyio.create_task_group() as group:
-        group.start_soon(node.timelines.keep_up)
+        group.start_soon(node.timelines.run_maintenance)
         await pushed(timeline, LOG.records[0][1], START)
         with anyio.fail_after(60):
             while not (folder / NEW_NAME).exists():
@@ -227,7 +227,7 @@ async def test_without_an_archive_nothing_goes(tmp_path: Path) -> None:
     clock = Hands()
     timelines = Timelines(tmp_path, 1, FileDisk(), clock, SETTINGS)
     await timelines.open()
-    timeline = await timelines.obtain(GREETING, may_create=True)
+    timeline = await timelines.get_or_create(GREETING, may_create=True)
     assert timeline is not None
     await timeline.process([GREETING, VOTE, ELECTED])
     await pushed(timeline, SHORT, SHORT)
@@ -406,7 +406,7 @@ async def test_a_store_that_hangs_or_fails_holds_up_nobody(
 
 def test_whose_turn_it_is() -> None:
     for number in range(6):
-        assert sorted(turn(node_id, number) for node_id in (4, 5, 6)) == list(range(TURNS))
+        assert sorted(archive_turn(node_id, number) for node_id in (4, 5, 6)) == list(range(TURNS))
     assert is_due(0, 0, 0.0, 1_000)
     assert not is_due(1, 1, 999.0, 1_000)
     assert is_due(1, 0, 1_000.0, 1_000)

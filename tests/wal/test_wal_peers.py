@@ -20,10 +20,10 @@ from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.donors import (
     PeerStatus,
-    can_give,
-    elected,
+    is_useful_donor,
+    make_announcement,
     parse_status,
-    status_of,
+    peer_status,
     status_row,
     vote_request,
 )
@@ -42,14 +42,16 @@ def other(**changes: Any) -> PeerStatus:
 
 
 def test_whom_an_acceptor_believes() -> None:
-    assert can_give(DONOR, other(flush_lsn=0x2FFF))
-    assert can_give(DONOR, other(term=2, history=(Entry(2, 0x1000),), flush_lsn=0x9000))
-    assert can_give(DONOR, other(term=0, history=(), flush_lsn=0))
-    assert not can_give(DONOR, other()), "nothing to gain"
-    assert not can_give(DONOR, other(term=4, flush_lsn=0x1000)), "promised to a later leader"
+    assert is_useful_donor(DONOR, other(flush_lsn=0x2FFF))
+    assert is_useful_donor(DONOR, other(term=2, history=(Entry(2, 0x1000),), flush_lsn=0x9000))
+    assert is_useful_donor(DONOR, other(term=0, history=(), flush_lsn=0))
+    assert not is_useful_donor(DONOR, other()), "nothing to gain"
+    assert not is_useful_donor(DONOR, other(term=4, flush_lsn=0x1000)), "promised to a later leader"
     voted = msgspec.structs.replace(DONOR, term=4)
-    assert not can_give(voted, other(flush_lsn=0x1000)), "its term's leader may not be elected"
-    assert not can_give(DONOR, msgspec.structs.replace(DONOR, flush_lsn=0x2000)), "itself"
+    assert not is_useful_donor(voted, other(flush_lsn=0x1000)), (
+        "its term's leader may not be elected"
+    )
+    assert not is_useful_donor(DONOR, msgspec.structs.replace(DONOR, flush_lsn=0x2000)), "itself"
 
 
 def test_a_status_goes_over_the_wire() -> None:
@@ -70,10 +72,10 @@ def test_a_status_goes_over_the_wire() -> None:
 
 def recovered(house: House, source: House) -> None:
     """All that the source has, in the rules' steps."""
-    donor = msgspec.structs.replace(status_of(source.acceptor), node_id=NODE + 1)
+    donor = msgspec.structs.replace(peer_status(source.acceptor), node_id=NODE + 1)
     vote = house.tell(vote_request(donor, 0))
     assert isinstance(vote, VoteResponse)
-    announced = elected(donor, vote)
+    announced = make_announcement(donor, vote)
     assert announced is not None
     assert house.tell(announced) is None
     begin = announced.start_streaming_at
@@ -93,23 +95,25 @@ def test_what_another_leader_left_is_cut_off() -> None:
     source.lead(3)
     source.append(3, b"c" * 64, START + 128)
     recovered(house, source)
-    ours, theirs = status_of(house.acceptor), status_of(source.acceptor)
+    ours, theirs = peer_status(house.acceptor), peer_status(source.acceptor)
     assert (ours.term, ours.history, ours.flush_lsn) == (3, theirs.history, theirs.flush_lsn)
     assert house.disk.wal == source.disk.wal
     assert ours.commit_lsn == START + 32, "nobody told it of more"
     house.acceptor.record_peer(theirs.as_peer())
     assert house.acceptor.commit_lsn == START + 128
-    assert not can_give(msgspec.structs.replace(theirs, node_id=9), status_of(house.acceptor))
+    assert not is_useful_donor(
+        msgspec.structs.replace(theirs, node_id=9), peer_status(house.acceptor)
+    )
 
 
 def test_a_later_promise_ends_it() -> None:
     source, house = House(), House()
     source.lead(3)
     source.append(3, b"c" * 64)
-    donor = msgspec.structs.replace(status_of(source.acceptor), node_id=NODE + 1)
+    donor = msgspec.structs.replace(peer_status(source.acceptor), node_id=NODE + 1)
     house.acceptor.bump_term(7)
     vote = house.tell(vote_request(donor, 0))
-    assert elected(donor, vote) is None
+    assert make_announcement(donor, vote) is None
     with pytest.raises(WalRefused, match="generation"):
         house.tell(vote_request(donor, 1))
 

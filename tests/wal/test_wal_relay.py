@@ -131,14 +131,14 @@ async def test_a_timeline_is_of_one_system(tmp_path: Path) -> None:
 
 def test_a_stall_is_told_of_and_told_of_again() -> None:
     stall = Stall(0)
-    assert not stall.lasts(STALL_MS - 1, 100, 200)  # the first commit
-    assert not stall.lasts(2 * STALL_MS - 2, 100, 300)
-    assert stall.lasts(2 * STALL_MS - 1, 100, 300)
-    assert not stall.lasts(2 * STALL_MS, 100, 300)
-    assert stall.lasts(3 * STALL_MS, 100, 300)
-    assert not stall.lasts(4 * STALL_MS, 300, 300)
-    assert not stall.lasts(9 * STALL_MS, 300, 300)  # nothing waits
-    assert not stall.lasts(9 * STALL_MS + 1, 300, 400)
+    assert not stall.is_warning_due(STALL_MS - 1, 100, 200)  # the first commit
+    assert not stall.is_warning_due(2 * STALL_MS - 2, 100, 300)
+    assert stall.is_warning_due(2 * STALL_MS - 1, 100, 300)
+    assert not stall.is_warning_due(2 * STALL_MS, 100, 300)
+    assert stall.is_warning_due(3 * STALL_MS, 100, 300)
+    assert not stall.is_warning_due(4 * STALL_MS, 300, 300)
+    assert not stall.is_warning_due(9 * STALL_MS, 300, 300)  # nothing waits
+    assert not stall.is_warning_due(9 * STALL_MS + 1, 300, 400)
 
 
 def test_a_dsn_becomes_a_standbys() -> None:

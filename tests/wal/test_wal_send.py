@@ -215,12 +215,12 @@ async def test_positions_are_saved_off_the_path_of_appends(
     settings = Settings(wal_save_ms=300, wal_control_age_ms=300_000)
     timelines = Timelines(tmp_path, 5, disks, stage.system.clock, settings)
     await timelines.open()
-    timeline = await timelines.obtain(GREETING, may_create=True)
+    timeline = await timelines.get_or_create(GREETING, may_create=True)
     assert timeline is not None
-    assert await timelines.obtain(GREETING, may_create=False) is timeline
+    assert await timelines.get_or_create(GREETING, may_create=False) is timeline
     await timeline.process([GREETING, VOTE, ELECTED, append(START, 64)])
     await timeline.process([append(START + 64, 0, commit=START + 64)])
-    keeping = asyncio.get_running_loop().create_task(timelines.keep_up())
+    keeping = asyncio.get_running_loop().create_task(timelines.run_maintenance())
     await stage.advance(299_000)
     assert timeline.saved.commit_lsn == START
     await stage.advance(2_000)
@@ -246,7 +246,7 @@ async def test_a_timeline_whose_disk_failed_is_opened_anew(
 
     async def failed() -> Timeline:
         """The timeline, after a flush of it went wrong."""
-        timeline = await timelines.obtain(GREETING, may_create=True)
+        timeline = await timelines.get_or_create(GREETING, may_create=True)
         assert timeline is not None
         term = timeline.acceptor.term + 1
         vote = msgspec.structs.replace(VOTE, term=term)
@@ -274,7 +274,7 @@ async def test_a_timeline_whose_disk_failed_is_opened_anew(
     assert disks.logs[0].closed
     assert not disks.logs[1].closed
 
-    keeping = asyncio.get_running_loop().create_task(timelines.keep_up())
+    keeping = asyncio.get_running_loop().create_task(timelines.run_maintenance())
     await stage.advance(6_000)  # nobody comes: it is opened all the same
     third = timelines.find(TENANT, TIMELINE)
     assert third is not None
@@ -301,9 +301,9 @@ async def test_one_timeline_that_cannot_be_opened_harms_no_other(
     assert [each.name for each in timelines.all] == [TIMELINE]
     greeting = msgspec.structs.replace(GREETING, timeline="0" * 32)
     with pytest.raises(WalRefused, match="is not served"):
-        await timelines.obtain(greeting, may_create=True)
+        await timelines.get_or_create(greeting, may_create=True)
     with pytest.raises(PenstockError, match="hexadecimal"):
-        await timelines.obtain(
+        await timelines.get_or_create(
             msgspec.structs.replace(GREETING, tenant="../" * 10 + "etc"), may_create=True
         )
     timelines.close()

@@ -146,7 +146,7 @@ async def served(
                 timelines, system, clock, SETTINGS, knows=knows, tls=tls, check=check
             )
             group.start_soon(listener.serve, [sock])
-            group.start_soon(timelines.keep_up)
+            group.start_soon(timelines.run_maintenance)
             node = Served(sock.getsockname()[1], timelines, listener)
             try:
                 yield node

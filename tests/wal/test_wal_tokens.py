@@ -27,7 +27,7 @@ from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 from actors.errors import BadSettings, Unauthenticated
 from actors.settings import Settings
 from actors.wal.startup import Grant, Handshake, message
-from actors.wal.tokens import TOKEN_BYTES_MAX, granted, load_keys, token_check
+from actors.wal.tokens import TOKEN_BYTES_MAX, load_keys, token_check, verify_token
 
 KEY = ed25519.Ed25519PrivateKey.generate()
 OTHER = ed25519.Ed25519PrivateKey.generate()
@@ -50,15 +50,15 @@ def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"
 
 
 def test_what_tokens_allow() -> None:
-    assert granted(signed(scope="tenant", tenant_id=TENANT), KEYS) == Grant(TENANT)
-    assert granted(signed(scope="tenant", tenant_id=TENANT.upper()), KEYS) == Grant(TENANT)
-    assert granted(signed(scope="safekeeperdata", exp=FAR, aud="x"), KEYS) == Grant()
+    assert verify_token(signed(scope="tenant", tenant_id=TENANT), KEYS) == Grant(TENANT)
+    assert verify_token(signed(scope="tenant", tenant_id=TENANT.upper()), KEYS) == Grant(TENANT)
+    assert verify_token(signed(scope="safekeeperdata", exp=FAR, aud="x"), KEYS) == Grant()
     both = (OTHER.public_key(), *KEYS)
-    assert granted(signed(scope="safekeeperdata"), both) == Grant()
-    tenants = granted(signed(scope="tenant", tenant_id=TENANT), KEYS, is_tenants_only=True)
+    assert verify_token(signed(scope="safekeeperdata"), both) == Grant()
+    tenants = verify_token(signed(scope="tenant", tenant_id=TENANT), KEYS, is_tenants_only=True)
     assert tenants == Grant(TENANT)
     with pytest.raises(Unauthenticated, match="scope tenant alone"):
-        granted(signed(scope="safekeeperdata"), KEYS, is_tenants_only=True)
+        verify_token(signed(scope="safekeeperdata"), KEYS, is_tenants_only=True)
 
 
 PEM = public_pem(KEY)
@@ -92,7 +92,7 @@ WIDE = {"scope": "safekeeperdata"}
 )
 def test_what_is_refused(token: bytes, why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
-        granted(token, KEYS)
+        verify_token(token, KEYS)
 
 
 def test_a_public_key_is_no_secret_to_sign_with() -> None:
@@ -104,13 +104,13 @@ def test_a_public_key_is_no_secret_to_sign_with() -> None:
     mac = hmac.new(PEM, unsigned, hashlib.sha256).digest()
     token = unsigned + b"." + base64.urlsafe_b64encode(mac).rstrip(b"=")
     with pytest.raises(Unauthenticated, match="algorithm"):
-        granted(token, KEYS)
+        verify_token(token, KEYS)
 
 
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_anything_else_is_one_named_error(token: bytes) -> None:
     with pytest.raises(Unauthenticated):
-        granted(token, KEYS)
+        verify_token(token, KEYS)
 
 
 def test_keys_of_files(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_over_a_port(tmp_path: Path) -> None:
     """By psycopg, as a password; a token of the file opens it, too."""
 
     def check(token: bytes) -> Grant:
-        return granted(token, KEYS)
+        return verify_token(token, KEYS)
 
     async with served(tmp_path, lambda token: token == b"opensesame", check=check) as node:
         for password in (signed(scope="tenant", tenant_id=TENANT), b"opensesame"):

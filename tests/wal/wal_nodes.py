@@ -85,7 +85,7 @@ class Node:
         """The timeline, of which it has nothing yet."""
         assert self._timelines is not None
         greeting = ProposerGreeting(TENANT, TIMELINE, Membership(), PG_VERSION, 0, SEGMENT_BYTES)
-        await self._timelines.obtain(greeting, may_create=True)
+        await self._timelines.get_or_create(greeting, may_create=True)
 
     async def down(self) -> None:
         if self._served is not None:

@@ -53,7 +53,7 @@ from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError
 from actors.memory_ledger import MemoryUse
 from actors.persist.filtering import PartFilter
 from actors.plan.schema import Schema
-from actors.plan.updates import between, condensed
+from actors.plan.updates import between, consolidate_if_smaller
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import ARRANGEMENT_LAG
 
@@ -242,7 +242,7 @@ class _Entry:
         narrower = len(shape) < updates.num_columns
         updates = updates.select(shape.names).cast(shape)
         # Without some columns updates may cancel.
-        return condensed(updates) if narrower else updates
+        return consolidate_if_smaller(updates) if narrower else updates
 
     def good_for(self, lo: Frontier) -> bool:
         if self.retired:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.buckets.bucket_errors import saying
+from actors.buckets.bucket_errors import translate_errors
 from actors.buckets.bucket_paths import BucketPath
 from actors.buckets.bucket_store import (
     PAGE_KEYS,
@@ -42,7 +42,7 @@ class BucketCalls:
     @classmethod
     def open(cls, place: BucketPath, settings: Settings) -> BucketCalls:
         """Open the bucket, without a request yet. Raises `StorageError`."""
-        with saying("open", str(place), determinate=True):
+        with translate_errors("open", str(place), determinate=True):
             retries = settings.copy_request_retries_max
             store = open_store(place.kind, place.bucket, settings, retries)
             return cls(store, open_store(place.kind, place.bucket, settings, 0), place)
@@ -50,7 +50,7 @@ class BucketCalls:
     def get(self, name: str, bytes_max: int) -> bytes | None:
         """Return an object, or None. Raises `StorageError`, also for one of more than
         `bytes_max`."""
-        with saying("read", self._of(name), determinate=True):
+        with translate_errors("read", self._of(name), determinate=True):
             try:
                 result = self._store.get(self._place.key(name))
             except FileNotFoundError as error:
@@ -67,7 +67,7 @@ class BucketCalls:
         indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with saying("write", self._of(name), determinate=False, once=True):
+        with translate_errors("write", self._of(name), determinate=False, once=True):
             try:
                 # No retries: after a lost answer a second attempt would find the first one's
                 # object.
@@ -80,7 +80,7 @@ class BucketCalls:
         """Upload a file as an object, in pieces where it is large. Raises `StorageError`."""
         # Larger pieces for a file that would exceed the store's number of pieces.
         piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
-        with saying("write", self._of(name), determinate=False):
+        with translate_errors("write", self._of(name), determinate=False):
             self._store.put(
                 self._place.key(name), path, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
             )
@@ -89,7 +89,7 @@ class BucketCalls:
         """Remove objects; a missing one is no error. Raises `StorageError`."""
         for start in range(0, len(names), PAGE_KEYS):
             keys = [self._place.key(name) for name in names[start : start + PAGE_KEYS]]
-            with saying("remove files of", str(self._place), determinate=False):
+            with translate_errors("remove files of", str(self._place), determinate=False):
                 try:
                     self._store.delete(keys)
                 except FileNotFoundError as error:
@@ -100,11 +100,11 @@ class BucketCalls:
         order, in pages of at most `PAGE_KEYS`. Raises `StorageError`."""
         where = self._place.key(folder) if folder else self._place.prefix
         offset = self._place.key(after) if after else None
-        with saying("list", self._of(folder), determinate=True):
+        with translate_errors("list", self._of(folder), determinate=True):
             stream = iter(self._store.list(where, offset=offset, chunk_size=PAGE_KEYS))
         beginning = len(self._place.prefix) + 1
         while True:
-            with saying("list", self._of(folder), determinate=True):
+            with translate_errors("list", self._of(folder), determinate=True):
                 page: list[Any] = list(next(stream, []))
             if not page:
                 return
@@ -113,13 +113,13 @@ class BucketCalls:
 
     def reader(self, name: str) -> io.BufferedReader:
         """Open an object as a seekable file. Raises `StorageError`, also later."""
-        with saying("read", self._of(name), determinate=True):
+        with translate_errors("read", self._of(name), determinate=True):
             size = self._store.head(self._place.key(name))["size"]
         return io.BufferedReader(_Reader(self, name, size), READ_AHEAD_BYTES)
 
     def part(self, name: str, start: int, end: int) -> bytes:
         """Return bytes of an object, ``start <= n < end``. Raises `StorageError`."""
-        with saying("read", self._of(name), determinate=True):
+        with translate_errors("read", self._of(name), determinate=True):
             return bytes(self._store.get_range(self._place.key(name), start=start, end=end))
 
     def _of(self, name: str) -> str:

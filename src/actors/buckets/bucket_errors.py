@@ -24,7 +24,9 @@ _NONE: Final = "the service's environment has no credentials for it"
 
 
 @contextmanager
-def saying(what: str, where: str, *, determinate: bool, once: bool = False) -> Iterator[None]:
+def translate_errors(
+    what: str, where: str, *, determinate: bool, once: bool = False
+) -> Iterator[None]:
     """Convert errors of the library to `StorageError`, without their texts.
 
     `once`: a single request was sent, so a refusal is determinate: nothing was done. With retries a

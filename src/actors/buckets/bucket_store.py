@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import msgspec
 
-from actors.buckets.bucket_errors import saying
+from actors.buckets.bucket_errors import translate_errors
 from actors.errors import StorageError
 from actors.settings import Settings
 
@@ -122,14 +122,14 @@ class BucketStore:
         """Open a bucket of the kind s3, gs or az; sends no request, blocks for some ms. Raises
         `StorageError`."""
         where = f"{kind}://{bucket}"
-        with saying("open", where, determinate=True):
+        with translate_errors("open", where, determinate=True):
             store = open_store(kind, bucket, settings, settings.copy_request_retries_max)
             return cls(store, open_store(kind, bucket, settings, 0), where, settings)
 
     async def get(self, key: str, bytes_max: int) -> Found | None:
         """Return an object, or None. Raises `StorageError`, also for one of more than
         `bytes_max`."""
-        with saying("read", self._of(key), determinate=True):
+        with translate_errors("read", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
                     result = await self._store.get_async(key)
@@ -150,7 +150,7 @@ class BucketStore:
     async def begin(self, key: str, bytes_max: int) -> tuple[Listed, bytes | None] | None:
         """Return an object's listing, and its bytes unless they are more than `bytes_max`; None if
         it does not exist. Raises `StorageError`."""
-        with saying("read", self._of(key), determinate=True):
+        with translate_errors("read", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
                     result = await self._store.get_async(key)
@@ -171,7 +171,7 @@ class BucketStore:
         if expected is not None:
             given = {"e_tag": expected.e_tag, "version": expected.version}
             mode = {name: value for name, value in given.items() if value is not None}
-        with saying("write", self._of(key), determinate=False, once=True):
+        with translate_errors("write", self._of(key), determinate=False, once=True):
             try:
                 with anyio.fail_after(self._request_s):
                     # No retries: after a lost answer a second attempt would fail on the first one's
@@ -187,7 +187,7 @@ class BucketStore:
 
         async def put() -> None:
             try:
-                with saying("write", self._of(key), determinate=False, once=True):
+                with translate_errors("write", self._of(key), determinate=False, once=True):
                     await self._once.put_async(key, data, use_multipart=False)
                     return
             except StorageError as error:
@@ -234,7 +234,7 @@ class BucketStore:
             # the store can drop the pieces.
             with shield:
                 try:
-                    with saying("write", self._of(key), determinate=False):
+                    with translate_errors("write", self._of(key), determinate=False):
                         await put()
                 except (StorageError, _Stopped) as error:
                     failure = error
@@ -248,14 +248,17 @@ class BucketStore:
 
     async def folders(self, prefix: str) -> list[str]:
         """Return the names of the folders directly below a prefix. Raises `StorageError`."""
-        with saying("list", self._of(prefix), determinate=True), anyio.fail_after(self._request_s):
+        with (
+            translate_errors("list", self._of(prefix), determinate=True),
+            anyio.fail_after(self._request_s),
+        ):
             found = await self._store.list_with_delimiter_async(prefix)
             return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
     async def keys(self, prefix: str, count_max: int) -> list[str]:
         """Return at most `count_max` keys below a prefix. Raises `StorageError`."""
         keys: list[str] = []
-        with saying("list", self._of(prefix), determinate=True):
+        with translate_errors("list", self._of(prefix), determinate=True):
             stream = self._store.list(prefix, chunk_size=1_000)
             while len(keys) < count_max:
                 with anyio.fail_after(self._request_s):
@@ -268,10 +271,10 @@ class BucketStore:
     async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
         """Yield all objects below a prefix (``""``: of the bucket), in pages of at most
         `PAGE_KEYS`. Raises `StorageError`."""
-        with saying("list", self._of(prefix), determinate=True):
+        with translate_errors("list", self._of(prefix), determinate=True):
             stream = self._store.list(prefix or None, chunk_size=PAGE_KEYS)
         while True:
-            with saying("list", self._of(prefix), determinate=True):
+            with translate_errors("list", self._of(prefix), determinate=True):
                 with anyio.fail_after(self._request_s):
                     page = await anext(stream, None)
                 if page is None:
@@ -281,7 +284,7 @@ class BucketStore:
 
     async def head(self, key: str) -> Listed | None:
         """Return the listing of one object; None if it does not exist. Raises `StorageError`."""
-        with saying("look at", self._of(key), determinate=True):
+        with translate_errors("look at", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
                     return listed(await self._store.head_async(key))
@@ -300,7 +303,7 @@ class BucketStore:
             options["if_match"] = of.version.e_tag
         if of.version.version is not None:
             options["version"] = of.version.version
-        with saying("read", self._of(of.key), determinate=True):
+        with translate_errors("read", self._of(of.key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
                     result = await self._store.get_async(of.key, options=options)
@@ -322,7 +325,7 @@ class BucketStore:
         """Remove objects; a missing one is no error. Raises `StorageError`."""
         for start in range(0, len(keys), 1_000):
             some = keys[start : start + 1_000]
-            with saying("remove files of", self._where, determinate=False):
+            with translate_errors("remove files of", self._where, determinate=False):
                 try:
                     with anyio.fail_after(self._request_s):
                         await self._store.delete_async(some)

@@ -141,7 +141,7 @@ class PlanBlock(msgspec.Struct):
             wanted[right].append(each.sides[1])
         names: list[Mapping[str, str]] = []
         for index, sides in enumerate(wanted):
-            inputs[index], found = keyed(inputs[index], sides, fresh)
+            inputs[index], found = add_key_columns(inputs[index], sides, fresh)
             names.append(found)
         equal = []
         for left, right, each in edges:
@@ -168,7 +168,7 @@ def filtered(plan: Plan, conjunct: Conjunct, fresh: FreshIds) -> Plan:
     return Filter(plan, predicate)
 
 
-def keyed(
+def add_key_columns(
     plan: Plan, sides: Iterable[WrittenExpression], fresh: FreshIds
 ) -> tuple[Plan, dict[str, str]]:
     """Return the plan with a column for each expression, and the columns' ids by the texts."""

@@ -22,8 +22,8 @@ from actors.catalyst.blocks import (
     FreshIds,
     PlanBlock,
     WrittenExpression,
+    add_key_columns,
     filtered,
-    keyed,
     split_conjuncts,
 )
 from actors.catalyst.expressions import ExpressionWriter
@@ -49,7 +49,7 @@ from actors.catalyst.tree_reading import (
     type_of,
     without_aliases,
 )
-from actors.catalyst.widening import compared
+from actors.catalyst.widening import strip_widening_casts
 from actors.catalyst.window_calls import window_parts, window_reach
 from actors.plan.relational import (
     Aggregate,
@@ -224,7 +224,7 @@ class RelationalBuilder:
             written = self._write(part, columns)
             sides = None
             if part.name in ("EqualTo", "EqualNullSafe"):
-                left, right = (self._write(each, columns) for each in compared(part))
+                left, right = (self._write(each, columns) for each in strip_widening_casts(part))
                 sides = (left, right)
             null_safe = part.name == "EqualNullSafe"
             found.append(Conjunct(written, sides, null_safe, safe=is_surely_safe(part)))
@@ -536,8 +536,8 @@ class RelationalBuilder:
         right: Plan,
         equal: list[Equality],
     ) -> tuple[Plan, Plan, tuple[Equal, ...]]:
-        left, mine = keyed(left, [each for each, _, _ in equal], self._fresh)
-        right, theirs = keyed(right, [each for _, each, _ in equal], self._fresh)
+        left, mine = add_key_columns(left, [each for each, _, _ in equal], self._fresh)
+        right, theirs = add_key_columns(right, [each for _, each, _ in equal], self._fresh)
         made = [Equal(mine[a.text], theirs[b.text], safe) for a, b, safe in equal]
         return left, right, tuple(dict.fromkeys(made))
 
@@ -654,7 +654,7 @@ class RelationalBuilder:
     def _window(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
         below = self._closed_narrow(block)
-        below, names = keyed(
+        below, names = add_key_columns(
             below,
             keys := [self._write(each, block.columns) for each in node.kids("partitionSpec")],
             self._fresh,

@@ -16,7 +16,7 @@ _INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _DECIMAL_DIGITS_MAX: Final = 38
 
 
-def compared(equality: TreeNode) -> tuple[TreeNode, TreeNode]:
+def strip_widening_casts(equality: TreeNode) -> tuple[TreeNode, TreeNode]:
     """Return the two sides of an equality, without casts that Spark adds to compare them."""
     left, right = equality.children
     wide = type_of(left)

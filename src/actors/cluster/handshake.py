@@ -107,7 +107,7 @@ async def _magic(stream: Bytes, magic: bytes) -> bytes:
     return theirs
 
 
-async def show(stream: Bytes, token: bytes) -> None:
+async def send_token(stream: Bytes, token: bytes) -> None:
     """Send the dialler's token (empty: none). Raises `Unauthenticated` when refused."""
     if len(token) > BEARER_BYTES_MAX:
         raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
@@ -117,7 +117,7 @@ async def show(stream: Bytes, token: bytes) -> None:
         raise Unauthenticated(_text(await stream.exactly(length), "refusal"))
 
 
-async def admit(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
+async def check_token(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
     """Check the dialler's token; `known` None: any is accepted. Raises `Unauthenticated`, after
     having told the peer."""
     (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))

@@ -141,7 +141,7 @@ async def connect(
         raise Broken(f"cannot connect to {address}: {error.strerror}") from None
 
 
-async def accepted(
+async def attach_accepted(
     factory: Callable[[], asyncio.BaseProtocol],
     sock: socket.socket,
     context: ssl.SSLContext | None,

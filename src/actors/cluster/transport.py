@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from actors.cluster import sockets
 from actors.cluster.address import Address
-from actors.cluster.handshake import BUSY_MAGIC, Opening, admit, exchange, show
+from actors.cluster.handshake import BUSY_MAGIC, Opening, check_token, exchange, send_token
 from actors.cluster.security import Security
 from actors.cluster.stream import ByteStream
 from actors.errors import Broken, Closed, PenstockError, Unauthenticated
@@ -204,7 +204,7 @@ async def dial(
             made = True
             await exchange(stream, Opening(magic, version, identity))
             # Ordered after `exchange`: the token is sent only to the expected service.
-            await show(stream, security.token if security is not None else b"")
+            await send_token(stream, security.token if security is not None else b"")
     # On cancellation, too: the socket must not leak.
     except BaseException as error:
         if made:
@@ -351,7 +351,7 @@ class Listener:
         connection: FramedConnection[Any, Any] | None = None
         try:
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
-                await sockets.accepted(lambda: stream, sock, self._tls)
+                await sockets.attach_accepted(lambda: stream, sock, self._tls)
                 made = True
                 # Connections in their handshake count, too.
                 if self.connections > settings.connections_max:
@@ -359,7 +359,9 @@ class Listener:
                     return
                 await exchange(stream, self._opening)
                 needed = self._security is not None and self._security.has_tokens
-                await admit(stream, self._security.knows if needed and self._security else None)
+                await check_token(
+                    stream, self._security.knows if needed and self._security else None
+                )
             connection = FramedConnection(stream, self._send_codec, self._receive_codec, settings)
             assert self._handler is not None
             await self._handler(connection)

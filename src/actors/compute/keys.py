@@ -66,7 +66,7 @@ def wanted_keys(schema: Schema, peek: Peek) -> pa.Table | None:
     return pa.table(columns, names=list(peek.key_columns))
 
 
-def narrowed(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
+def lookup_hashes(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
     """Return the hashes under which an index on `key` has the rows of these keys.
 
     They are ascending and distinct; None means any hash.
@@ -127,7 +127,9 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
     return found if found is not None and found.types == types else None
 
 
-def is_fitted(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> bool:
+def is_exact_integer_key(
+    names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes
+) -> bool:
     """Return whether a stream of keys is one row of integers of exactly these types.
 
     Such keys need no cast. False means unknown.

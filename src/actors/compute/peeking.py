@@ -14,7 +14,7 @@ from typing import Final
 from actors.compute.events import PeekDone, PeekResult, StartPeek
 from actors.compute.live import Live, Read, Site
 from actors.compute.logs import PARTS_IN_FLIGHT, Logs, answer
-from actors.compute.peeks import Share, at_once, error_of, index_answer
+from actors.compute.peeks import Share, answer_on_loop, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
 from actors.compute.stash import Stash
 from actors.errors import ActorDead, Broken, Closed, DeadlineExceeded, PenstockError
@@ -114,7 +114,7 @@ class Peeking:
         if self._at_once < AT_ONCE_MAX and peek.traceparent is None:
             self._at_once += 1
             try:
-                result = at_once(arrangement, peek, self._share, inline_max)
+                result = answer_on_loop(arrangement, peek, self._share, inline_max)
             except Closed:
                 result = None  # replaced meanwhile: the read below fails alike, and waits again
             except PenstockError as error:

@@ -23,7 +23,7 @@ from actors.arrangement.reading import View, is_plain
 from actors.compute.answers import NOTHING
 from actors.compute.filtering import Filter, checked_columns
 from actors.compute.finishing import thinned
-from actors.compute.keys import OneKey, narrowed, one_key, select_keys, wanted_keys
+from actors.compute.keys import OneKey, lookup_hashes, one_key, select_keys, wanted_keys
 from actors.errors import to_wire
 from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import Schema
@@ -53,7 +53,9 @@ def error_of(error: Exception) -> PeekError:
 # -- of an index ---------------------------------------------------------------------------------
 
 
-def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) -> PeekRows | None:
+def answer_on_loop(
+    arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int
+) -> PeekRows | None:
     """Return the answer if it is cheaper than a thread: one key of integers and text, few rows.
 
     Return None otherwise; then call `index_answer`. Raise `ReadBelowSince`, `InvalidUsage` and
@@ -70,7 +72,7 @@ def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) 
 
 
 def all_at_once(arrangements: Sequence[Arrangement], peek: Peek, bytes_max: int) -> PeekRows | None:
-    """Return one answer out of all workers' partitions, as `at_once` does for one."""
+    """Return one answer out of all workers' partitions, as `answer_on_loop` does for one."""
     key = _only_key(arrangements[0], peek)
     if key is None:
         return None
@@ -127,12 +129,12 @@ class Wish:
     def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
         """Return the hashes under which an index on `key` has all wanted rows; None means any."""
         if self.keys is not None:
-            return narrowed(key, self.keys)
+            return lookup_hashes(key, self.keys)
         values = self.filter.equalities()
         if not key or not set(key) <= values.keys():
             return None
         columns = {name: pa.array([values[name].as_py()], values[name].type) for name in key}
-        return narrowed(key, pa.table(columns))
+        return lookup_hashes(key, pa.table(columns))
 
     def answer(
         self, contents: Contents, wanted: Hashes | None, piece_bytes: int

@@ -84,7 +84,7 @@ def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> Da
     return DataflowDescription(entry.id, entry.name, imports, export, as_of)
 
 
-def latest(upper: Frontier) -> Time:
+def last_sealed_time(upper: Frontier) -> Time:
     """Return the last sealed time; 0 if there is none."""
     return max(0, min(upper, EMPTY - 1) - 1)
 
@@ -95,7 +95,7 @@ def restart_as_of(boot: Boot, entry: CatalogObject) -> Time:
         return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
     assert entry.shard is not None, entry.name
     # The output is durable below its upper: the dataflow resumes there, and not at its first as_of.
-    return max(latest(boot.states[entry.shard].upper), entry.as_of)
+    return max(last_sealed_time(boot.states[entry.shard].upper), entry.as_of)
 
 
 def index_as_of(
@@ -107,4 +107,4 @@ def index_as_of(
     state = states[target.shard]
     # An idle table is sealed by the shared upper alone; its own shard's upper stays behind.
     upper = max(state.upper, tables_upper) if target.kind == TABLE else state.upper
-    return max(state.since, latest(upper))
+    return max(state.since, last_sealed_time(upper))

@@ -62,7 +62,9 @@ class Gathering:
         return None if self._finisher is None else self._finisher.end()
 
 
-async def gathered(exchange: Exchange, number: int, slot: Slot, wish: Wish) -> list[pa.Table]:
+async def collect_answers(
+    exchange: Exchange, number: int, slot: Slot, wish: Wish
+) -> list[pa.Table]:
     """Return all rows of a read with their weight, finished; at least one table."""
     gathering = Gathering(wish)
     tables = []
@@ -72,12 +74,12 @@ async def gathered(exchange: Exchange, number: int, slot: Slot, wish: Wish) -> l
             if rows is not None:
                 tables.append(rows)
     finally:
-        await leave(exchange, number, gathering)
+        await close_read(exchange, number, gathering)
     rest = gathering.rest()
     return tables if rest is None else [*tables, rest]
 
 
-async def leave(exchange: Exchange, number: int, gathering: Gathering) -> None:
+async def close_read(exchange: Exchange, number: int, gathering: Gathering) -> None:
     """Close a read; cancel it at the service if answers are still to come."""
     exchange.close(number)
     if not gathering.ended and exchange.lost is None:

@@ -14,7 +14,7 @@ from actors.errors import Canceled, RemoteProtocolError, from_wire
 from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
 from actors.protocol.api import Changes, Done, Failed, Subscribe
-from actors.spans import accept, outgoing, root, span_below
+from actors.spans import accept, make_request_context, root, span_below
 from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 
 
@@ -60,7 +60,7 @@ async def follow(
                 name,
                 frontier,
                 start,
-                outgoing(opened),
+                make_request_context(opened),
                 wanted.up_to,
                 wanted.snapshot,
                 wanted.progress,
@@ -102,7 +102,7 @@ async def follow(
             raise from_wire(answer.code, answer.text, answer.determinate)
 
 
-async def whole(changes: AsyncGenerator[Change, None]) -> AsyncGenerator[Change, None]:
+async def concatenate_pieces(changes: AsyncGenerator[Change, None]) -> AsyncGenerator[Change, None]:
     """Yield the same changes with pieces concatenated, so that each is a complete interval. Holds
     one interval in memory, however large. The `changes` are closed with it."""
     tables: list[pa.Table] = []

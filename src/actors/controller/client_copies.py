@@ -34,7 +34,7 @@ class CopiedRows(msgspec.Struct, frozen=True):
     repeated: bool
 
 
-async def copied(
+async def await_copy_to(
     exchange: Exchange, request: CopyTo, progress: Callable[[CopyProgress], object] | None
 ) -> CopiedTo:
     """Send the request and wait for its answer. Cancellation drops the copy. Raises the service's
@@ -45,10 +45,10 @@ async def copied(
     return CopiedTo(answer.rows, answer.files, answer.manifest, answer.as_of)
 
 
-async def copied_from(
+async def await_copy_from(
     exchange: Exchange, request: CopyFrom, progress: Callable[[CopyFromProgress], object] | None
 ) -> CopiedRows:
-    """Send a request for a copy from files and wait for its answer, as `copied` does."""
+    """Send a request for a copy from files and wait for its answer, as `await_copy_to` does."""
     answer = await _answered(exchange, request, progress)
     if not isinstance(answer, CopiedFrom):
         raise RemoteProtocolError(f"the service answered CopyFrom with {type(answer).__name__}")

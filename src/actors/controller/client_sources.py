@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import msgspec
 
-from actors.controller.client_copies import CopiedRows, CopyFormat, copied_from
+from actors.controller.client_copies import CopiedRows, CopyFormat, await_copy_from
 from actors.controller.client_link import Exchange
 from actors.errors import InvalidUsage
 from actors.plan.schema import Column
@@ -38,7 +38,7 @@ from actors.protocol.api_storage import (
     SourceStatus,
     SourceTable,
 )
-from actors.spans import outgoing, root
+from actors.spans import make_request_context, root
 from actors.telemetry import CLIENT_REQUEST
 
 Tables: TypeAlias = Mapping[str, str] | Sequence[str | SourceTable]
@@ -159,12 +159,12 @@ class ClientSources:
             uuid4().hex if uuid is None else uuid,
             progress is not None,
         )
-        return await copied_from(self._exchange, request, progress)
+        return await await_copy_from(self._exchange, request, progress)
 
     async def _carry_out(self, statement: Traced) -> str:
         name = getattr(statement, "name", "")
         with root(CLIENT_REQUEST, statement.request, name) as opened:
-            traced = msgspec.structs.replace(statement, traceparent=outgoing(opened))
+            traced = msgspec.structs.replace(statement, traceparent=make_request_context(opened))
             return (await self._exchange.ask(traced, Done)).text
 
 

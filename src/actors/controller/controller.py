@@ -23,7 +23,7 @@ from actors.controller.commit import PlannedWrite
 from actors.controller.copies import Copies, CopyHeld, CopyLate
 from actors.controller.copies_from import CopiesFrom
 from actors.controller.ddl import CatalogStore
-from actors.controller.desk import Desk, NoContentsYet, fault, refuse
+from actors.controller.desk import Desk, NoContentsYet, reply_error, to_penstock_error
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
 from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
@@ -207,7 +207,7 @@ class Controller(Actor[ControllerMessage]):
             self._supply,
             settings,
             self._initial_commands(),
-            lambda names: replica_set.remember(desk.persist, settings, names),
+            lambda names: replica_set.store_names(desk.persist, settings, names),
         )
         link = self._instance.storage()
         self._sources = Sources(desk, link, self._copies_from, boot.leftovers)
@@ -270,7 +270,7 @@ class Controller(Actor[ControllerMessage]):
             case ReplicaResponse(half="storage"):
                 self._outside_responded(message)
             case Ticked():
-                self._ticks.ticked(message)
+                self._ticks.tick_ended(message)
             case ClockDue():
                 self._ticks.clock_due()
             case ReplicaConnected(half="storage"):
@@ -343,11 +343,11 @@ class Controller(Actor[ControllerMessage]):
                 again = partial(self._serve, session, request)
                 self._reads.await_contents(session, request, error.table, again)
         except PenstockError as error:
-            refuse(session, request.request, error)
+            reply_error(session, request.request, error)
         except Exception as error:
             # A fault fails this request alone, and not the controller with all others.
             log.exception("%s failed by a fault of this program", type(request).__name__)
-            refuse(session, request.request, fault(error))
+            reply_error(session, request.request, to_penstock_error(error))
 
     def _handle(self, session: Address[Any], request: Request) -> None:
         match request:
@@ -454,7 +454,7 @@ class Controller(Actor[ControllerMessage]):
             else:
                 message.session.reply(self._instance.changed(message))
         except PenstockError as error:
-            refuse(message.session, message.request.request, error)
+            reply_error(message.session, message.request.request, error)
 
     def _merged(self, merged: Merged) -> None:
         for index, upper in merged.fell:

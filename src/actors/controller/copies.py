@@ -17,7 +17,7 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, refuse
+from actors.controller.desk import Desk, reply_error
 from actors.controller.holds import copy_holder
 from actors.dataflow.copy_destinations import check_copy
 from actors.errors import (
@@ -279,7 +279,7 @@ class Copies:
 
     def _end(self, made: _Copy, error: PenstockError | None) -> None:
         if error is not None:
-            refuse(made.session, made.request.request, error)
+            reply_error(made.session, made.request.request, error)
         if made.timer is not None:
             made.timer.cancel()
         del self._copies[made.id], self._by_session[made.session.path]

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, reply_error, to_penstock_error
 from actors.controller.groups import TableTarget
 from actors.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
-from actors.controller.staged import StagedCopy, parts_of, prepare
+from actors.controller.staged import StagedCopy, claim_parts, parts_of
 from actors.errors import (
     Busy,
     Canceled,
@@ -61,7 +61,7 @@ class CopyFound(CopyTurn, frozen=True, gc=False):
 
 
 class CopyPrepared(CopyTurn, frozen=True, gc=False):
-    """Result of `prepare`: the copy, or the error after which its parts were discarded."""
+    """Result of `claim_parts`: the copy, or the error after which its parts were discarded."""
 
     name: str
     copy: StagedCopy | None = None
@@ -145,7 +145,7 @@ class CopiesFrom:
         desk.ctx.effect(
             look,
             done=lambda found: found,
-            failed=lambda error: CopyFound(name, error=fault(error)),
+            failed=lambda error: CopyFound(name, error=to_penstock_error(error)),
         )
 
     def turn(self, message: CopyTurn) -> None:
@@ -245,9 +245,9 @@ class CopiesFrom:
         desk, target, name = self._desk, made.target, made.name
         uuid, limit = made.request.uuid, desk.settings.copy_keyed_rows_max
         desk.ctx.effect(
-            lambda: prepare(desk.persist, desk.ctx.clock, target, uuid, parts, limit),
+            lambda: claim_parts(desk.persist, desk.ctx.clock, target, uuid, parts, limit),
             done=lambda copy: CopyPrepared(name, copy),
-            failed=lambda error: CopyPrepared(name, None, fault(error)),
+            failed=lambda error: CopyPrepared(name, None, to_penstock_error(error)),
         )
 
     def _prepared(self, message: CopyPrepared) -> None:
@@ -330,7 +330,7 @@ class CopiesFrom:
             if error is not None:
                 # The writer has the copy, which can no longer be canceled: it may be appended.
                 error.determinate = False
-                refuse(made.session, made.request.request, error)
+                reply_error(made.session, made.request.request, error)
             made.left = True
             return
         if made.state == "reading":
@@ -344,5 +344,5 @@ class CopiesFrom:
 
     def _end(self, made: _Copy, error: PenstockError | None) -> None:
         if error is not None and not made.left:
-            refuse(made.session, made.request.request, error)
+            reply_error(made.session, made.request.request, error)
         del self._copies[made.name]

@@ -21,7 +21,7 @@ import msgspec
 
 from actors.arrangement.hashing import check_key_type
 from actors.controller.analyses import analyzer
-from actors.controller.boot import latest
+from actors.controller.boot import last_sealed_time
 from actors.controller.catalog import (
     CATALOG_KEY,
     HIDDEN_SHARD,
@@ -221,7 +221,7 @@ class CatalogStore:
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
             uppers = [await self._persist.upper(shard) for shard in shards]
-            as_of: Time = max([latest(min(uppers)), *(state.since for state in states)])
+            as_of: Time = max([last_sealed_time(min(uppers)), *(state.since for state in states)])
             try:
                 await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
             except ReadBelowSince:

@@ -93,7 +93,7 @@ class Desk:
                 await self.persist.set_holds([(shard, holder, since)])
             return (await self.persist.state(shard)).since
 
-        self.ctx.effect(hold, done=done, failed=lambda error: failed(fault(error)))
+        self.ctx.effect(hold, done=done, failed=lambda error: failed(to_penstock_error(error)))
 
     def drop_hold(self, shard: ShardId, holder: str) -> None:
         """Drop a hold; a failure is only logged."""
@@ -158,12 +158,12 @@ class Desk:
         return f"{entry.kind} {entry.name} is sealed below {upper} only{state}"
 
 
-def refuse(session: Address[Any], request: int, error: BaseException) -> None:
+def reply_error(session: Address[Any], request: int, error: BaseException) -> None:
     """Answer a request with an error."""
     session.reply(Failed(request, *to_wire(error)))
 
 
-def fault(error: Exception) -> PenstockError:
+def to_penstock_error(error: Exception) -> PenstockError:
     """Return the error itself, or an indeterminate `PenstockError` for a fault of this program."""
     if isinstance(error, PenstockError):
         return error

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, fault
+from actors.controller.desk import Desk, to_penstock_error
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.errors import PenstockError, UnknownObject
 from actors.progress import ShardId, Time, is_empty
@@ -67,7 +67,7 @@ class HoldMoves:
         desk.ctx.effect(
             lambda: desk.persist.set_holds(list(wanted)),
             done=lambda _: HoldsMoved(wanted),
-            failed=lambda error: HoldsMoved(wanted, fault(error)),
+            failed=lambda error: HoldsMoved(wanted, to_penstock_error(error)),
         )
 
     def _compact_index(self, entry: CatalogObject) -> list[Move]:

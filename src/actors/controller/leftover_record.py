@@ -36,7 +36,7 @@ def leftover_of(entry: CatalogObject, kept: str) -> Leftover:
     return Leftover(entry.id, entry.name, entry.configuration, kept)
 
 
-def remembered(leftover: Leftover) -> Cas:
+def record_cas(leftover: Leftover) -> Cas:
     """Return the change that stores the record, to be set together with the catalog."""
     # Ids are never used twice, so the key is new.
     return Cas(leftover.key, None, msgspec.msgpack.encode(leftover))
@@ -56,7 +56,7 @@ async def load(persist: PersistClient) -> tuple[Leftover, ...]:
     return tuple(found)
 
 
-async def unremember(persist: PersistClient, leftover: Leftover) -> None:
+async def delete_record(persist: PersistClient, leftover: Leftover) -> None:
     """Delete the record, as the resource is removed or given up. Raises `StorageError`."""
     head = await persist.head(leftover.key)
     while head is not None:

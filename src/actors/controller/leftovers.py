@@ -23,8 +23,8 @@ import anyio
 import msgspec
 
 from actors.controller.catalog import SOURCE, CatalogObject
-from actors.controller.desk import Desk, fault, refuse
-from actors.controller.leftover_record import Leftover, leftover_of, unremember
+from actors.controller.desk import Desk, reply_error, to_penstock_error
+from actors.controller.leftover_record import Leftover, delete_record, leftover_of
 from actors.errors import PenstockError, UnknownObject
 from actors.kernel import Address
 from actors.kernel.actor import Effect
@@ -96,7 +96,7 @@ class Leftovers:
                 pending.attempt.cancel()
                 self._failed(pending, self._in_use(pending))
 
-    def let_go(self, id_: ObjectId) -> None:
+    def schedule_removal(self, id_: ObjectId) -> None:
         """Schedule a try, since the cluster has removed the resource or is about to."""
         pending = self._all.get(id_)
         if pending is not None and not pending.due:
@@ -107,7 +107,7 @@ class Leftovers:
     def connected(self) -> None:
         """Schedule a try for each record: the new connection was not told to run their sources."""
         for id_ in list(self._all):
-            self.let_go(id_)
+            self.schedule_removal(id_)
 
     def turn(self, message: LeftoverTurn | LeftoverForgotten) -> None:
         """Handle a timer, the end of a try, or the end of a deletion."""
@@ -153,7 +153,7 @@ class Leftovers:
         pending.attempt = self._desk.ctx.effect(
             lambda: self._remove(pending.leftover),
             done=lambda _: LeftoverTurn(id_, tried=True),
-            failed=lambda error: LeftoverTurn(id_, tried=True, error=fault(error)),
+            failed=lambda error: LeftoverTurn(id_, tried=True, error=to_penstock_error(error)),
         )
 
     async def _remove(self, leftover: Leftover) -> None:
@@ -168,7 +168,7 @@ class Leftovers:
         except TimeoutError:
             raise Unreachable(f"the outside did not answer within {ATTEMPT_MS_MAX} ms") from None
         # Last: after a crash in between, the removal is repeated.
-        await unremember(self._desk.persist, leftover)
+        await delete_record(self._desk.persist, leftover)
 
     def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
         pending.attempt = None
@@ -208,17 +208,17 @@ class Leftovers:
 
         async def give_up() -> None:
             for each in records:
-                await unremember(self._desk.persist, each)
+                await delete_record(self._desk.persist, each)
 
         self._desk.ctx.effect(
             give_up,
             done=lambda _: LeftoverForgotten(session, request, ids),
-            failed=lambda error: LeftoverForgotten(session, request, ids, fault(error)),
+            failed=lambda error: LeftoverForgotten(session, request, ids, to_penstock_error(error)),
         )
 
     def _forgotten(self, message: LeftoverForgotten) -> None:
         if message.error is not None:
-            refuse(message.session, message.request.request, message.error)
+            reply_error(message.session, message.request.request, message.error)
             return
         left = [self._all.pop(id_, None) for id_ in message.ids]
         named = [each for each in left if each is not None]

@@ -33,11 +33,11 @@ import pyarrow.parquet as pq
 
 from actors.compute.stash import row_too_large
 from actors.controller.analyses import analyzer
-from actors.controller.boot import latest, source_import
+from actors.controller.boot import last_sealed_time, source_import
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, reply_error, to_penstock_error
 from actors.dataflow.engine import Engine, Made, MadeFiles
-from actors.dataflow.recompute import opened
+from actors.dataflow.recompute import open_contents
 from actors.errors import (
     Busy,
     Canceled,
@@ -57,7 +57,7 @@ from actors.plan.updates import opening_of
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import Contents, Query, ReadInstead
 from actors.protocol.relations import RELATIONS
-from actors.spans import carrying
+from actors.spans import use_context
 from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
@@ -195,13 +195,13 @@ class Queries:
         traceparent = TRACEPARENT.get()
 
         async def carry_out() -> None:
-            with carrying(traceparent):
+            with use_context(traceparent):
                 await run.carry_out()
 
         running.effect = desk.ctx.effect(
             carry_out,
             done=lambda _: QueryEnded(number),
-            failed=lambda error: QueryEnded(number, fault(error)),
+            failed=lambda error: QueryEnded(number, to_penstock_error(error)),
         )
 
     # -- progress ------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Queries:
 
     def _fail(self, number: int, error: PenstockError) -> None:
         running = self._running[number]
-        refuse(running.session, running.request.request, error)
+        reply_error(running.session, running.request.request, error)
         self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -300,7 +300,7 @@ def readable_time(desk: Desk, inputs: Sequence[CatalogObject]) -> Time:
     # An input was never computed: only then a query without `as_of` waits.
     if upper == 0:
         return max(desk.latest_with_contents(entry) for entry in inputs)
-    return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
+    return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
 
 class _Run:
@@ -380,7 +380,7 @@ class _Run:
         request, engine = self._running.request, self._engine
         imports = [source_import(entry) for entry in self._inputs]
         try:
-            sources = await opened(
+            sources = await open_contents(
                 stack, engine, self._desk.persist, imports, self._running.time, (0, 0)
             )
         except DefiniteError as error:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, fault, refuse
-from actors.controller.wishes import Course, Shapes, narrows, suits
+from actors.controller.desk import Desk, reply_error, to_penstock_error
+from actors.controller.wishes import Course, Shapes, filter_fixes_key, index_can_answer
 from actors.errors import (
     Canceled,
     DeadlineExceeded,
@@ -132,7 +132,7 @@ class Reads:
         desk.ctx.effect(
             lambda: desk.persist.state(shard),
             done=lambda state: SinceRead(number, state.since),
-            failed=lambda error: SinceRead(number, 0, fault(error)),
+            failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
         )
 
     def read_relation(
@@ -271,11 +271,11 @@ class Reads:
         readable = [
             index
             for index in desk.catalog.indexes(entry.id)
-            if suits(index.key, peek)
+            if index_can_answer(index.key, peek)
             and desk.frontiers.readable_from(index.id) <= pending.time
             and desk.frontiers.upper(index) > desk.frontiers.readable_from(index.id)
         ]
-        best = [index for index in readable if narrows(index.key, peek)] or readable
+        best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
         return IndexTarget(best[0].id) if best else peek.target
 
     # -- ending --------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class Reads:
         desk.ctx.effect(
             lambda: desk.persist.stashed.get(key),
             done=lambda arrow: PartRead(number, arrow),
-            failed=lambda error: PartRead(number, None, fault(error)),
+            failed=lambda error: PartRead(number, None, to_penstock_error(error)),
         )
 
     def part_read(self, message: PartRead) -> None:
@@ -435,7 +435,7 @@ class Reads:
 
     def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
         pending = self._pending[number]
-        refuse(pending.session, pending.request, error)
+        reply_error(pending.session, pending.request, error)
         self._forget(number, answered=answered)
 
     def _waits_no_more(self, number: int, id_: ObjectId) -> None:

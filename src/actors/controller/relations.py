@@ -20,7 +20,7 @@ import msgspec
 from actors.compute.logs import Row, answer
 from actors.controller.catalog import INDEX, OUTSIDE, TABLE, CatalogObject
 from actors.controller.copies import Copies
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, reply_error, to_penstock_error
 from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
 from actors.controller.sources import Sources
@@ -161,7 +161,7 @@ class Relations:
             seek,
             done=done,
             failed=lambda error: RelationRead(
-                session, number, relation, peek, Found(), fault(error)
+                session, number, relation, peek, Found(), to_penstock_error(error)
             ),
         )
 
@@ -180,7 +180,7 @@ class Relations:
                     "fewer columns, or filter or limit its rows"
                 )
         except PenstockError as error:
-            refuse(read.session, read.request, error)
+            reply_error(read.session, read.request, error)
         else:
             read.session.reply(Contents(read.request, read.peek.time, piece.arrow))
 

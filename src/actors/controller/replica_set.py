@@ -82,7 +82,7 @@ async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
     return names
 
 
-async def remember(persist: PersistClient, settings: Settings, names: Sequence[str]) -> None:
+async def store_names(persist: PersistClient, settings: Settings, names: Sequence[str]) -> None:
     """Make the names durable. Raises `StorageError`, which is indeterminate if they may be
     durable."""
     data, unknown = encode(settings.replicas, names), False

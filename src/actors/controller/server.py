@@ -50,7 +50,7 @@ from actors.protocol.api import (
 )
 from actors.protocol.api_storage import CopyFromProgress
 from actors.settings import Settings
-from actors.spans import Opened, begin_request, carrying, span_below
+from actors.spans import Opened, begin_request, span_below, use_context
 from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
 
 log = logging.getLogger("penstock.sessions")
@@ -226,7 +226,7 @@ class Session(Actor[_SessionMessage]):
         self._open.add(number)
         opened = self._begin_span(message)
         try:
-            with carrying(None if opened is None else opened.traceparent):
+            with use_context(None if opened is None else opened.traceparent):
                 await self._controller.send(Submit(self.ctx.self, message, self._connection.peer))
         except (Closed, Broken) as error:
             self._answer(Failed(number, *to_wire(error)))

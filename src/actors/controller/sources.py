@@ -203,7 +203,7 @@ class Sources:
                         self._statistics[each.id] = each
             case DroppedId(id_):
                 self._let_go(id_)
-                self.leftovers.let_go(id_)
+                self.leftovers.schedule_removal(id_)
             case StagedBatches():
                 pass
             case Refused():

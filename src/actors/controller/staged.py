@@ -1,8 +1,8 @@
 """A copy from files in transfer to its table: staged parts, and the checks before their append.
 
-`prepare` runs beside the write path: it claims the parts from the task that staged them and, for a
-table with a PRIMARY KEY, gathers their keys. The write path then does one append and, for such a
-table, one lookup whether a key is present (`check_absent`).
+`claim_parts` runs beside the write path: it claims the parts from the task that staged them and,
+for a table with a PRIMARY KEY, gathers their keys. The write path then does one append and, for
+such a table, one lookup whether a key is present (`check_absent`).
 
 A keyed table holds one row a key: a copy with a duplicate key, or with one that is present, is
 refused whole, and the error names it. Keys are compared bit by bit, as those of other writes are.
@@ -50,7 +50,7 @@ def parts_of(staged: Staged) -> tuple[Part, ...]:
     return tuple(msgspec.msgpack.decode(batch.part, type=Part) for batch in staged.batches)
 
 
-async def prepare(
+async def claim_parts(
     persist: PersistClient,
     clock: Clock,
     target: TableTarget,

@@ -18,7 +18,7 @@ import msgspec
 from actors.controller.boot import describe_dataflow
 from actors.controller.catalog import INDEX, OUTSIDE, TABLE, Catalog, CatalogObject
 from actors.controller.ddl import Changed
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, reply_error, to_penstock_error
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, Gone, Tick
 from actors.errors import PenstockError, StorageError
@@ -108,7 +108,7 @@ class Statements:
         except Exception as error:
             if not isinstance(error, PenstockError):
                 log.error("a statement failed by a fault of this program", exc_info=error)
-            named = fault(error)
+            named = to_penstock_error(error)
             if named.determinate:
                 return StatementDone(named)
             # The change may be durable or not: the catalog that is read back decides (`_settled`).
@@ -226,7 +226,7 @@ class Statements:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
             session.reply(Done(statement.request, "\n".join(result.notices)))
         else:
-            refuse(session, statement.request, result)
+            reply_error(session, statement.request, result)
         self._next()
         return dropped
 

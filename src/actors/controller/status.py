@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from actors.controller.catalog import INDEX, OUTSIDE, SOURCE_TABLE, TABLE, CatalogObject
-from actors.controller.desk import Desk, fault
+from actors.controller.desk import Desk, to_penstock_error
 from actors.errors import PenstockError
 from actors.kernel import Address
 from actors.progress import ObjectId, Time, is_empty
@@ -49,7 +49,7 @@ def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
     desk.ctx.effect(
         read,
         done=lambda read: StatusRead(session, request, *read),
-        failed=lambda error: StatusRead(session, request, {}, {}, fault(error)),
+        failed=lambda error: StatusRead(session, request, {}, {}, to_penstock_error(error)),
     )
 
 

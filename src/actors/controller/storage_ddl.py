@@ -25,7 +25,7 @@ from actors.controller.catalog import (
 )
 from actors.controller.ddl import CatalogStore, Changed, retain, table_schema
 from actors.controller.holds import RETAIN, sink_holder
-from actors.controller.leftover_record import leftover_of, remembered
+from actors.controller.leftover_record import leftover_of, record_cas
 from actors.controller.names import check_name
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, PenstockError
 from actors.ingest.shards import REMAP
@@ -191,7 +191,7 @@ class StorageStore:
         assert entry.configuration is not None, entry.name
         kept = self._makers.kept(entry.configuration, entry.id)
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
-        records = [remembered(leftover_of(entry, kept))] if kept else []
+        records = [record_cas(leftover_of(entry, kept))] if kept else []
         return await self._store.drop_all(smaller, seqno, entry, tables, records)
 
     # -- sinks ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, reply_error, to_penstock_error
 from actors.controller.fanout import Fanout, Member
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
@@ -284,7 +284,7 @@ class Subscribes:
         self._desk.ctx.effect(
             lambda: stashed.get(key),
             done=lambda arrow: PieceRead(holder, key, arrow),
-            failed=lambda error: PieceRead(holder, key, None, fault(error)),
+            failed=lambda error: PieceRead(holder, key, None, to_penstock_error(error)),
         )
 
     def piece_read(self, message: PieceRead) -> None:
@@ -440,7 +440,7 @@ class Subscribes:
 
     def _end(self, made: _Subscription, error: PenstockError | None) -> None:
         if error is not None:
-            refuse(made.session, made.request, error)
+            reply_error(made.session, made.request, error)
         if made.way is not None:
             self._remove(made.way.abandoned())
             made.way = None

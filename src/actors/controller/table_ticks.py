@@ -65,7 +65,7 @@ class TableTicks:
             self._wanted = max(self._wanted, upper)
             self._tick()
 
-    def ticked(self, message: Ticked) -> None:
+    def tick_ended(self, message: Ticked) -> None:
         """Tick again if the wanted time is not sealed yet. A failed tick is retried at the next
         advance."""
         self._ticking = False

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from actors.compute.filtering import Filter
 from actors.compute.finishing import check_finishing
-from actors.compute.keys import is_fitted
+from actors.compute.keys import is_exact_integer_key
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, Catalog, CatalogObject
 from actors.controller.ddl import columns_named
@@ -39,7 +39,9 @@ def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], byte
     columns = columns_named(entry, request.key_columns)
     types = {column.name: column.type for column in entry.schema.columns}
     # Fast path: values that have the columns' types already need no decoding.
-    if is_fitted(columns, tuple(arrow_type(types[name]) for name in columns), request.key):
+    if is_exact_integer_key(
+        columns, tuple(arrow_type(types[name]) for name in columns), request.key
+    ):
         return columns, request.key
     rows = _decoded(entry, request.key)
     if rows.num_columns != len(columns):
@@ -124,7 +126,12 @@ class Shape(msgspec.Struct, frozen=True):
         `InvalidUsage`."""
         key = request.key
         bare = not request.filter and request.project is None and request.finishing is None
-        if bare and key is not None and self.columns and is_fitted(self.columns, self.types, key):
+        if (
+            bare
+            and key is not None
+            and self.columns
+            and is_exact_integer_key(self.columns, self.types, key)
+        ):
             return Peek("", ShardTarget(self.entry.id, self.source), time, self.columns, key)
         return prototype(self.entry, request, time, self.source)
 
@@ -156,7 +163,7 @@ class Shapes:
         return found
 
 
-def suits(key: tuple[str, ...], peek: Peek) -> bool:
+def index_can_answer(key: tuple[str, ...], peek: Peek) -> bool:
     """Return whether an index on `key` can answer the peek: by lookup, or by a scan if the peek has
     no key."""
     if peek.key_columns:
@@ -164,7 +171,7 @@ def suits(key: tuple[str, ...], peek: Peek) -> bool:
     return True
 
 
-def narrows(key: tuple[str, ...], peek: Peek) -> bool:
+def filter_fixes_key(key: tuple[str, ...], peek: Peek) -> bool:
     """Return whether the filter's equalities fix every column of `key`."""
     return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
 

@@ -56,7 +56,7 @@ def note_key(shard: ShardId) -> str:
     return f"hydration/{shard}"
 
 
-def additive(plan: DeltaPlan) -> bool:
+def is_additive(plan: DeltaPlan) -> bool:
     """Return whether the plan may be computed in chunks of its inputs."""
     return not plan.hidden and all(_linear(stratum.node) for stratum in plan.strata)
 
@@ -73,7 +73,7 @@ def _linear(node: Node) -> bool:
             return False
 
 
-def chunks_of(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows]]:
+def split_into_chunks(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows]]:
     """Return the contents cut into chunks, one `Rows` for each source.
 
     A chunk holds files of one source, up to `bytes_max` bytes but at least one file; the last chunk

@@ -96,7 +96,7 @@ def shards_of(export: ViewExport) -> tuple[ShardId, ...]:
     return (export.shard, *export.hidden_shards)
 
 
-def holder(dataflow: ObjectId) -> str:
+def hold_name(dataflow: ObjectId) -> str:
     """Return the name of a dataflow's durable holds."""
     return f"dataflow/{dataflow}"
 
@@ -109,7 +109,7 @@ def holds_at(
     since = max(0, min(lo, EMPTY - 1) - 1)
     shards = [source.shard for source in description.imports]
     shards += shards_of(export)
-    return [(shard, holder(description.id), since) for shard in dict.fromkeys(shards)]
+    return [(shard, hold_name(description.id), since) for shard in dict.fromkeys(shards)]
 
 
 async def move_holds(

@@ -119,7 +119,7 @@ class Copying(Actor[_Message]):
         description, clock = self._description, self.ctx.clock
         make = self._open_place or destinations(
             self._settings,
-            to_its_end(clock),
+            run_to_completion(clock),
             self._scratch / "upload",
             f"{self.ctx.random.getrandbits(32):08x}",
         )
@@ -157,7 +157,7 @@ class Copying(Actor[_Message]):
         return self._state
 
 
-def to_its_end(clock: Clock) -> Work:
+def run_to_completion(clock: Clock) -> Work:
     """Return a function that runs blocking calls on a thread, to their end even if canceled."""
 
     async def work(function: Callable[[], R], /) -> R:
@@ -184,7 +184,7 @@ async def copy(
     `StorageError`; then no file of the copy is left.
     """
 
-    work, export = to_its_end(clock), description.export
+    work, export = run_to_completion(clock), description.export
     if len(description.imports) != 1 or not isinstance(export, CopyToExport):
         raise InvalidUsage(f"{description.id} is not a copy of one import")
     check_copy(export)

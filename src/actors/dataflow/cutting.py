@@ -1,7 +1,8 @@
 """Chooses where a step ends, and takes its rows from the sources. Pure.
 
-`pick_hi` looks at described parts, before any is fetched; `bound` and `fitting` look at fetched
-rows. Rows that were taken can be put back, so a step can be cut shorter until it is durable.
+`pick_hi` looks at described parts, before any is fetched; `limit_hi_by_times` and
+`limit_hi_by_bytes` look at fetched rows. Rows that were taken can be put back, so a step can be cut
+shorter until it is durable.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
     return sorted(found)
 
 
-def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -> Frontier | None:
+def limit_hi_by_times(
+    times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool
+) -> Frontier | None:
     """Return a lower `hi` if the times of a view's step may not all share one step.
 
     An opaque view takes one time per step. A step ends before the first error of an input, and the
@@ -86,7 +89,9 @@ def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -
     return None
 
 
-def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> Frontier | None:
+def limit_hi_by_bytes(
+    deltas: Sequence[pa.Table], times: Sequence[Time], budget: int
+) -> Frontier | None:
     """Return a lower `hi` if the rows exceed `budget` bytes in memory.
 
     The step then takes as many times as fit, at least one.
@@ -113,6 +118,6 @@ def put_back(sources: Sequence[Source], deltas: Iterable[Iterable[pa.Table]]) ->
         source.hold(*tables)
 
 
-def take(sources: Sequence[Source], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
+def take_rows(sources: Sequence[Source], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
     """Take the held rows below `hi` out of each source, and return them."""
     return tuple(tuple(source.take(hi)) for source in sources)

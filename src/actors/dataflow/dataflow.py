@@ -73,7 +73,7 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.spans import carrying
+from actors.spans import use_context
 
 T = TypeVar("T")
 
@@ -214,7 +214,7 @@ class Dataflow(Actor[_Message]):
                 await self._stage_done(event, result)
             case Described():
                 self._traces.described(message)
-                with carrying(None):
+                with use_context(None):
                     await self._feed(message)
             case Fetched() | FetchFailed() | ListenFailed() | m.RetryDue() | m.StepDue():
                 await self._feed(message)
@@ -482,7 +482,7 @@ class Dataflow(Actor[_Message]):
             self._emit(outcome.batch)
             return outcome.batch.error is not None
         self._awaiting = set(range(len(self._workers)))
-        with carrying(self._traces.here):
+        with use_context(self._traces.here):
             for worker, install in zip(self._workers, outcome.installs, strict=True):
                 worker.reply(install)
         return False
@@ -523,7 +523,7 @@ class Dataflow(Actor[_Message]):
 
     async def _ask(self, source: int, piece: Piece) -> None:
         try:
-            with carrying(self._traces.of(source, piece)):
+            with use_context(self._traces.of(source, piece)):
                 await self._tasks.ask(source, piece)
         except (Closed, Broken) as error:
             name, incarnation = self._description.id, self._machine.incarnation

@@ -20,11 +20,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.dataflow.chunks import Notes, additive, chunk_name, chunks_of
+from actors.dataflow.chunks import Notes, chunk_name, is_additive, split_into_chunks
 from actors.dataflow.commit import shards_of
 from actors.dataflow.engine import Engine, Made, MadeFiles
-from actors.dataflow.recompute import opened
-from actors.dataflow.step import cut, whole_job
+from actors.dataflow.recompute import open_contents
+from actors.dataflow.step import split_deltas, whole_job
 from actors.errors import DefiniteError, JobTooLarge, MalformedFrame, StorageError
 from actors.persist import Cas, Part, PersistClient
 from actors.plan.jobs import FileDone, Rows
@@ -55,10 +55,10 @@ async def first_parts(
     Raise as `recompute` does; then no part is left but those of noted chunks.
     """
     async with AsyncExitStack() as stack:
-        sources = await opened(stack, engine, persist, imports, as_of, name)
-        if additive(export.plan):
+        sources = await open_contents(stack, engine, persist, imports, as_of, name)
+        if is_additive(export.plan):
             bytes_max = engine.settings.hydration_chunk_bytes
-            chunks = await engine.clock.run_blocking(lambda: chunks_of(sources, bytes_max))
+            chunks = await engine.clock.run_blocking(lambda: split_into_chunks(sources, bytes_max))
             if HYDRATION_CHUNK.crossed(len(chunks) > 1):
                 return await _chunk_by_chunk(engine, persist, export, chunks, as_of, name)
         return First(await _computed(engine, persist, export, sources, as_of, name))
@@ -134,7 +134,7 @@ async def _write(
     parts: list[list[Part]],
 ) -> None:
     """Cut a piece and write it, with one part list for each shard."""
-    output, hidden = await engine.clock.run_blocking(lambda: cut(export.plan, piece))
+    output, hidden = await engine.clock.run_blocking(lambda: split_deltas(export.plan, piece))
     shards = shards_of(export)
     for shard, delta, written in zip(shards, (output, *hidden), parts, strict=True):
         if delta.num_rows:

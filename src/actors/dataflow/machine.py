@@ -46,12 +46,12 @@ import msgspec
 import pyarrow as pa
 
 from actors.dataflow.cutting import (
-    bound,
     error_times_of,
-    fitting,
+    limit_hi_by_bytes,
+    limit_hi_by_times,
     pick_hi,
     put_back,
-    take,
+    take_rows,
     times_of,
 )
 from actors.dataflow.events import (
@@ -323,9 +323,9 @@ class Machine:
         # A step in error is computed at its last time only, so it may hold any times; pass-through
         # exports carry errors as updates.
         if self.durable and not self.in_error:
-            shorter = bound(times, error_times_of(flat), opaque=self.opaque)
+            shorter = limit_hi_by_times(times, error_times_of(flat), opaque=self.opaque)
             if shorter is None and STEP_ROWS.crossed(self._step_bytes > self.budget_bytes):
-                shorter = fitting(flat, times, self.budget_bytes)
+                shorter = limit_hi_by_bytes(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
                 put_back(self.sources, deltas)
@@ -369,7 +369,7 @@ class Machine:
     def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
         """Take a step's rows, and note their size."""
         held = sum(source.held_bytes for source in self.sources)
-        deltas = take(self.sources, hi)
+        deltas = take_rows(self.sources, hi)
         self._step_bytes = held - sum(source.held_bytes for source in self.sources)
         return deltas
 

@@ -45,7 +45,7 @@ async def recompute(
     errors.
     """
     async with AsyncExitStack() as stack:
-        sources = await opened(stack, engine, persist, imports, as_of, name)
+        sources = await open_contents(stack, engine, persist, imports, as_of, name)
         if not export.plan.strata:
             return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
         # By the view's own strata: later steps then retract rows with the same bits, and the hidden
@@ -65,7 +65,7 @@ async def recompute(
     return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
 
 
-def followed_by(before: Deltas, after: Deltas, time: Time) -> Deltas:
+def chain_differences(before: Deltas, after: Deltas, time: Time) -> Deltas:
     """Return the appended differences, followed by the one from there to `after`.
 
     Args:
@@ -83,7 +83,7 @@ def followed_by(before: Deltas, after: Deltas, time: Time) -> Deltas:
     return Deltas(joined(before.output, after.output), hidden, spark_ms, after.prepared, wait_ms)
 
 
-async def opened(
+async def open_contents(
     stack: AsyncExitStack,
     engine: Engine,
     persist: PersistClient,

@@ -36,7 +36,7 @@ from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.plan.updates import concat, condensed, consolidate, to_ipc
+from actors.plan.updates import concat, consolidate, consolidate_if_smaller, to_ipc
 from actors.progress import Frontier, Time
 from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
 
@@ -67,7 +67,7 @@ class StepDeclined(Exception):
     """Raised when the view is to be computed whole instead of stepped."""
 
 
-def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
     """Return the last stratum's output as (output delta, hidden deltas), consolidated."""
     shape = plan.output.arrow_updates()
     if not plan.hidden:
@@ -92,7 +92,7 @@ def empty_deltas(plan: DeltaPlan) -> Deltas:
     return Deltas(plan.output.arrow_updates().empty_table(), hidden)
 
 
-def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
+def can_share_run(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
     """Return whether a stratum may share the run of the strata before it, which make
     `made_here`."""
     for lookup in stratum.lookups:
@@ -103,7 +103,9 @@ def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -
     return True
 
 
-def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool) -> int:
+def last_stratum_of_run(
+    plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool
+) -> int:
     """Return the last stratum of the run that begins with stratum `first`.
 
     If `optimistic`, a stratum that seldom makes a row counts as making none.
@@ -113,7 +115,7 @@ def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool) 
     while last + 1 < len(plan.strata):
         if not (optimistic and plan.strata[last].seldom):
             made_here.append(f"r{last}")
-        if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
+        if not can_share_run(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
     # A run's inner outputs are lost, so it must end before one that later strata need too.
@@ -151,7 +153,9 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     for changes in together or [[each] for each in (*origins, *clocks)]:
         made, first = {*changes, *(k for k, d in covered.items() if d in changes)}, 0
         while first < len(plan.strata):
-            last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
+            last = last_stratum_of_run(
+                plan, first, hidden_whole=hidden_whole, optimistic=optimistic
+            )
             names = input_names(plan, first, last, optimistic=optimistic)
             changed = tuple(name for name in names if name in made)
             if changed:
@@ -272,7 +276,7 @@ async def _made(
             narrower = len(schema.names) + 2 < rows.num_columns
             rows = rows.select([*schema.names, TIME, DIFF])
             if narrower and input_name[0] in CHANGED:
-                rows = await engine.work(rows.num_rows, partial(condensed, rows))
+                rows = await engine.work(rows.num_rows, partial(consolidate_if_smaller, rows))
             packed = await engine.pack(schema, rows)
             # The run reads the file, so it is removed afterwards.
             stack.push_async_callback(engine.discard, packed)
@@ -337,7 +341,7 @@ async def delta_step(
     if wide is None:
         empty = empty_deltas(plan)
         return made.of(empty.output, empty.hidden)
-    output, hidden = await engine.work(wide.num_rows, lambda: cut(plan, wide))
+    output, hidden = await engine.work(wide.num_rows, lambda: split_deltas(plan, wide))
     return made.of(output, hidden)
 
 
@@ -395,7 +399,7 @@ async def _step_once(
     async def run(first: int, last: int, *followed: Stratum) -> pa.Table | None:
         nonlocal weigh
         # Looking up what many changes touch takes longer than giving a small state whole.
-        unknown = last > fused(plan, first, hidden_whole=False, optimistic=optimistic)
+        unknown = last > last_stratum_of_run(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
         whole.work = count + lookups.pairs
@@ -419,7 +423,7 @@ async def _step_once(
 
     first = 0
     while first < len(plan.strata):
-        last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
+        last = last_stratum_of_run(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
         strata = plan.strata[first : last + 1]
         alone = 0
         if quiet and first == 0 < last and _reads_alone(plan, lookups, last):
@@ -471,5 +475,5 @@ async def whole_step(
 ) -> Deltas:
     """Compute the view from scratch, cut into output and hidden states."""
     made = await engine.run(whole_job(engine, plan, sources, as_of, name))
-    output, hidden = await engine.clock.run_blocking(lambda: cut(plan, made.rows))
+    output, hidden = await engine.clock.run_blocking(lambda: split_deltas(plan, made.rows))
     return Deltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

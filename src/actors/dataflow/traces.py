@@ -24,7 +24,7 @@ from actors.persist import PersistClient
 from actors.progress import Frontier, Time
 from actors.protocol.compute import DataflowDescription, SubscribeBatch
 from actors.protocol.internal import Described
-from actors.spans import Opened, begin, carrying, span_below
+from actors.spans import Opened, begin, span_below, use_context
 from actors.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
 from actors.tracing.trail import NOTES_MAX
 
@@ -123,7 +123,7 @@ class StepTraces:
             return run
 
         async def traced() -> T:
-            with carrying(here):
+            with use_context(here):
                 return await run()
 
         return traced

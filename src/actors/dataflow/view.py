@@ -29,7 +29,7 @@ from actors.dataflow.events import Step
 from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
 from actors.dataflow.policy import Choice, Chooser
-from actors.dataflow.recompute import followed_by, recompute
+from actors.dataflow.recompute import chain_differences, recompute
 from actors.dataflow.rivals import Follower, Rivals, Turns
 from actors.dataflow.step import (
     Deltas,
@@ -262,7 +262,9 @@ class View:
         made = await self._whole(step, step.times[0])
         for time in step.times[1:]:
             before, now = made, await self._whole(step, time)
-            made = await self._engine.clock.run_blocking(partial(followed_by, before, now, time))
+            made = await self._engine.clock.run_blocking(
+                partial(chain_differences, before, now, time)
+            )
         return made
 
     async def _step(self, step: Step, weigh: Weigh | None) -> Outcome:

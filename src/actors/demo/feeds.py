@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import pyarrow as pa
 
-from actors.client import Client, whole
+from actors.client import Client, concatenate_pieces
 from actors.demo.flights import TABLES, Delta, Transaction
 from actors.demo.play import Log, pace, play, rows_of
 from actors.demo.views import View
@@ -152,7 +152,7 @@ class FromPostgres:
         """Note at which time the service has each transaction."""
         # Each transaction writes its number into ``played``, and tables of one transaction share a
         # time.
-        async for change in whole(client.subscribe(PLAYED)):
+        async for change in concatenate_pieces(client.subscribe(PLAYED)):
             if change.table is None or not change.table.num_rows:
                 continue
             names = (TIME, "number")

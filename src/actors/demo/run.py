@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from actors.client import Client, whole
+from actors.client import Client, concatenate_pieces
 from actors.demo import flights, play, proof
 from actors.demo.feeds import Direct, Feed, FromPostgres, from_postgres
 from actors.demo.picture import Board, percentiles
@@ -185,7 +185,7 @@ async def _stream(
 
 
 async def _follow(client: Client, name: str, board: Board) -> None:
-    async for change in whole(client.subscribe(name)):
+    async for change in concatenate_pieces(client.subscribe(name)):
         board.follow(name, change.upper, change.table)
 
 

@@ -45,7 +45,7 @@ def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
             seen.add(way[-1])
             # Only asks whose target still has to handle them block: a deferred answer (an effect's,
             # another actor's) may be given while the target itself waits.
-            ways += [(*way, box) for box, reply in way[-1].asking if box.owes(reply)]
+            ways += [(*way, box) for box, reply in way[-1].asking if box.must_still_answer(reply)]
     return None
 
 

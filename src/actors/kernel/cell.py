@@ -31,7 +31,7 @@ from actors.kernel.actor import HANDLING, Actor, Address, Context
 from actors.kernel.flag import Flag
 from actors.kernel.mailbox import Mailbox, Traced
 from actors.kernel.policy import ActorCrashed, Policy
-from actors.telemetry import TRACEPARENT, hold, release
+from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
 
 if TYPE_CHECKING:
     from actors.kernel.supervisor import System
@@ -382,12 +382,12 @@ class Cell(Generic[M]):
         traced = batch[place]
         assert isinstance(traced, Traced), "the caller has looked"
         self.mailbox.current = batch[place] = message = traced.message
-        token = hold(traced.traceparent)
+        token = activate_context(traced.traceparent)
         try:
             if (waits := actor.receive(message)) is not None:
                 await waits
         finally:
-            release(token)
+            deactivate_context(token)
 
     async def _survives(self, error: BaseException) -> bool:
         """Apply the policy to a crash; return whether the actor is restarted."""

@@ -315,7 +315,7 @@ class Mailbox(Generic[M]):
             error.determinate = False
             reply.fail(error)
 
-    def owes(self, reply: Reply[Any]) -> bool:
+    def must_still_answer(self, reply: Reply[Any]) -> bool:
         """Return whether the receiver is still to handle the message that carries `reply` (in its
         field of this name), or handles it now."""
         if reply.answered:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from actors.errors import Fenced, PenstockError, StorageError
 from actors.kernel import Clock
-from actors.persist.appending import append_all, check_append, trace, trace_refusal
+from actors.persist.appending import append_all, check_append, trace_appends, trace_refusal
 from actors.persist.change import Documents, Mismatch, Outcome
 from actors.persist.location import Cas
 from actors.persist.machine import Machine
@@ -66,7 +66,7 @@ class Appender:
         started = self._clock.monotonic_ms()
         with span(APPEND) as opened:
             if opened is not None:
-                trace(opened, self._trail, appends)
+                trace_appends(opened, self._trail, appends)
             try:
                 appends = [await self._listed(append, lists) for append in appends]
             except BaseException as error:

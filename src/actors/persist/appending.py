@@ -17,7 +17,7 @@ from actors.persist.shard import (
     TablesUpper,
     UpperMismatch,
     appended,
-    is_done,
+    is_applied,
     mark,
     with_hold,
 )
@@ -56,7 +56,7 @@ def append_all(
     done = Appended(tuple((append.shard, append.upper) for append in appends))
     witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
     # A retry whose first answer was lost finds its own token: done once, not twice.
-    if is_done(witness, writer, call):
+    if is_applied(witness, writer, call):
         return Outcome(done)
     # Without room for the token its absence proves nothing: only the caller can decide.
     if documents.uncertain and is_forgotten(witness, writer):
@@ -85,7 +85,7 @@ def append_all(
     return Outcome(done, with_holds(documents, become, holds), moved, floored=floored)
 
 
-def trace(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
+def trace_appends(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
     """Describe the appends to the span, and record its traceparent for each of them in the
     trail."""
     parts = [part for append in appends for part in append.parts]

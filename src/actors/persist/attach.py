@@ -1,8 +1,8 @@
 """Opens shards from another process: beside the service that owns the stores, or without one.
 
-`attach` gives a `PersistClient` that is a guest (`guests.py`): it reads under leases that the owner
-keeps, and may compact; it deletes nothing and moves no since. `own` gives the owner of a state
-directory, and is refused while a service runs there.
+`open_as_guest` gives a `PersistClient` that is a guest (`guests.py`): it reads under leases that
+the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives the
+owner of a state directory, and is refused while a service runs there.
 
 The stores are named by a state directory or by two URLs (`places.py`).
 """
@@ -77,7 +77,7 @@ class Attached(msgspec.Struct, frozen=True):
     """Name of this guest in leases; "" for an owner."""
 
 
-async def blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
+async def open_blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
     """Open only the blobs of a place, to read parts that another process holds under a lease.
     Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
     if place.blob_url is None:
@@ -88,8 +88,10 @@ async def blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
     return await open_blob(place.blob_url, settings, clock, exclusive=False)
 
 
-async def documents(place: Place, settings: Settings, clock: Clock, random: Random) -> Consensus:
-    """Open only the documents of a place. Raises as `blobs` does, and `Corrupt`."""
+async def open_documents(
+    place: Place, settings: Settings, clock: Clock, random: Random
+) -> Consensus:
+    """Open only the documents of a place. Raises as `open_blobs` does, and `Corrupt`."""
     if place.consensus_url is None:
         assert place.state_dir is not None
         path = _looked_at(place.state_dir).consensus
@@ -102,7 +104,7 @@ async def documents(place: Place, settings: Settings, clock: Clock, random: Rand
 
 
 @asynccontextmanager
-async def attach(
+async def open_as_guest(
     place: Place, settings: Settings, clock: Clock, random: Random | None = None
 ) -> AsyncGenerator[Attached]:
     """Open the stores as a guest; its leases are dropped at the end.
@@ -114,8 +116,8 @@ async def attach(
     name = f"{random.getrandbits(64):016x}"
     scratch = Path(tempfile.gettempdir()) / f"penstock-{name}"
     async with AsyncExitStack() as stack:
-        blob = await blobs(place, settings, clock)
-        consensus = await documents(place, settings, clock, random)
+        blob = await open_blobs(place, settings, clock)
+        consensus = await open_documents(place, settings, clock, random)
         client = PersistClient(
             blob,
             consensus,
@@ -133,14 +135,15 @@ async def attach(
 
 
 @asynccontextmanager
-async def own(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[Attached]:
+async def open_as_owner(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[Attached]:
     """Open the stores as their owner, as a service would; by URL, as one of several processes.
 
-    Raises as `attach` does, and `StateDirectoryError` while a service runs in that directory.
+    Raises as `open_as_guest` does, and `StateDirectoryError` while a service runs in that
+    directory.
     """
     random = SystemRandom()
     async with AsyncExitStack() as stack:
-        blob = await blobs(place, settings, clock)
+        blob = await open_blobs(place, settings, clock)
         if place.consensus_url is None:
             assert place.state_dir is not None
             folder = _looked_at(place.state_dir).path
@@ -149,7 +152,7 @@ async def own(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[
             stack.callback(directory.close)
         else:
             _check_shared(place)
-        consensus = await documents(place, settings, clock, random)
+        consensus = await open_documents(place, settings, clock, random)
         alone = place.consensus_url is None
         client = PersistClient(blob, consensus, settings, clock, random=random, exclusive=alone)
         stack.push_async_callback(client.close)
@@ -161,10 +164,10 @@ async def find_shard(client: PersistClient, shard: str) -> ShardId:
     shards = await client.list_shards()
     if shard in shards:
         return shard
-    raise UnknownObject(f"there is no shard {shard!r}; {near(shard, shards, 'shards')}")
+    raise UnknownObject(f"there is no shard {shard!r}; {suggest_names(shard, shards, 'shards')}")
 
 
-def near(name: str, names: Sequence[str], what: str) -> str:
+def suggest_names(name: str, names: Sequence[str], what: str) -> str:
     """Return the end of an error message: names close to `name`, or the first ones there are."""
     if not names:
         return f"there are no {what}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from actors.kernel import Clock
-from actors.persist.deadline import DISK_TIMEOUT_MS, in_time
+from actors.persist.deadline import DISK_TIMEOUT_MS, run_with_timeout
 from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class FileBlob:
         self, what: str, key: str, use: Callable[[], R], *, reads: bool = False
     ) -> R:
         what = f"{what} blob {self._root / key}"
-        return await in_time(self._clock, use, self._timeout_ms, what, determinate=reads)
+        return await run_with_timeout(self._clock, use, self._timeout_ms, what, determinate=reads)
 
     def _prepare(self, exclusive: bool) -> None:
         try:

@@ -23,7 +23,7 @@ POINTS: Final = 64
 """Sample points that stand for the values of one part."""
 
 
-def clustered(updates: pa.Table, schema: Schema) -> pa.Table:
+def sort_by_key(updates: pa.Table, schema: Schema) -> pa.Table:
     """Return the updates in a part's order."""
     keys = [name for name in schema.key if not pa.types.is_nested(updates[name].type)]
     if not keys or updates.num_rows < 2:
@@ -55,7 +55,7 @@ class Ranges:
         return found
 
 
-def ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges | None:
+def choose_ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges | None:
     """Return at most `count` ranges for the rows of the parts; None without usable statistics."""
     if not schema.key or count < 2:
         return None

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.persist.clustering import Ranges, clustered, ranges
+from actors.persist.clustering import Ranges, choose_ranges, sort_by_key
 from actors.persist.location import storage_error
 from actors.persist.parts import part_schema
 from actors.persist.shard import Batch, Part, ShardState, compact_to
@@ -48,7 +48,7 @@ BATCH_BYTES_MIN: Final = 4096
 FILES_MAX: Final = 256
 
 
-def choose(
+def choose_batches(
     state: ShardState, batches_max: int, inline_bytes_max: int
 ) -> tuple[tuple[Batch, ...], bool] | None:
     """Return the adjacent batches to merge, and whether the result must be a blob; None: no merge
@@ -133,7 +133,7 @@ class Merger:
             if self._tables is None:
                 # Results of several files fill one part: else a large shard had more parts, and a
                 # larger document, after each merge.
-                self._tables = filled(self._merged(), self._part_bytes)
+                self._tables = concat_to_size(self._merged(), self._part_bytes)
             table = next(self._tables, None)
             if table is None:
                 self._tables = None
@@ -157,7 +157,7 @@ class Merger:
                 self._start_spilling(self._scratch)
 
     def _consolidate_held(self) -> None:
-        merged = summed(pa.concat_tables(self._held))
+        merged = consolidate_by_hash(pa.concat_tables(self._held))
         self._held, self._held_bytes = [merged], merged.nbytes
 
     def _start_spilling(self, scratch: Path) -> None:
@@ -167,7 +167,7 @@ class Merger:
         try:
             scratch.mkdir(parents=True)
             count = min(FILES_MAX, max(2, count))
-            self._ranges = ranges(self._schema, self._parts, count)
+            self._ranges = choose_ranges(self._schema, self._parts, count)
             count = count if self._ranges is None else self._ranges.count
             self._writers = self._open(scratch, "", count)
         except OSError as error:
@@ -200,7 +200,7 @@ class Merger:
         if not self._writers:
             COMPACTION_SPILL.crossed(False)
             if self._held:
-                yield clustered(summed(pa.concat_tables(self._held)), self._schema)
+                yield sort_by_key(consolidate_by_hash(pa.concat_tables(self._held)), self._schema)
             return
         assert self._scratch is not None
         try:
@@ -210,7 +210,7 @@ class Merger:
                     with pa.OSFile(str(path), "rb") as source:
                         table = pa.ipc.open_stream(source).read_all()
                     os.unlink(path)
-                    yield clustered(summed(table), self._schema)
+                    yield sort_by_key(consolidate_by_hash(table), self._schema)
         except OSError as error:
             raise storage_error(f"read back {self._scratch}", error) from error
 
@@ -264,7 +264,7 @@ def _end(writers: Sequence[Any]) -> None:
         sink.close()
 
 
-def filled(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
+def concat_to_size(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
     """Yield the tables, concatenated up to `size` bytes."""
     held: list[pa.Table] = []
     bytes_held = 0
@@ -283,7 +283,7 @@ def input_rows(inputs: Sequence[Batch]) -> int:
     return sum(batch.rows for batch in inputs)
 
 
-def summed(updates: pa.Table) -> pa.Table:
+def consolidate_by_hash(updates: pa.Table) -> pa.Table:
     """Consolidate the updates, as `consolidate` does."""
     # Grouping takes several times the memory of its rows: group only rows whose hash occurs twice.
     hashes = row_hashes(updates.drop_columns([DIFF]))

@@ -22,7 +22,7 @@ import apsw
 from actors.errors import Closed, Corrupt, StorageError, StoreFull
 from actors.kernel import Clock
 from actors.persist.blob_file import sync_folder
-from actors.persist.deadline import DISK_TIMEOUT_MS, hung, in_time
+from actors.persist.deadline import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
 from actors.persist.group_commit import GroupCommit, Pending, fail
 from actors.persist.location import Cas, VersionedData, check_key, storage_error
 
@@ -80,14 +80,16 @@ class SqliteConsensus:
 
         def alone() -> R:
             if not self._in_use.acquire(timeout=self._timeout_ms / 1000):
-                raise hung(f"{what} {self._path}", self._timeout_ms, determinate=True)
+                raise timeout_error(f"{what} {self._path}", self._timeout_ms, determinate=True)
             try:
                 return use()
             finally:
                 self._in_use.release()
 
         where = f"{what} {self._path}"
-        return await in_time(self._clock, alone, self._timeout_ms, where, determinate=determinate)
+        return await run_with_timeout(
+            self._clock, alone, self._timeout_ms, where, determinate=determinate
+        )
 
     def _open(self) -> None:
         try:

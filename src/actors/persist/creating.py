@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from actors.errors import StorageError
 from actors.persist.appending import is_forgotten
 from actors.persist.change import Documents, Outcome
-from actors.persist.shard import WRITERS_MAX, ShardState, is_done
+from actors.persist.shard import WRITERS_MAX, ShardState, is_applied
 from actors.progress import ShardId
 
 
@@ -21,7 +21,7 @@ def create_all(
     """
     held = [documents.shards[shard] for shard in states]
     first = held[0]
-    if first is not None and is_done(first, writer, call):
+    if first is not None and is_applied(first, writer, call):
         return Outcome(True)
     # A shard that exists may be ours or another's: without the token nobody can tell.
     if documents.uncertain and first is not None and is_forgotten(first, writer):

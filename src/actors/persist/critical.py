@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from actors.errors import Fenced, InvalidUsage
 from actors.persist.change import Change, Documents, Outcome
 from actors.persist.machine import Machine
-from actors.persist.shard import ShardState, is_done, marked, with_hold
+from actors.persist.shard import ShardState, is_applied, marked, with_hold
 from actors.progress import ShardId, Time
 
 TOKEN_BYTES_MAX: Final = 64
@@ -135,7 +135,7 @@ class CriticalReaders:
             state = documents.shard(shard)
             found = critical_reader(state, name)
             # Before the token is compared: an attempt of ours may have changed it already.
-            if found is not None and is_done(state, self._writer, call):
+            if found is not None and is_applied(state, self._writer, call):
                 return Outcome(found)
             then = downgraded(state, name, expected, token, since)
             answer = CriticalReader(name, then.holds[name], token)

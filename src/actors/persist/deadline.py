@@ -18,7 +18,7 @@ DISK_TIMEOUT_MS: Final = 60_000
 """Default where no settings are given."""
 
 
-def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
+def timeout_error(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
     """Return the error of a call that was given up."""
     late = "" if determinate else ", and may still do it"
     return StorageError(
@@ -28,11 +28,11 @@ def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
     )
 
 
-async def in_time(
+async def run_with_timeout(
     clock: Clock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
 ) -> R:
     """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline."""
     try:
         return await clock.run_blocking_within(timeout_ms, use)
     except CallOverdue:
-        raise hung(what, timeout_ms, determinate=determinate) from None
+        raise timeout_error(what, timeout_ms, determinate=determinate) from None

@@ -109,7 +109,7 @@ class FencedConsensus:
         await self.inner.close()
 
 
-async def take_over(
+async def acquire_epoch(
     inner: Consensus, process: str, clock: Clock, settings: Settings
 ) -> FencedConsensus:
     """Make this process the owner of the stores. Raises `StorageError`, `Corrupt`."""

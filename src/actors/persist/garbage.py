@@ -35,7 +35,7 @@ class Waste(msgspec.Struct, frozen=True):
     kept: str = ""
 
 
-def waste(
+def list_garbage(
     states: Mapping[ShardId, ShardState],
     infos: Sequence[BlobInfo],
     now_ms: int,

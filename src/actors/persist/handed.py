@@ -31,7 +31,7 @@ from actors.persist.guests import (
 )
 from actors.persist.invariants import validate
 from actors.persist.location import Blob, Cas, Consensus
-from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, lost, with_parts
+from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, list_lost_error, with_parts
 from actors.persist.shard import (
     TABLES_UPPER,
     Lease,
@@ -103,7 +103,7 @@ class HandedLeases:
             # A missing list usually means that the document has moved on. The same document twice:
             # lost.
             if gone == (missed, state.seqno):
-                raise lost(shard, missed)
+                raise list_lost_error(shard, missed)
             gone = missed, state.seqno
         text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
         raise StorageError(text, determinate=True)
@@ -229,7 +229,7 @@ class HandedLeases:
         known: dict[str, Parts] = {}
         missed = await self._lists.read_all(state, known)
         if missed is not None:
-            raise lost(state.id, missed)
+            raise list_lost_error(state.id, missed)
         return with_parts(state, known)
 
     async def shared(self, handed: Handed, tasks: int) -> Handed:

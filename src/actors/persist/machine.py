@@ -34,7 +34,14 @@ from actors.persist.documents import decode_shard, decode_tables, encode, encode
 from actors.persist.invariants import validate
 from actors.persist.key_locks import Held, KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
-from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, lost, parts_by_list, with_parts
+from actors.persist.part_lists import (
+    LOOKS_MAX,
+    PartLists,
+    Parts,
+    list_lost_error,
+    parts_by_list,
+    with_parts,
+)
 from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
 from actors.progress import TIME_MIN, ShardId
 from actors.settings import Settings
@@ -215,7 +222,7 @@ class Machine:
             missed = await self._lists.read_all(state, known)
             if missed is not None:
                 if gone == (missed, state.seqno):
-                    raise lost(shard, missed)
+                    raise list_lost_error(shard, missed)
                 gone = missed, state.seqno
             elif self._tables_seqno == tables or not state.tables:
                 return with_parts(state, known, self._shards.get(shard))

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import Corrupt, InvalidUsage, UnknownObject
-from actors.persist.attach import near
+from actors.persist.attach import suggest_names
 from actors.persist.location import VersionedData
 from actors.progress import ShardId
 
@@ -79,5 +79,5 @@ def shard_of(objects: Sequence[Named], name: str) -> ShardId:
             raise InvalidUsage(f"{name} is a {found.kind}: it has no rows of its own to read")
     names = [found.name for found in objects if found.kind in _READ]
     raise UnknownObject(
-        f"there is no table or view {name!r}; {near(name, names, 'tables and views')}"
+        f"there is no table or view {name!r}; {suggest_names(name, names, 'tables and views')}"
     )

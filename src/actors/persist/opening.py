@@ -17,7 +17,7 @@ from actors.kernel import Clock
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
-from actors.persist.fence import take_over
+from actors.persist.fence import acquire_epoch
 from actors.persist.location import Blob, Consensus, several_at_once
 from actors.persist.places import open_blob, open_consensus
 from actors.settings import Settings, without_user
@@ -84,7 +84,7 @@ async def _opened(
                 " time, and a service writes several tables at once: give sqlite:PATH or"
                 " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
             )
-        fenced = await take_over(consensus, process, clock, settings)
+        fenced = await acquire_epoch(consensus, process, clock, settings)
     except BaseException:
         await consensus.close()
         raise

@@ -107,7 +107,7 @@ def without_parts(state: ShardState) -> ShardState:
     return replace(state, batches=batches)
 
 
-def lost(shard: str, listed: PartList) -> Corrupt:
+def list_lost_error(shard: str, listed: PartList) -> Corrupt:
     """Return the error for a list that a document names and that does not exist."""
     return Corrupt(
         f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"

@@ -309,7 +309,7 @@ def mark(writers: Mapping[str, Mark], writer: str, call: int, seqno: int) -> dic
     return kept
 
 
-def is_done(document: ShardState | TablesUpper, writer: str, call: int) -> bool:
+def is_applied(document: ShardState | TablesUpper, writer: str, call: int) -> bool:
     """Return whether this call of this writer has already changed the document."""
     found = document.writers.get(writer)
     return found is not None and found.call == call

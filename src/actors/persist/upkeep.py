@@ -21,7 +21,7 @@ import anyio
 from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.kernel import Clock
 from actors.persist.change import Documents, Outcome
-from actors.persist.compaction import Merger, choose, input_rows, worth_merging
+from actors.persist.compaction import Merger, choose_batches, input_rows, worth_merging
 from actors.persist.machine import Machine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
@@ -52,7 +52,7 @@ _DECODED_SHARE = 2
 """Divisor of a part's target size: the decoded bytes that a merge keeps in memory."""
 
 
-def nobody(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Ignore the progress."""
 
 
@@ -98,7 +98,7 @@ class Upkeep:
         limits = self._settings
         state = await self._machine.state(shard)
         inline_bytes_max = limits.inline_bytes_per_shard_max // 2
-        chosen = choose(state, limits.batches_per_shard_max, inline_bytes_max)
+        chosen = choose_batches(state, limits.batches_per_shard_max, inline_bytes_max)
         return chosen is not None and await self._compact(state, *chosen)
 
     async def state_now(self, shard: ShardId) -> ShardState:
@@ -167,7 +167,9 @@ class Upkeep:
 
     # -- compaction -------------------------------------------------------------------------------
 
-    async def compact(self, shard: ShardId, progress: Progress = nobody) -> tuple[int, int] | None:
+    async def compact(
+        self, shard: ShardId, progress: Progress = ignore_progress
+    ) -> tuple[int, int] | None:
         """Merge all batches into one, with times raised as far as the since allows; return the
         numbers of parts before and after.
 
@@ -202,7 +204,7 @@ class Upkeep:
         state: ShardState,
         inputs: tuple[Batch, ...],
         to_blob: bool,
-        progress: Progress = nobody,
+        progress: Progress = ignore_progress,
     ) -> bool:
         """Merge the batches; return False when another process was first."""
         keys = [part.key for batch in inputs for part in batch.parts if part.key]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
 from actors.persist.client import PersistClient
 from actors.persist.filtering import stored
-from actors.persist.part_lists import lost
+from actors.persist.part_lists import list_lost_error
 from actors.persist.shard import Batch, Part, ShardState
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -111,7 +111,7 @@ async def _lists_read(
             if found is None:
                 if (await client.upkeep.state_now(state.id)).seqno != state.seqno:
                     return False
-                raise lost(state.id, listed)
+                raise list_lost_error(state.id, listed)
         except StorageError as error:
             faults.append(Fault(state.id, batch_name(batch), listed.key, str(error)))
         seen.add(listed.key)
@@ -132,10 +132,10 @@ async def _compared(client: PersistClient, state: ShardState, part: Part) -> lis
         return [str(error)]
     except (PenstockError, pa.ArrowException) as error:
         return [f"{type(error).__name__}: {error}"]
-    return differences(part, updates)
+    return compare_with_description(part, updates)
 
 
-def differences(part: Part, updates: pa.Table) -> list[str]:
+def compare_with_description(part: Part, updates: pa.Table) -> list[str]:
     """Return the differences of the updates from the part's description. Decoding has compared
     bytes, rows and columns before."""
     found = []

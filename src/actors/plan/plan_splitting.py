@@ -1,13 +1,13 @@
 """Splits strata so that Spark plans little, and nothing twice.
 
 Rules name the same subtree in many terms (the old rows of a join stand in each term of its delta),
-and Spark analyses it as often as it is written: of 900 nodes of a plan 90 may differ. So `divided`
-makes strata of their own of what occurs more than once. Strata that run together are one statement
-with a WITH, and each is analysed once.
+and Spark analyses it as often as it is written: of 900 nodes of a plan 90 may differ. So
+`divide_strata` makes strata of their own of what occurs more than once. Strata that run together
+are one statement with a WITH, and each is analysed once.
 
-`pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
-plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece. A plan
-that is too much even in pieces is known by its `statement_sizes` before any of it is sent.
+`split_statements` finds which strata to run by themselves, their rows then standing in for them, so
+that no plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece.
+A plan that is too much even in pieces is known by its `statement_sizes` before any of it is sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from actors.plan.delta import (
 SHARED_NODES_MIN: Final = 4
 """Smaller subtrees are written again: a name for them would cost as much."""
 STRATUM_NODES_MAX: Final = 50
-"""Larger subtrees become several strata, so that `pieces` can always split a plan."""
+"""Larger subtrees become several strata, so that `split_statements` can always split a plan."""
 COLUMNS_OF_A_NODE: Final = 16
 """A node counts once for each so many columns that it computes: each of Spark's rules looks at each
 expression of a plan."""
@@ -118,7 +118,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, **dict(zip(names, made, strict=True)))
 
 
-def divided(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
+def divide_strata(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
     """Return strata in which nothing large occurs twice, and the place of each given one among
     them."""
     made: list[Node] = []
@@ -207,7 +207,7 @@ def _padding(node: Node) -> bool:
     return isinstance(node, Select) and any(c.expression == "NULL" for c in node.columns)
 
 
-def pieces(
+def split_statements(
     strata: Strata,
     first: int,
     last: int,
@@ -248,8 +248,8 @@ def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: in
 def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
     """Return about how many nodes are planned for each statement of strata that run together in
     pieces of `nodes_max`, when each of the `inputs` has rows."""
-    made, _ = divided(strata)
-    found = pieces(made, 0, len(made) - 1, inputs, nodes_max)
+    made, _ = divide_strata(strata)
+    found = split_statements(made, 0, len(made) - 1, inputs, nodes_max)
     kept = [piece[-1] for piece in found[:-1]]
     sizes = _sizes(made, 0, len(made) - 1, inputs, kept)
     return [sizes[f"r{piece[-1]}"] for piece in found]

@@ -229,7 +229,7 @@ def _found_by_value(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def condensed(updates: pa.Table) -> pa.Table:
+def consolidate_if_smaller(updates: pa.Table) -> pa.Table:
     """Return the same updates, consolidated; many only if that makes them far fewer."""
     names = [name for name in updates.column_names if name != DIFF]
     rows = updates.num_rows

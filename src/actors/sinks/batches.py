@@ -73,7 +73,7 @@ def stretches_in_error(
     return tuple(found)
 
 
-def cut(
+def choose_batch(
     lower: Frontier,
     sealed: Frontier,
     listed: Sequence[Listed],
@@ -112,7 +112,7 @@ def _by_bytes(lower: Frontier, sealed: Frontier, listed: Sequence[Listed], most:
     return sealed
 
 
-def raised(updates: pa.Table, stretches: Sequence[Stretch]) -> pa.Table:
+def move_out_of_stretches(updates: pa.Table, stretches: Sequence[Stretch]) -> pa.Table:
     """Return the updates with times inside a stretch moved to its upper."""
     for each in stretches:
         times = updates[TIME]

@@ -15,7 +15,7 @@ from typing import IO, Any
 from actors.buckets.bucket_calls import BucketCalls
 from actors.progress import Frontier
 from actors.sinks.formats import FilePlace
-from actors.sinks.staging import doing, is_orphan, staged_name
+from actors.sinks.staging import as_storage_errors, is_orphan, staged_name
 
 
 class BucketStaging:
@@ -41,7 +41,7 @@ class BucketStaging:
 
     def create(self, name: str) -> IO[bytes]:
         """Open a new file on the local disk."""
-        with doing(f"write {self._spool / name}"):
+        with as_storage_errors(f"write {self._spool / name}"):
             self._spool.mkdir(parents=True, exist_ok=True)
             file: IO[bytes] = (self._spool / name).open("xb", buffering=0)
         self._open.append(file)
@@ -50,7 +50,7 @@ class BucketStaging:
     def seal(self, file: IO[bytes]) -> None:
         """Upload the complete file, unless it is temporary."""
         path = Path(file.name)
-        with doing(f"write {path}"):
+        with as_storage_errors(f"write {path}"):
             file.close()
             self._open.remove(file)
             size = path.stat().st_size
@@ -58,7 +58,7 @@ class BucketStaging:
             return
         self._staged.append(path.name)
         self._calls().upload(path.name, path, size)
-        with doing(f"remove {path}"):
+        with as_storage_errors(f"remove {path}"):
             # At once, so that the disk holds no more than the files being written.
             path.unlink()
 
@@ -66,16 +66,16 @@ class BucketStaging:
     def reading(self, name: str) -> Iterator[Any]:
         """See `Staging`."""
         if name.startswith("_"):
-            with doing(f"read {self._spool / name}"):
+            with as_storage_errors(f"read {self._spool / name}"):
                 yield self._spool / name
             return
-        with doing(f"read {self._where}/{name}"), self._calls().reader(name) as file:
+        with as_storage_errors(f"read {self._where}/{name}"), self._calls().reader(name) as file:
             yield file
 
     def remove(self, name: str) -> None:
         """See `Staging`."""
         if name.startswith("_"):
-            with doing(f"remove {self._spool / name}"):
+            with as_storage_errors(f"remove {self._spool / name}"):
                 (self._spool / name).unlink(missing_ok=True)
             return
         self._calls().delete([name])

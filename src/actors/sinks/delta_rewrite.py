@@ -22,8 +22,8 @@ from actors.plan.copy_manifest import WrittenFile
 from actors.plan.schema import DIFF, Schema
 from actors.progress import Frontier
 from actors.sinks.formats import Files
-from actors.sinks.staging import Staging, doing
-from actors.sinks.subtract import maybe, subtract
+from actors.sinks.staging import Staging, as_storage_errors
+from actors.sinks.subtract import match_candidates, subtract
 from actors.sinks.threads import Threads
 from actors.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
@@ -84,7 +84,7 @@ class Rewrites:
         # Kept until the commit: another attempt needs them when others moved rows between files.
         if DELETED_ROWS.exceeded_by(self._held_bytes):
             place = self._staging.place(upper, "_")
-            with doing("write rows that go"):
+            with as_storage_errors("write rows that go"):
                 file = place.create("rows.parquet")
                 pq.write_table(pa.concat_tables(self._held), file)
                 place.seal(file)
@@ -164,7 +164,9 @@ class Rewrites:
         with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:
             # First pass over few columns: most files hold none of the rows.
             if not any(
-                pc.any(maybe(self._read(batch, self._names), deletes, self._names)).as_py()
+                pc.any(
+                    match_candidates(self._read(batch, self._names), deletes, self._names)
+                ).as_py()
                 for batch in source.iter_batches(_ROWS_AT_ONCE, columns=list(self._names))
             ):
                 return None

@@ -22,7 +22,7 @@ from actors.persist.blob_file import sync_folder
 from actors.settings import Settings
 from actors.sinks.bucket_staging import BucketStaging
 from actors.sinks.folders import write_new
-from actors.sinks.staging import FolderStaging, Staging, doing, sync_file
+from actors.sinks.staging import FolderStaging, Staging, as_storage_errors, sync_file
 
 DOCUMENT_BYTES_MAX: Final = 64 << 20
 _NUMBER: Final = re.compile(r"\d{20}\.")
@@ -112,7 +112,7 @@ class FolderOutlet:
 
     def begin(self, folder: str) -> None:
         """See `Outlet`."""
-        with doing(f"make {self.folder / folder}"):
+        with as_storage_errors(f"make {self.folder / folder}"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder)
             # Else a power cut may lose the name of the new folder.
@@ -120,14 +120,14 @@ class FolderOutlet:
 
     def tidy(self, folder: str) -> None:
         """See `Outlet`."""
-        with doing(f"look into {self.folder / folder}"):
+        with as_storage_errors(f"look into {self.folder / folder}"):
             for each in list((self.folder / folder).iterdir()):
                 if each.name.startswith("_"):
                     each.unlink(missing_ok=True)
 
     def other_than(self, folder: str) -> str | None:
         """See `Outlet`."""
-        with doing(f"look into {self.folder}"):
+        with as_storage_errors(f"look into {self.folder}"):
             try:
                 others = (each.name for each in self.folder.iterdir())
                 return next((name for name in others if name != folder), None)
@@ -144,7 +144,7 @@ class FolderOutlet:
         return any(_NUMBER.match(name) for name in self._names(folder))
 
     def _names(self, folder: str) -> list[str]:
-        with doing(f"look into {self.folder}"):
+        with as_storage_errors(f"look into {self.folder}"):
             try:
                 return [each.name for each in (self.folder / folder).iterdir()]
             except FileNotFoundError:
@@ -152,7 +152,7 @@ class FolderOutlet:
 
     def read(self, name: str) -> bytes | None:
         """See `Outlet`."""
-        with doing(f"read {self.folder / name}"):
+        with as_storage_errors(f"read {self.folder / name}"):
             try:
                 return (self.folder / name).read_bytes()
             except FileNotFoundError:
@@ -167,7 +167,7 @@ class FolderOutlet:
         """See `Outlet`."""
         path = self.folder / name
         sync_file(path)
-        with doing(f"sync {path.parent}"):
+        with as_storage_errors(f"sync {path.parent}"):
             sync_folder(path.parent)
             sync_folder(self.folder)
 

@@ -87,12 +87,12 @@ class FolderStaging:
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
         """See `Staging`."""
-        with doing(f"read {self._folder / name}"):
+        with as_storage_errors(f"read {self._folder / name}"):
             yield self._folder / name
 
     def remove(self, name: str) -> None:
         """See `Staging`."""
-        with doing(f"remove {self._folder / name}"):
+        with as_storage_errors(f"remove {self._folder / name}"):
             (self._folder / name).unlink(missing_ok=True)
         if name in self._staged:
             self._staged.remove(name)
@@ -116,7 +116,7 @@ class FolderStaging:
 
     def remove_orphans(self, upper: Frontier | None) -> None:
         """See `Staging`."""
-        with doing(f"look into {self._folder}"):
+        with as_storage_errors(f"look into {self._folder}"):
             # A list, since the loop removes entries.
             for entry in list(os.scandir(self._folder)):
                 if is_orphan(entry.name, upper):
@@ -136,7 +136,7 @@ class StagedFiles:
 
     def create(self, name: str) -> IO[bytes]:
         """See `FilePlace`."""
-        with doing(f"write {self._folder / self.path(name)}"):
+        with as_storage_errors(f"write {self._folder / self.path(name)}"):
             file: IO[bytes] = (self._folder / self.path(name)).open("xb", buffering=0)
         self._staged.append(self.path(name))
         self._open.append(file)
@@ -144,7 +144,7 @@ class StagedFiles:
 
     def seal(self, file: IO[bytes]) -> None:
         """See `FilePlace`."""
-        with doing(f"write {file.name}"):
+        with as_storage_errors(f"write {file.name}"):
             os.fsync(file.fileno())
             file.close()
             self._open.remove(file)
@@ -157,7 +157,7 @@ class StagedFiles:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def as_storage_errors(what: str) -> Iterator[None]:
     """Raise errors of the operating system in the block as `StorageError`."""
     try:
         yield
@@ -167,7 +167,7 @@ def doing(what: str) -> Iterator[None]:
 
 def sync_file(path: Path) -> None:
     """Make a file's bytes durable."""
-    with doing(f"sync {path}"):
+    with as_storage_errors(f"sync {path}"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

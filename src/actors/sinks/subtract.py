@@ -25,7 +25,7 @@ class Subtracted(msgspec.Struct, frozen=True, gc=False):
     """Number of rows deleted."""
 
 
-def maybe(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
+def match_candidates(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
     """Return which rows could be among `deletes`, by each of these columns alone. Columns whose
     values cannot be compared are ignored."""
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)], pa.bool_())
@@ -42,7 +42,7 @@ def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtrac
     """Subtract `deletes` (the columns, `DIFF` < 0, distinct rows) from `rows` (the same columns).
     `names`: columns that tell most rows apart, by which candidates are chosen."""
     # Only candidates are consolidated; most rows are none.
-    mask = maybe(rows, deletes, names)
+    mask = match_candidates(rows, deletes, names)
     found = rows.filter(mask)
     if not found.num_rows:
         return Subtracted(rows, deletes, 0)

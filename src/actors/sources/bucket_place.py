@@ -28,7 +28,7 @@ from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, de
 from actors.sources.file_listing import FoundFile, first_batch
 from actors.sources.file_places import Ledger, Look, Told
 from actors.sources.file_reading import Malformed
-from actors.sources.object_listing import Looking, TakenObjects, found
+from actors.sources.object_listing import Looking, TakenObjects, data_objects
 from actors.sources.source import Unreachable
 from actors.sources.surroundings import Surroundings
 
@@ -137,7 +137,7 @@ class BucketPlace:
 
     def _found(self, prefix: str, pattern: str, objects: Sequence[Listed]) -> Iterator[FoundFile]:
         url = f"{self._place.kind}://{self._place.bucket}"
-        return found(url, prefix, pattern, self._recursive, objects)
+        return data_objects(url, prefix, pattern, self._recursive, objects)
 
     async def _open(self) -> BucketStore:
         if self._store is None:

@@ -135,21 +135,23 @@ class BroughtReader:
                     async for piece in pieces:
                         yield piece
             except Malformed as error:
-                raise named_outside(error, files, brought) from None
+                raise restore_paths(error, files, brought) from None
 
 
-def named_outside(
+def restore_paths(
     error: Malformed, files: Sequence[FoundFile], brought: Sequence[FoundFile]
 ) -> Malformed:
     """Return the error with local paths replaced by those at the place."""
     path = {here.path: file.path for file, here in zip(files, brought, strict=True)}
     return Malformed(
-        text_outside(str(error), files, brought),
+        restore_paths_in_text(str(error), files, brought),
         None if error.path is None else path.get(error.path, error.path),
     )
 
 
-def text_outside(text: str, files: Sequence[FoundFile], brought: Sequence[FoundFile]) -> str:
+def restore_paths_in_text(
+    text: str, files: Sequence[FoundFile], brought: Sequence[FoundFile]
+) -> str:
     """Return a text with local paths replaced by those at the place."""
     for outside, here in zip(files, brought, strict=True):
         if outside.path != here.path:

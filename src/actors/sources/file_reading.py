@@ -2,7 +2,7 @@
 
 Spark defines what a file means, so files are read by a job of the engine, whose answer comes as
 Arrow or as Parquet files. Parquet files whose columns have exactly the wanted types are read here,
-at the speed of Arrow (`plainly_ours`). No row passes through Python one by one.
+at the speed of Arrow (`reads_like_spark`). No row passes through Python one by one.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class FileReader:
     def _all_ours(self, files: Sequence[FoundFile]) -> bool:
         if self._copied:
             return all(has_types(file.path, self._keep) for file in files)
-        return all(plainly_ours(file.path, self._shape) for file in files)
+        return all(reads_like_spark(file.path, self._shape) for file in files)
 
     def _from_copy(self, files: Sequence[FoundFile]) -> Iterator[pa.Table]:
         for file in files:
@@ -224,7 +224,7 @@ class _Unreadable(Exception):
         self.path = path
 
 
-def plainly_ours(path: str, shape: pa.Schema) -> bool:
+def reads_like_spark(path: str, shape: pa.Schema) -> bool:
     """Say whether Arrow surely reads a Parquet file as Spark does: every column is there under its
     very name, is flat, and has the wanted type, and no dates are in the old calendar. False also
     for a file that cannot be read. Blocks."""

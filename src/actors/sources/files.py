@@ -34,7 +34,13 @@ from actors.plan.schema import DIFF, Column, Schema
 from actors.settings import without_user
 from actors.sources.file_listing import FoundFile
 from actors.sources.file_opening import open_place
-from actors.sources.file_places import BroughtReader, FilesPlace, Ledger, Told, text_outside
+from actors.sources.file_places import (
+    BroughtReader,
+    FilesPlace,
+    Ledger,
+    Told,
+    restore_paths_in_text,
+)
 from actors.sources.file_reading import (
     INFER_FILES,
     FileReader,
@@ -44,7 +50,7 @@ from actors.sources.file_reading import (
     check_options,
     infer,
 )
-from actors.sources.generators import at_least, choose
+from actors.sources.generators import at_least, select_exports
 from actors.sources.source import Export, Given, Idle, Lag, Mark, Rows, Unreachable
 from actors.sources.surroundings import Surroundings
 
@@ -127,7 +133,7 @@ class FilesSource:
                     "declare columns, or put one there"
                 )
             schema = await self._inferred(found.new)
-        exports = choose((Export(EXPORT, schema),), wanted)
+        exports = select_exports((Export(EXPORT, schema),), wanted)
         left_out = exports and len(exports[0].schema.columns) < len(schema.columns)
         if left_out and self._config.format == "csv" and not self._config.columns:
             raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
@@ -167,7 +173,7 @@ class FilesSource:
             try:
                 return await infer(config.format, config.options, brought, self._around)
             except InvalidUsage as error:
-                raise InvalidUsage(text_outside(str(error), files, brought)) from None
+                raise InvalidUsage(restore_paths_in_text(str(error), files, brought)) from None
 
     async def close(self) -> None:
         """See `Source.close`."""

@@ -140,7 +140,7 @@ class Generator:
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
         """See `Source.describe`."""
         self._config.check()
-        return choose(self._series.exports, wanted)
+        return select_exports(self._series.exports, wanted)
 
     async def open(self, exports: Sequence[Export], position: str | None) -> None:
         """See `Source.open`."""
@@ -251,7 +251,7 @@ class Generator:
         return max(1.0, event_ms - now, self._marked_ms + self._config.every_ms - now)
 
 
-def choose(
+def select_exports(
     exports: Sequence[Export], wanted: Mapping[str, Sequence[str]] | None
 ) -> tuple[Export, ...]:
     """Return the wanted exports without the columns to leave out. Raises `InvalidUsage` for an

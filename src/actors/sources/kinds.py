@@ -38,7 +38,7 @@ SourceConfig: TypeAlias = (
 KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(SourceConfig))
 
 
-def named(config: SourceConfig, token: str) -> SourceConfig:
+def with_token(config: SourceConfig, token: str) -> SourceConfig:
     """Return the configuration of a new source: `token` names its resources in the external
     system."""
     if not isinstance(config, PostgresConfig):
@@ -46,7 +46,7 @@ def named(config: SourceConfig, token: str) -> SourceConfig:
     return msgspec.structs.replace(config, token=token)
 
 
-def kept(config: SourceConfig, id: str) -> str:
+def external_resource(config: SourceConfig, id: str) -> str:
     """Return the name of the external resource to remove with the source; "" if none is ours."""
     if isinstance(config, PostgresConfig) and config.create:
         return f"slot {config.slot_name(id)}"

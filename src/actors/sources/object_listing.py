@@ -197,7 +197,7 @@ class _Reversed:
         return self.file.key > other.file.key
 
 
-def found(
+def data_objects(
     url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[Listed]
 ) -> Iterator[FoundFile]:
     """Yield the objects below a prefix (``""``, or it ends with ``/``) that are data: of this

@@ -47,7 +47,7 @@ from actors.sources.postgres_names import identifier, numbers_of
 from actors.sources.postgres_position import position_lsn, read_position, write_position
 from actors.sources.postgres_snapshot import Snapshot, copied_contents
 from actors.sources.postgres_stream import Stream
-from actors.sources.postgres_survey import Survey, glance, judge_all, survey_now
+from actors.sources.postgres_survey import Survey, judge_all, read_catalog_digest, survey_now
 from actors.sources.postgres_wire import Wire
 from actors.sources.source import (
     POSITION_BYTES_MAX,
@@ -388,7 +388,7 @@ class PostgresSource:
         changes = self._changes_()
         oids = [each.oid for each in self._filled.values()]
         while True:
-            seen = await glance(looker, oids, self._types, self._publication)
+            seen = await read_catalog_digest(looker, oids, self._types, self._publication)
             if seen.shows(changes.xids):
                 break
             # A transaction is in the log a moment before other transactions see its effects.

@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from actors.errors import PenstockError
 from actors.sources import libpq
-from actors.sources.postgres_errors import Refused, gone, refusal, refused_raw
+from actors.sources.postgres_errors import Refused, connection_lost, refusal, refused_raw
 from actors.sources.postgres_frames import PAD_BYTES, Bytes, Frames, Places, be32, chain
 from actors.sources.source import Unreachable
 
@@ -204,10 +204,10 @@ class RawCopy:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise gone(str(error)) from None
+                raise connection_lost(str(error)) from None
             if not count:
                 self._scan()
-                raise self._refusal or gone("server closed the connection unexpectedly")
+                raise self._refusal or connection_lost("server closed the connection unexpectedly")
             buffer.size += count
             turn += count
             if turn >= _TURN_BYTES_MAX:
@@ -262,12 +262,12 @@ class RawCopy:
             if self._refusal is not None:  # the connection can be used again
                 raise self._refusal
         elif kind not in "cCNSAT":
-            raise gone(f"the server sent a message of type {kind!r} within a COPY")
+            raise connection_lost(f"the server sent a message of type {kind!r} within a COPY")
 
     def _grow(self, length: int) -> None:
         """Make room for a message larger than the buffer."""
         if length > MESSAGE_BYTES_MAX:
-            raise gone(
+            raise connection_lost(
                 f"one row has {length} bytes; {MESSAGE_BYTES_MAX} are the most that can be taken"
             )
         self._move(self._scanned, length)
@@ -320,7 +320,7 @@ class RawCopy:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise gone(str(error)) from None
+                raise connection_lost(str(error)) from None
             self._unsent = self._unsent[sent:]
 
     def end(self) -> None:
@@ -355,7 +355,7 @@ class LibpqCopy:
                     pass
                 raise refusal(result)
         except libpq.LOST as error:
-            raise gone(str(error)) from None
+            raise connection_lost(str(error)) from None
         return cls(connection, bytes_max)
 
     async def fill(self) -> Frames:
@@ -368,7 +368,7 @@ class LibpqCopy:
             if len(self._parts) == before and not self.ended:
                 await self._finish()
         except libpq.LOST as error:
-            raise gone(str(error)) from None
+            raise connection_lost(str(error)) from None
         return self._frames(self._parts[before:])
 
     def poll(self) -> Frames:
@@ -376,7 +376,7 @@ class LibpqCopy:
         try:
             self._read()
         except libpq.LOST as error:
-            raise gone(str(error)) from None
+            raise connection_lost(str(error)) from None
         return self._frames(self._parts[before:])
 
     def read_ahead(self) -> None:
@@ -406,7 +406,7 @@ class LibpqCopy:
                 refused = refusal(result)
         self.ended = True
         if refused is not None:
-            raise gone(str(refused)) if refused.sqlstate.startswith("57P") else refused
+            raise connection_lost(str(refused)) if refused.sqlstate.startswith("57P") else refused
 
     @property
     def full(self) -> bool:
@@ -431,7 +431,7 @@ class LibpqCopy:
             self._connection.put_copy_data(payload)
             self._connection.flush()
         except libpq.LOST as error:
-            raise gone(str(error)) from None
+            raise connection_lost(str(error)) from None
 
     def end(self) -> None:
         self._parts = []

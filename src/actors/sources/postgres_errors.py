@@ -16,7 +16,7 @@ class Refused(PenstockError):
         self.server_hint = server_hint
 
 
-def gone(reason: str) -> Unreachable:
+def connection_lost(reason: str) -> Unreachable:
     """Return the error for a lost connection."""
     text = " ".join(reason.split())
     return Unreachable(f"PostgreSQL: {text}", hint_for(text))
@@ -61,7 +61,7 @@ def refused_raw(payload: bytes) -> PenstockError:
     state = fields.get(b"C", "")
     # 57P: the server is stopping or ends connections; 08: the connection failed.
     if state.startswith(("57P", "08")):
-        return gone(fields.get(b"M", ""))
+        return connection_lost(fields.get(b"M", ""))
     return Refused(fields.get(b"M", ""), state, fields.get(b"H", ""))
 
 

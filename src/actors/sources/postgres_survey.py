@@ -75,7 +75,7 @@ async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
     columns = [column for table in found.values() for column in table.columns]
     types = await type_facts(wire, (column.type_oid for column in columns))
     given = await publication(wire, name)
-    return Survey(await glance(wire, oids, types, name), found, types, given)
+    return Survey(await read_catalog_digest(wire, oids, types, name), found, types, given)
 
 
 async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
@@ -87,7 +87,9 @@ async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
     return found
 
 
-async def glance(wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str) -> Seen:
+async def read_catalog_digest(
+    wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str
+) -> Seen:
     """Return a digest of all catalog rows that matter to these tables, by one cheap query."""
     tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
     # Whatever alters a catalog row gives it another xmin.

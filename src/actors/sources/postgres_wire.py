@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from actors.kernel.clock import Clock
 from actors.sources import libpq
 from actors.sources.postgres_copy import Copy, LibpqCopy, RawCopy, next_result, ready
-from actors.sources.postgres_errors import Refused, gone, hint_for, refusal, text_of
+from actors.sources.postgres_errors import Refused, connection_lost, hint_for, refusal, text_of
 from actors.sources.source import Unreachable
 
 
@@ -72,11 +72,11 @@ class Wire:
                     error = refusal(result)
             self._asked = False
         except libpq.LOST as lost:
-            raise gone(str(lost)) from None
+            raise connection_lost(str(lost)) from None
         if error is not None:
             # 57P: the server ends the connection, though libpq may not know yet.
             if connection.status != libpq.CONNECTION_OK or error.sqlstate.startswith("57P"):
-                raise gone(str(error))
+                raise connection_lost(str(error))
             raise error
         return rows
 
@@ -101,12 +101,12 @@ class Wire:
         """Read the remaining answers to a cancelled query. Raises `Unreachable`."""
         # A COPY was cancelled as it began: it is unknown which of its bytes come next.
         if self._beginning:
-            raise gone("a COPY was given up as it began")
+            raise connection_lost("a COPY was given up as it began")
         try:
             while self._asked and await next_result(self._connection) is not None:
                 pass
         except libpq.LOST as lost:
-            raise gone(str(lost)) from None
+            raise connection_lost(str(lost)) from None
         self._asked = False
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 import anyio
 
 from actors.errors import Broken, InvalidUsage
-from actors.sources.generators import choose
+from actors.sources.generators import select_exports
 from actors.sources.source import Export, Given, Idle, Lag, Unreachable
 from actors.sources.surroundings import Surroundings
 from actors.sources.wal_changes import WalChanges, read_position
@@ -69,7 +69,9 @@ class WalSource:
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
         """See `Source.describe`: the tables are those declared; an acceptor must answer."""
         declared = self._config.schemas()
-        exports = choose([Export(name, schema) for name, schema in declared.items()], wanted)
+        exports = select_exports(
+            [Export(name, schema) for name, schema in declared.items()], wanted
+        )
         follower = await self._following(self._config.begin_lsn())
         await follower.look()
         seen = follower.seen.values()
@@ -207,7 +209,7 @@ class WalSource:
 
     def _consume(self) -> None:
         if self._config.feedback and self._follower is not None:
-            self._follower.consume(self._taken_lsn)
+            self._follower.report_consumed(self._taken_lsn)
 
     # -- lag, close ------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from actors.settings import Settings
 from actors.spark.failures import SparkGone
 from actors.spark.jobs import Engine, Ticket
 from actors.spark.plans import PreparedPlan
-from actors.spark.remote_address import is_remote, without_secrets
+from actors.spark.remote_address import is_remote, redact_secrets
 from actors.spark.session import open_session, spark_conf
 from actors.spark.start import CHILD_FOLDER, ChildMessage, Start
 from actors.spark.steps import Slot
@@ -196,9 +196,11 @@ class Child:
                 self._wire.send(answer)
                 _bound_log()
         except OSError:
-            leave(EXIT_PARENT_GONE, "the parent is gone", self._engine)
+            exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except BaseException as error:  # noqa: BLE001 - a worker's fault ends the process
-            leave(EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine)
+            exit_process(
+                EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine
+            )
 
     def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """Return the job's answer. Ends this process if Spark ended during the job."""
@@ -212,7 +214,7 @@ class Child:
             if self._engine.lost():
                 # If the JVM has ended, the watcher knows its exit status and leaves with that.
                 self._watcher.join(WATCHER_SECONDS)
-                leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
+                exit_process(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
             # Spark lives: only this call failed.
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
@@ -237,7 +239,7 @@ class Child:
                     told[group] = found or told.get(group, (0, 0))
                 told = {group: far for group, far in told.items() if group in groups}
         except OSError:
-            leave(EXIT_PARENT_GONE, "the parent is gone", self._engine)
+            exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except Exception as error:  # noqa: BLE001 - no job depends on it
             print(f"progress is told no more: {error}", file=sys.stderr, flush=True)
 
@@ -259,10 +261,10 @@ class Child:
 
     def _watch(self) -> None:
         why = self._engine.wait_gone()
-        leave(EXIT_SPARK_GONE, why, self._engine)
+        exit_process(EXIT_SPARK_GONE, why, self._engine)
 
 
-def leave(code: int, why: str, engine: Engine | None) -> None:
+def exit_process(code: int, why: str, engine: Engine | None) -> None:
     """End this process now, and with it what it has started."""
     print(why, file=sys.stderr, flush=True)
     try:
@@ -303,7 +305,7 @@ def main(arguments: list[str]) -> None:
     end.set_inheritable(False)
     first = Wire(end, 1 << 20).receive()
     if not isinstance(first, Start):
-        leave(EXIT_PARENT_GONE, "no Start came", None)
+        exit_process(EXIT_PARENT_GONE, "no Start came", None)
         return
     settings, scratch = first.settings, Path(first.scratch)
     use_kernel_limits(settings.kernel_limits)
@@ -315,8 +317,8 @@ def main(arguments: list[str]) -> None:
     try:
         engine = open_engine(settings, scratch, first.class_archive, first.no_java)
     except BaseException as error:  # noqa: BLE001 - the log names it
-        why = without_secrets(str(error), settings.spark_master)
-        leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
+        why = redact_secrets(str(error), settings.spark_master)
+        exit_process(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
         return
     wire = Wire(end, settings.engine_frame_bytes_max)
     child = Child(wire, engine)
@@ -327,8 +329,8 @@ def main(arguments: list[str]) -> None:
     except OSError:
         pass
     except PenstockError as error:
-        leave(EXIT_FAULT, f"the parent broke the protocol: {error}", engine)
-    leave(EXIT_PARENT_GONE, "the parent is gone", engine)
+        exit_process(EXIT_FAULT, f"the parent broke the protocol: {error}", engine)
+    exit_process(EXIT_PARENT_GONE, "the parent is gone", engine)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def find_archive(java: JavaHome, folder: Path | None = None) -> Path | None:
     return None
 
 
-def distrust(archive: Path) -> None:
+def exclude_archive(archive: Path) -> None:
     """Exclude an archive from later starts of this process: an engine that began with it ended
     early."""
     # The JVM does not check an archive's contents, and dies of one that was damaged.

@@ -224,12 +224,12 @@ class ConnectSessions(ThreadSessions):
 
     def _new_session(self) -> SparkSession:
         session = self._root.newSession()
-        be_patient(session)
-        set_all(session, self._base)
+        set_retries(session)
+        set_settings(session, self._base)
         return session
 
 
-def be_patient(session: Any, tries_again: int = TRIES_AGAIN) -> None:
+def set_retries(session: Any, tries_again: int = TRIES_AGAIN) -> None:
     """Set how often a call is retried while the server does not answer."""
     policy = DefaultPolicy(
         max_retries=tries_again, initial_backoff=50, backoff_multiplier=2.0, max_backoff=1000
@@ -237,6 +237,6 @@ def be_patient(session: Any, tries_again: int = TRIES_AGAIN) -> None:
     session.client.set_retry_policies([policy])
 
 
-def set_all(session: Any, conf: Mapping[str, str]) -> None:
+def set_settings(session: Any, conf: Mapping[str, str]) -> None:
     """Set settings, all in one call. Raises Spark's own error."""
     session.conf._set_all(dict(conf), silent=False)

@@ -42,6 +42,6 @@ def pin_threads(numbers: frozenset[int]) -> None:
             os.sched_setaffinity(thread, numbers)
 
 
-def shown(numbers: frozenset[int]) -> str:
+def format_cores(numbers: frozenset[int]) -> str:
     """Return core numbers for the log: ``1, 2, 3``."""
     return ", ".join(map(str, sorted(numbers)))

@@ -63,7 +63,7 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
 def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old)
-    with over_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
+    with open_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
         bridge = opened.bridge
         found = bridge.query(job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)
@@ -91,7 +91,7 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def over_contents(
+def open_contents(
     slot: Slot,
     tables: Sequence[tuple[str, Rows]],
     conf: tuple[tuple[str, str], ...],

@@ -45,7 +45,7 @@ class SparkGone(Exception):
     """Raised when Spark did not answer, or does no more jobs: it has most likely died."""
 
 
-def failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
+def make_job_failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
     """Return the answer for a job that ended in `error`. Raises `SparkGone` when Spark did not
     answer."""
     code, text = describe(error)

@@ -87,29 +87,29 @@ def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
     return max(ANSWER_ROWS_MIN, _ANSWER_SHARE * collected_bytes_max // max(1, width))
 
 
-def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
+def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
     """Return whether all rows of a node come out of groupings, so that they are probably few."""
     match node:
         case Input():
             below = strata.get(node.name)
             # A hidden state has the rows of a grouping.
-            return node.name[0] == "h" if below is None else reduces(below, strata)
+            return node.name[0] == "h" if below is None else makes_few_rows(below, strata)
         case Reduce() | Recompute():
             return True
         case Where() | Select() | RowLifetimes() | Weigh() | Expand() | Generate() | Consolidate():
-            return reduces(node.input, strata)
+            return makes_few_rows(node.input, strata)
         case Accumulate():
-            return reduces(node.contributions, strata)
+            return makes_few_rows(node.contributions, strata)
         case RecomputeRows() | TopCovered():
-            return reduces(node.changes, strata)
+            return makes_few_rows(node.changes, strata)
         case TopGate():
-            return reduces(node.input, strata)
+            return makes_few_rows(node.input, strata)
         case TopShortage() | TopCandidates():
             return True
         case Pair() | Match():
-            return reduces(node.left, strata) and reduces(node.right, strata)
+            return makes_few_rows(node.left, strata) and makes_few_rows(node.right, strata)
         case Union():
-            return all(reduces(child, strata) for child in node.inputs)
+            return all(makes_few_rows(child, strata) for child in node.inputs)
 
 
 def too_large(error: Exception) -> bool:

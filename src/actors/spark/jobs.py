@@ -34,7 +34,7 @@ from actors.plan.jobs import (
 )
 from actors.settings import Settings
 from actors.spark.difference import run_difference, run_query
-from actors.spark.failures import SparkGone, failed
+from actors.spark.failures import SparkGone, make_job_failed
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
 from actors.spark.selecting import run_select
@@ -119,7 +119,7 @@ class Engine:
         except Exception as error:
             if ticket.canceled.is_set():
                 return _canceled(job_id)
-            answer = failed(job_id, error, self.settings.error_text_bytes_max)
+            answer = make_job_failed(job_id, error, self.settings.error_text_bytes_max)
             if answer.code == "EngineLost" and self.lost():
                 raise SparkGone(answer.text) from error
             return answer
@@ -135,7 +135,7 @@ class Engine:
     def interrupt(self, group: str) -> None:
         """Cancel the Spark jobs of a group, running and to come, and the round that its step is
         in."""
-        if (found := self._steps.rounds.interrupting(group)) != group:
+        if (found := self._steps.rounds.find_group_to_cancel(group)) != group:
             self.session.sparkContext._jsc.sc().cancelJobGroup(found)
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
@@ -185,7 +185,7 @@ class Engine:
             context.setLocalProperty("spark.scheduler.pool", pool)
             name_call_site(context)
             slot.pool = pool
-        return dispatch(slot, ticket)
+        return run_job(slot, ticket)
 
     def _jvm(self) -> Any:
         return self.session._jvm
@@ -194,7 +194,7 @@ class Engine:
         return cast(Any, self.session.sparkContext._gateway).proc
 
 
-def dispatch(slot: Slot, ticket: Ticket) -> Answer:
+def run_job(slot: Slot, ticket: Ticket) -> Answer:
     """Run the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
     slot.check_size(getattr(job, "sql", ""))

@@ -23,10 +23,10 @@ from actors.kernel.clock import Clock
 from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
-from actors.spark.class_archive import distrust, find_archive
+from actors.spark.class_archive import exclude_archive, find_archive
 from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
-from actors.spark.remote_address import is_remote, shown
+from actors.spark.remote_address import is_remote, strip_parameters
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
 
 LOG_TAIL_BYTES: Final = 2000
@@ -133,7 +133,7 @@ class EngineProcess:
         if not isinstance(first, EngineReady):
             # The JVM may have died of a damaged archive: the next start goes without it.
             if self._archive is not None:
-                distrust(self._archive)
+                exclude_archive(self._archive)
             raise EngineUnavailable(
                 f"the engine ended before it was up; its log ends:\n{await self._log_tail()}"
             )
@@ -179,7 +179,7 @@ def log_path(directory: Path) -> Path:
     return directory / "engine.log"
 
 
-def clean(directory: Path) -> None:
+def make_clean_folder(directory: Path) -> None:
     """Make the engine's folder, without what earlier children left in it."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in (CHILD_FOLDER, OUT_FOLDER):
@@ -213,7 +213,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
     archive, no_java = None, ""
     if is_remote(settings.spark_master):
         # Raises for a malformed address, before there is a process.
-        shown(settings.spark_master)
+        strip_parameters(settings.spark_master)
     try:
         java, archive = await clock.run_blocking(lambda: _java_and_archive(directory))
     except EngineUnavailable as error:

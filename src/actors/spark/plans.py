@@ -13,7 +13,7 @@ from typing import Any, Final
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import CHANGED, INTERVAL, DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
-from actors.plan.plan_splitting import divided, pieces, renamed
+from actors.plan.plan_splitting import divide_strata, renamed, split_statements
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import Bridge
@@ -28,7 +28,7 @@ class PreparedPlan:
 
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
-        self.strata, self._places = divided([stratum.node for stratum in plan.strata])
+        self.strata, self._places = divide_strata([stratum.node for stratum in plan.strata])
         """The plan's strata, and those that these share (`actors.plan.plan_splitting`)."""
         seldom = zip(self._places, plan.strata, strict=True)
         self._seldom = frozenset(place for place, stratum in seldom if stratum.seldom)
@@ -101,7 +101,7 @@ class PreparedPlan:
             without = self._seldom if optimistic else frozenset()
             inputs = changed | states | {INTERVAL}
             # The last stratum makes the answer and is never taken for empty.
-            found = pieces(self.strata, first, last, inputs, nodes_max, without - {last})
+            found = split_statements(self.strata, first, last, inputs, nodes_max, without - {last})
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
             self._pieces[key] = found

@@ -140,7 +140,9 @@ Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, 
 """Returns which columns of which slots a plan reads. Raises `Refused`."""
 
 
-def inspect(bridge: ClassicBridge, frame: DataFrame, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+def check_keeps_nothing(
+    bridge: ClassicBridge, frame: DataFrame, slots: SlotSet
+) -> Mapping[str, Sequence[int]]:
     """Refuse a plan that keeps anything between executions; return the columns read of each
     slot."""
     query: Any = frame._jdf.queryExecution()
@@ -188,7 +190,9 @@ def _plain_path(uri: str) -> str:
 class PreparedSteps:
     """Holds the variants of all dataflows of an engine. Used by all its threads."""
 
-    def __init__(self, settings: Settings, folder: Path, look: Inspect = inspect) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, look: Inspect = check_keeps_nothing
+    ) -> None:
         self._max = settings.prepared_plans_max
         self._max_each = settings.prepared_plans_per_dataflow_max
         self._capacity = settings.prepared_slot_bytes_max

@@ -21,9 +21,9 @@ from actors.errors import EngineUnavailable
 from actors.plan.jobs import Answer, EngineReady, JobFailed
 from actors.settings import Settings
 from actors.spark.failures import is_forgotten, short_text
-from actors.spark.jobs import Engine, Ticket, dispatch
+from actors.spark.jobs import Engine, Ticket, run_job
 from actors.spark.plan_reader import PlanReader
-from actors.spark.remote_address import shown, without_secrets
+from actors.spark.remote_address import redact_secrets, strip_parameters
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
 from actors.spark.steps import Slot
 
@@ -35,7 +35,7 @@ try:
     from pyspark.sql.connect.client.core import RpcDeadlines
     from pyspark.sql.connect.session import SparkSession
 
-    from actors.spark.connect import TRIES_AGAIN, ConnectSessions, be_patient, set_all
+    from actors.spark.connect import TRIES_AGAIN, ConnectSessions, set_retries, set_settings
 except ImportError as error:
     raise EngineUnavailable(
         f"Spark Connect needs more packages: pip install 'penstock-views[connect]' ({error})"
@@ -66,7 +66,7 @@ class RemoteEngine(Engine):
         self._reader = reader
         self._root = root
         self._base = base
-        self._place = shown(settings.spark_master)
+        self._place = strip_parameters(settings.spark_master)
         self._all: list[ConnectSessions] = []
         self._running: dict[str, ConnectSessions] = {}
         self._gone = False
@@ -81,7 +81,7 @@ class RemoteEngine(Engine):
         answer = super().run(slot, ticket, pool)
         if isinstance(answer, JobFailed):
             # An error may quote the address, with its secrets.
-            text = without_secrets(answer.text, self.settings.spark_master)
+            text = redact_secrets(answer.text, self.settings.spark_master)
             return msgspec.structs.replace(answer, text=text)
         return answer
 
@@ -148,14 +148,14 @@ class RemoteEngine(Engine):
         self._running[ticket.group] = sessions
         try:
             try:
-                return dispatch(slot, ticket)
+                return run_job(slot, ticket)
             except PySparkException as error:
                 if self._ending or not is_forgotten(error):
                     raise
             # The server closes a session that was idle for long. Retry in new sessions is safe:
             # a job is a pure function of its message.
             sessions.drop()
-            return dispatch(slot, ticket)
+            return run_job(slot, ticket)
         finally:
             del self._running[ticket.group]
 
@@ -169,14 +169,14 @@ def open_remote(
     Raises `BadSettings` for a malformed address, and `EngineUnavailable` when the server does not
     answer, is of another release, or refuses a setting.
     """
-    place = shown(settings.spark_master)
+    place = strip_parameters(settings.spark_master)
     base = CONNECT_SETTINGS | dict(settings.spark_conf)
     try:
         root = _opened(SparkSession(settings.spark_master), base, START_TRIES_AGAIN)
         version = root.version
-        be_patient(root)
+        set_retries(root)
     except Exception as error:  # noqa: BLE001 - there is no session, whatever it was
-        text = without_secrets(_words(error), settings.spark_master)
+        text = redact_secrets(_words(error), settings.spark_master)
         raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
     if version.split(".")[:2] != pyspark.__version__.split(".")[:2]:
         raise EngineUnavailable(
@@ -191,8 +191,8 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
     session.client._rpc_deadlines = RpcDeadlines(
         config=ANSWER_SECONDS, interrupt=ANSWER_SECONDS, release_session=RELEASE_SECONDS
     )
-    be_patient(session, tries_again)
-    set_all(session, conf)
+    set_retries(session, tries_again)
+    set_settings(session, conf)
     return session
 
 

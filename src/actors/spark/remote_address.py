@@ -2,8 +2,8 @@
 
 Spark defines its parameters: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token (which
 implies TLS for every host but ``localhost``), ``user_id=…``; any other one is sent as a header.
-Values can be secret, so an address is never shown: `shown` is for logs and errors, and
-`without_secrets` for texts that others wrote.
+Values can be secret, so an address is never shown: `strip_parameters` is for logs and errors, and
+`redact_secrets` for texts that others wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_remote(master: str) -> bool:
     return master.startswith(SCHEME)
 
 
-def shown(master: str) -> str:
+def strip_parameters(master: str) -> str:
     """Return ``sc://host:port`` of an address, without its parameters. Raises `BadSettings`."""
     place, parameters = _split(master)
     for text in parameters:
@@ -38,7 +38,7 @@ def shown(master: str) -> str:
     return place
 
 
-def without_secrets(text: str, master: str) -> str:
+def redact_secrets(text: str, master: str) -> str:
     """Return `text` without the values that an address (if it is one) carries."""
     if not is_remote(master):
         return text

@@ -208,7 +208,7 @@ class Rounds:
             finally:
                 if first:
                     # After an error, too: the place of the job must not be lost.
-                    self.pass_on()
+                    self.start_next_jobs()
         if isinstance(member.result, RoundFailed):
             raise member.result
         return member.result
@@ -230,7 +230,7 @@ class Rounds:
         runnable.took(rows, (time.monotonic() - started) * 1000)
         return found
 
-    def interrupting(self, group: str) -> str:
+    def find_group_to_cancel(self, group: str) -> str:
         """Return the job group to be canceled for a step's own."""
         with self._lock:
             return self._groups.get(group, group)
@@ -241,7 +241,7 @@ class Rounds:
         with self._lock:
             return self._ended.get(group, group)
 
-    def pass_on(self) -> None:
+    def start_next_jobs(self) -> None:
         """Send out a share of the waiting steps in place of a job that is back."""
         with self._lock:
             share = -(-len(self._waiting) // self._jobs_max)
@@ -278,7 +278,7 @@ class Rounds:
                 self._ended.popitem(last=False)
         for member in members:
             member.turn.put(None)
-        self.pass_on()
+        self.start_next_jobs()
 
     def _turn_of(self, member: _Member) -> bool:
         """Wait for a step's turn. Return whether the step now runs alone in the place of a job that
@@ -338,10 +338,10 @@ class _Lane:
         # it.
         whole = context._jsc.union(array).coalesce(1, False)
         messages = self._bridge.messages(whole.rdd(), group, POOL)
-        return parted(messages, [member.runnable.marker for member in members])
+        return split_at_markers(messages, [member.runnable.marker for member in members])
 
 
-def parted(messages: Sequence[bytes], markers: Sequence[bytes]) -> list[list[bytes]]:
+def split_at_markers(messages: Sequence[bytes], markers: Sequence[bytes]) -> list[list[bytes]]:
     """Split a round's answer at its members' markers. Raises `RoundFailed`."""
     found: list[list[bytes]] = [[]]
     for message in messages:

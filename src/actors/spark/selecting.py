@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from actors.errors import InvalidUsage
 from actors.plan.jobs import RowsDone, Select
 from actors.spark.analysis import check_types, output_schema
-from actors.spark.difference import over_contents, retry_apart
+from actors.spark.difference import open_contents, retry_apart
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
 from actors.spark.steps import Slot
@@ -31,7 +31,7 @@ def run_select(slot: Slot, job: Select) -> RowsDone:
 
 def _run_select(slot: Slot, job: Select, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
-    with over_contents(slot, job.tables, job.conf, apart=apart) as opened:
+    with open_contents(slot, job.tables, job.conf, apart=apart) as opened:
         bridge = opened.bridge
         found = bridge.query(job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)

@@ -45,8 +45,8 @@ from actors.spark.failures import describe
 from actors.spark.files import (
     AnswerTooLarge,
     answer_rows_max,
+    makes_few_rows,
     read_back,
-    reduces,
     too_large,
     write_files,
 )
@@ -278,7 +278,7 @@ def _work(
     needed -= {f"r{index}" for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
     # A temporal filter may make changes at several times of changes at one.
-    at_one_time = one_time(loaded) and not prepared.plan.temporal
+    at_one_time = is_at_one_time(loaded) and not prepared.plan.temporal
     return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
 
 
@@ -338,7 +338,9 @@ class _Work(msgspec.Struct, frozen=True):
         """Return whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
         strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
-        few = read <= collected_bytes_max or reduces(self.prepared.strata[self.chosen[-1]], strata)
+        few = read <= collected_bytes_max or makes_few_rows(
+            self.prepared.strata[self.chosen[-1]], strata
+        )
         return COLLECTED.crossed(not few)
 
     def wanted(self, bridge: Bridge) -> pa.Schema:
@@ -497,7 +499,7 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
         yield found
 
 
-def one_time(loaded: Mapping[str, Loaded]) -> bool:
+def is_at_one_time(loaded: Mapping[str, Loaded]) -> bool:
     """Return whether all changes (not the state) surely are at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():

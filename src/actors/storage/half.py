@@ -34,7 +34,7 @@ from actors.oneshot_task import (
     OneshotProgress,
     OneshotReading,
     OneshotTask,
-    nothing_once,
+    refuse_oneshot,
 )
 from actors.persist import Part, PersistClient
 from actors.progress import ObjectId
@@ -81,7 +81,7 @@ class Outside(msgspec.Struct, frozen=True, gc=False):
     `InvalidUsage`."""
     scratch: Path
     """Folder for files that need not survive the process."""
-    oneshot: Callable[[RunOneshotIngestion], OneshotReading] = nothing_once
+    oneshot: Callable[[RunOneshotIngestion], OneshotReading] = refuse_oneshot
     """Returns the reading of a one-shot ingestion's files. Raises `InvalidUsage`."""
 
 

@@ -26,10 +26,10 @@ from actors.testing.expressions import (
     Columns,
     Function,
     cast_value,
+    compare_values,
     compile_expression,
     decimal_digits,
     decimal_type,
-    order,
     parse,
 )
 
@@ -248,7 +248,7 @@ def _average(values: Values, kind: str) -> Any:
 def _extreme(values: Iterable[Any], sign: int) -> Any:
     best = None
     for value in values:
-        if best is None or order(value, best) == sign:
+        if best is None or compare_values(value, best) == sign:
             best = value
     return best
 
@@ -256,7 +256,7 @@ def _extreme(values: Iterable[Any], sign: int) -> Any:
 def _extreme_by(values: Iterable[Any], sign: int) -> Any:
     best = None
     for value in values:
-        if best is None or order(value[1], best[1]) == sign:
+        if best is None or compare_values(value[1], best[1]) == sign:
             best = value
     return None if best is None else best[0]
 

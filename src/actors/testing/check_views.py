@@ -36,7 +36,7 @@ from actors.testing.drawn_settings import (
     draw_settings,
     drawn_text,
 )
-from actors.testing.scaling import measured
+from actors.testing.scaling import measure_reads
 from actors.testing.view_scripts import Script, parse_script
 from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
@@ -299,7 +299,9 @@ async def check_scripts(
         else:
             check = Checked(script, place, options, f"check{number}")
             try:
-                results = await (measured(check) if scaling else check.run(kill=number in killed))
+                results = await (
+                    measure_reads(check) if scaling else check.run(kill=number in killed)
+                )
             except Exception as error:  # noqa: BLE001 - noted in the script's results
                 results = failed_results(script, check, error)
         for result in results:

@@ -422,7 +422,7 @@ class World:
             return None
         return await service.clusters.statistics()
 
-    def halves(self) -> list[Half]:
+    def worker_halves(self) -> list[Half]:
         """Return both halves of every cluster that has begun."""
         system = None if self._service is None else self._service._system
         return [] if system is None else halves_of(system.cells, self.settings.workers)
@@ -430,7 +430,7 @@ class World:
     def look(self) -> None:
         """Check both halves of all workers in their present states. Raises `Violation`."""
         if self.schedule.setting.source_rate:
-            for workers, sequencer in self.halves():
+            for workers, sequencer in self.worker_halves():
                 self.renderings.check(workers, sequencer)
 
     def readers(self) -> list[str]:
@@ -495,7 +495,7 @@ def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
         )
     finally:
         with undisturbed():
-            loop.bury()
+            loop.close_killed_tasks()
         with contextlib.suppress(Exception):
             loop.close()
         asyncio.set_event_loop(None)

@@ -113,7 +113,7 @@ class Conformance:
         times = [time for group in groups for time in group]
         script = Script(name, schemas, views, times=times)
         check = Checked(script, self._place, Options(seed=self._seed), name)
-        base, drawn = divided(schemas, self._tables, self._changes, self._seed)
+        base, drawn = divide_rows(schemas, self._tables, self._changes, self._seed)
         updates = [update for update in drawn if update.time <= times[-1]]
         reads: dict[str, list[int]] = {}
         try:
@@ -145,7 +145,7 @@ class Conformance:
         ]
 
 
-def divided(
+def divide_rows(
     schemas: Mapping[str, Schema], tables: Mapping[str, pa.Table], changes: int, seed: int
 ) -> tuple[dict[str, pa.Table], list[Update]]:
     """Divide rows into those that stay, as updates of the first time, and those that change.

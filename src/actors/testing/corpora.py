@@ -10,7 +10,7 @@ Rules
 - The same scale and seed give the same rows.
 - At small scales few rows pass the queries' filters, and an empty view checks little. So every
   other value of a filtered column of a dimension is one that the queries compare with
-  (`sharpened`), and sales of TPC-DS crowd in months and customers.
+  (`sharpen_values`), and sales of TPC-DS crowd in months and customers.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def make_tables(
     queries = list(queries)
     literals = asked_literals(query.sql for query in queries)
     for name in CORPORA[corpus].sharpened if literals else ():
-        tables[name] = sharpened(tables[name], CORPORA[corpus].tables[name], literals, seed)
+        tables[name] = sharpen_values(tables[name], CORPORA[corpus].tables[name], literals, seed)
     if corpus == "tpcds" and literals:
         tables = _crowded(tables, [query.sql for query in queries])
     return tables
@@ -281,7 +281,7 @@ def _values(literals: Iterable[str], column: Column) -> list[Any]:
     return []
 
 
-def sharpened(
+def sharpen_values(
     rows: pa.Table, schema: Schema, literals: Mapping[str, Sequence[str]], seed: int
 ) -> pa.Table:
     """Set every other value of each column that texts filter by to one of their literals."""

@@ -120,7 +120,7 @@ def _error(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str, Any
     return made
 
 
-def encoded(message: M) -> M:
+def encode_and_decode(message: M) -> M:
     """Return the message, written to bytes and read back. Raises `NotEncodable`."""
     file = io.BytesIO()
     encoder = _Encoder(file)
@@ -146,7 +146,7 @@ _set: Final = Reply.set
 
 
 def _set_encoded(reply: Reply[Any], value: Any) -> None:
-    _set(reply, encoded(value))
+    _set(reply, encode_and_decode(value))
 
 
 class EncodedMailbox(Mailbox[M]):
@@ -158,12 +158,12 @@ class EncodedMailbox(Mailbox[M]):
 
     async def send(self, message: M) -> None:
         """Send a copy as `Mailbox.send` does."""
-        await super().send(encoded(message))
+        await super().send(encode_and_decode(message))
 
     def send_nowait(self, message: M) -> None:
         """Send a copy as `Mailbox.send_nowait` does."""
-        super().send_nowait(encoded(message))
+        super().send_nowait(encode_and_decode(message))
 
     def deliver(self, message: M) -> bool:
         """Deliver a copy as `Mailbox.deliver` does."""
-        return super().deliver(encoded(message))
+        return super().deliver(encode_and_decode(message))

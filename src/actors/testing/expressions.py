@@ -291,7 +291,7 @@ _COMPARE: Final[dict[type[Any], Callable[[int], bool]]] = {
 }
 
 
-def order(left: Any, right: Any) -> int:
+def compare_values(left: Any, right: Any) -> int:
     """Return -1, 0 or 1; NaN equals itself and is greatest, as in Spark."""
     for nan, other, sign in ((left, right, 1), (right, left, -1)):
         if isinstance(nan, float) and math.isnan(nan):
@@ -299,13 +299,13 @@ def order(left: Any, right: Any) -> int:
     return int(left > right) - int(left < right)
 
 
-def compared(left: Compiled, right: Compiled) -> tuple[Function, Function]:
+def cast_to_common_type(left: Compiled, right: Compiled) -> tuple[Function, Function]:
     """Return both sides, cast to their common type."""
     kind = common_type(left[0], right[0])
-    return converted(left, kind), converted(right, kind)
+    return cast_to_type(left, kind), cast_to_type(right, kind)
 
 
-def converted(compiled: Compiled, kind: str) -> Function:
+def cast_to_type(compiled: Compiled, kind: str) -> Function:
     """Return the function with an implicit cast to `kind`."""
     function = compiled[1]
     if compiled[0] == kind or (compiled[0] in INTEGERS and kind in INTEGERS):
@@ -314,27 +314,27 @@ def converted(compiled: Compiled, kind: str) -> Function:
 
 
 def _comparison(tree: Any, columns: Columns) -> Compiled:
-    left, right = compared(
+    left, right = cast_to_common_type(
         compile_expression(tree.left, columns), compile_expression(tree.right, columns)
     )
     test = _COMPARE[type(tree)]
 
     def value(row: Row) -> Any:
         a, b = left(row), right(row)
-        return None if a is None or b is None else test(order(a, b))
+        return None if a is None or b is None else test(compare_values(a, b))
 
     return "boolean", value
 
 
 def _null_safe(tree: Any, columns: Columns) -> Compiled:
-    left, right = compared(
+    left, right = cast_to_common_type(
         compile_expression(tree.left, columns), compile_expression(tree.right, columns)
     )
     wanted = isinstance(tree, exp.NullSafeEQ)
 
     def value(row: Row) -> bool:
         a, b = left(row), right(row)
-        equal = (a is None) == (b is None) and (a is None or order(a, b) == 0)
+        equal = (a is None) == (b is None) and (a is None or compare_values(a, b) == 0)
         return equal is wanted
 
     return "boolean", value

@@ -24,7 +24,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.testing.expressions import order
+from actors.testing.expressions import compare_values
 from actors.testing.oracle import Difference, Weighted, close_values, differences
 
 RANK: Final = "__rank"
@@ -290,7 +290,9 @@ def _values(candidates: Sequence[Any], chosen: Chosen) -> list[Any]:
     if chosen.how != "any":
         rows = [row for row in candidates if row["k"] is not None]
         sign = 1 if chosen.how == "max" else -1
-        candidates = [row for row in rows if not any(order(o["k"], row["k"]) == sign for o in rows)]
+        candidates = [
+            row for row in rows if not any(compare_values(o["k"], row["k"]) == sign for o in rows)
+        ]
     values = [row["v"] for row in candidates]
     if chosen.ignore_nulls:
         values = [value for value in values if value is not None]

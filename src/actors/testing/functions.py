@@ -19,16 +19,16 @@ from actors.testing.expressions import (
     Compiled,
     Function,
     Row,
+    cast_to_common_type,
+    cast_to_type,
     cast_value,
     common_type,
-    compared,
+    compare_values,
     compile_expression,
-    converted,
     decimal_digits,
     decimal_type,
     fit_decimal,
     is_numeric,
-    order,
 )
 
 
@@ -181,7 +181,7 @@ def _choose(branches: list[tuple[Any, Any]], default: Any, columns: Columns) -> 
     tests = [compile_expression(test, columns)[1] for test, _ in branches]
     results = [compile_expression(result, columns) for _, result in branches]
     results.append(compile_expression(exp.Null() if default is None else default, columns))
-    kind, values = together(results)
+    kind, values = unify_types(results)
 
     def value(row: Row) -> Any:
         for test, result in zip(tests, values, strict=False):
@@ -192,17 +192,17 @@ def _choose(branches: list[tuple[Any, Any]], default: Any, columns: Columns) -> 
     return kind, value
 
 
-def together(compiled: list[Compiled]) -> tuple[str, list[Function]]:
+def unify_types(compiled: list[Compiled]) -> tuple[str, list[Function]]:
     """Return the common type, and all functions cast to it."""
     kind = "void"
     for other, _ in compiled:
         kind = common_type(kind, other)
-    return kind, [converted(one, kind) for one in compiled]
+    return kind, [cast_to_type(one, kind) for one in compiled]
 
 
 def _coalesce(tree: Any, columns: Columns) -> Compiled:
     trees = [tree.this, *tree.expressions]
-    kind, values = together([compile_expression(one, columns) for one in trees])
+    kind, values = unify_types([compile_expression(one, columns) for one in trees])
 
     def value(row: Row) -> Any:
         return next((found for one in values if (found := one(row)) is not None), None)
@@ -217,14 +217,14 @@ def _nullif(tree: Any, columns: Columns) -> Compiled:
 
 def _extreme(tree: Any, columns: Columns) -> Compiled:
     trees = [tree.this, *tree.expressions]
-    kind, values = together([compile_expression(one, columns) for one in trees])
+    kind, values = unify_types([compile_expression(one, columns) for one in trees])
     sign = 1 if isinstance(tree, exp.Greatest) else -1
 
     def value(row: Row) -> Any:
         best = None
         for one in values:
             found = one(row)
-            if found is not None and (best is None or order(found, best) == sign):
+            if found is not None and (best is None or compare_values(found, best) == sign):
                 best = found
         return best
 
@@ -251,7 +251,7 @@ def _between(tree: Any, columns: Columns) -> Compiled:
 
 
 def _like(tree: Any, columns: Columns) -> Compiled:
-    left, right = compared(
+    left, right = cast_to_common_type(
         compile_expression(tree.this, columns), compile_expression(tree.expression, columns)
     )
     flags = re.DOTALL | (re.IGNORECASE if isinstance(tree, exp.ILike) else 0)
@@ -269,7 +269,7 @@ def _like(tree: Any, columns: Columns) -> Compiled:
 
 def _concat(tree: Any, columns: Columns) -> Compiled:
     trees = tree.expressions or [tree.this, tree.expression]
-    values = [converted(compile_expression(one, columns), "string") for one in trees]
+    values = [cast_to_type(compile_expression(one, columns), "string") for one in trees]
 
     def value(row: Row) -> Any:
         texts = [one(row) for one in values]

@@ -1,8 +1,8 @@
 """A grammar fuzzer: makes up view scripts over the engine's rules, from a seed.
 
-`made_up` returns a `Case`: some tables, a few views and explicit changes, which `Case.text` writes
-as a view script. Queries are typed while they are written, so that nearly all of them are valid
-Spark SQL. They take any of the rules, nested to a depth: projections, filters in three-valued
+`make_case` returns a `Case`: some tables, a few views and explicit changes, which `Case.text`
+writes as a view script. Queries are typed while they are written, so that nearly all of them are
+valid Spark SQL. They take any of the rules, nested to a depth: projections, filters in three-valued
 logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION ALL, UNION,
 DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates, aggregates below
 joins and of aggregates, derived tables and table expressions, views on views. Most faults show in
@@ -118,7 +118,7 @@ class Case(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
 
-def made_up(
+def make_case(
     seed: int, number: int, views: int = 4, grammar: type[QueryWriter] | None = None
 ) -> Case:
     """Return script number `number` of a seed in a grammar; always the same."""

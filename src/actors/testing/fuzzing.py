@@ -18,7 +18,7 @@ import msgspec
 from actors.errors import QueryRejected
 from actors.testing.check_views import Report, Show
 from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
-from actors.testing.fuzz import Case, QueryWriter, made_up
+from actors.testing.fuzz import Case, QueryWriter, make_case
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.stage import shard_name
 from actors.testing.view_scripts import parse_script
@@ -49,7 +49,7 @@ async def fuzz(
 
     async def work() -> None:
         for number in numbers:
-            case = made_up(options.seed, number, VIEWS_A_SCRIPT, grammar)
+            case = make_case(options.seed, number, VIEWS_A_SCRIPT, grammar)
             if number % ODD_EVERY == 1:
                 case = with_odd_names(case, random.Random(f"{options.seed}/{number} names"))
             chosen = chosen_options(options, number)
@@ -107,13 +107,13 @@ async def _keep(case: Case, result: ViewResult, place: Place, options: Options, 
             return False
         return any(one.view == result.view and one.verdict == "WRONG" for one in found)
 
-    small = await shrunk(case, result.view, fails)
+    small = await shrink_case(case, result.view, fails)
     file = anyio.Path(path)
     await file.parent.mkdir(parents=True, exist_ok=True)
     await file.write_text(small.text(f"{result.mode}: {result.detail}"))
 
 
-async def shrunk(case: Case, view: str, fails: Callable[[Case], Any]) -> Case:
+async def shrink_case(case: Case, view: str, fails: Callable[[Case], Any]) -> Case:
     """Return the case without parts that are not needed for `fails` to hold."""
     wanted: set[str] = {view}
     for name, sql in reversed(case.views):

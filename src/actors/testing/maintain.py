@@ -326,7 +326,7 @@ class Maintained:
         job = Step(
             self._engine.job_id(), self._dataflow, 0, last, inputs, 0, time + 1, at_once=True
         )
-        output, hidden = cut(plan, await self._engine.rows(job))
+        output, hidden = split_output(plan, await self._engine.rows(job))
         new = accumulated(output, time)
         new.subtract(accumulated(self.output, time))
         self.output += weighted(new, time)
@@ -364,7 +364,7 @@ class Maintained:
             first = upto + 1
         assert table is not None
         self.rows_read.append(sum(len(rows) for rows in taken.values()))
-        output, hidden = cut(plan, table)
+        output, hidden = split_output(plan, table)
         for _, time, _ in (*output, *(update for updates in hidden for update in updates)):
             assert lo <= time < hi, f"an update at {time}, outside of [{lo}, {hi})"
         self.output += output
@@ -482,7 +482,7 @@ def _key_values(relation: Relation, columns: tuple[str, ...]) -> set[tuple[Any, 
     }
 
 
-def cut(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], ...]]:
+def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], ...]]:
     """Return (output delta, hidden deltas) of the last stratum's output, consolidated."""
     if not plan.hidden:
         return consolidated(updates_of(table, plan.output.names)), ()

@@ -179,9 +179,9 @@ class Neighbour(Actor[Any]):
         """Answer later messages of the kind by their field ``reply``: with a value, with an error
         (a `PenstockError`), or with the result of a function of the message. Messages without an
         answer wait for ever: that is the default. The latest call for a kind takes precedence."""
-        self.plays(kind, lambda message: _answer(message, answer))
+        self.set_action(kind, lambda message: _answer(message, answer))
 
-    def plays(self, kind: type[Any], action: Callable[[Any], object]) -> None:
+    def set_action(self, kind: type[Any], action: Callable[[Any], object]) -> None:
         """Run `action` with each later message of the kind, besides keeping it. The latest call for
         a kind takes precedence."""
         self._plays.insert(0, (kind, action))

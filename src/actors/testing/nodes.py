@@ -44,9 +44,9 @@ from actors.testing.aggregates import compile_aggregates
 from actors.testing.expressions import (
     INTEGERS,
     Columns,
+    cast_to_common_type,
     cast_value,
     common_type,
-    compared,
     compile_text,
 )
 from actors.testing.sort_orders import sort_key
@@ -256,7 +256,7 @@ class Runner:
             names = [name for name, _ in (*left.columns, *right.columns)]
             raise InvalidUsage(f"ambiguous columns in a pair: {names}")
         keys = [
-            compared(compile_text(a, left.scope()), compile_text(b, right.scope()))
+            cast_to_common_type(compile_text(a, left.scope()), compile_text(b, right.scope()))
             for a, b in (*node.equal, *node.same)
         ]
         plain = len(node.equal)

@@ -29,7 +29,7 @@ from actors.errors import DefiniteError, QueryRejected
 from actors.plan.schema import Schema
 from actors.testing.aggregates import by_one_name
 from actors.testing.expressions import cast_value, type_text
-from actors.testing.oracle_functions import into, register
+from actors.testing.oracle_functions import register, to_sqlite
 
 Weighted: TypeAlias = Mapping[tuple[Any, ...], int]
 """Row → its multiplicity."""
@@ -189,7 +189,9 @@ def _prepare(connection: apsw.Connection, tables: Mapping[str, tuple[Schema, Wei
         connection.execute(f'CREATE TABLE "{name}" ({columns})')
         marks = ", ".join("?" * len(schema.names))
         repeated = [
-            tuple(map(into, row)) for row, weight in rows.items() for _ in range(max(weight, 0))
+            tuple(map(to_sqlite, row))
+            for row, weight in rows.items()
+            for _ in range(max(weight, 0))
         ]
         connection.executemany(f'INSERT INTO "{name}" VALUES ({marks})', repeated)
 

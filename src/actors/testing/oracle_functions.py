@@ -28,7 +28,7 @@ def register(connection: apsw.Connection) -> None:
         connection.create_aggregate_function(name, _factory(finish), count)
 
 
-def into(value: Any) -> Any:
+def to_sqlite(value: Any) -> Any:
     """Return a Spark value as SQLite holds it."""
     if isinstance(value, bool):
         return int(value)
@@ -107,7 +107,7 @@ def _mod(a: Any, b: Any) -> Any:
 
 
 def _cast(value: Any, kind: str) -> Any:
-    return None if value is None else into(cast_value(value, kind))
+    return None if value is None else to_sqlite(cast_value(value, kind))
 
 
 def _try_cast(value: Any, kind: str) -> Any:

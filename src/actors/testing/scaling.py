@@ -1,10 +1,10 @@
 """Checks modes by measurement: rows read by a step's lookups must not grow with the state.
 
-`measured` runs a checked script's views twice over the same last changes, once on the script's own
-state and once on ten times as much: nine copies of every row are added whose values all differ, so
-that they join among themselves and lie in groups that the changes do not touch. Rows that lookups
-return are counted. A view that is labelled incremental or keyed and reads more than `GROWTH_MAX`
-times as many on the larger state is WRONG: its cost follows the state, not the change.
+`measure_reads` runs a checked script's views twice over the same last changes, once on the script's
+own state and once on ten times as much: nine copies of every row are added whose values all differ,
+so that they join among themselves and lie in groups that the changes do not touch. Rows that
+lookups return are counted. A view that is labelled incremental or keyed and reads more than
+`GROWTH_MAX` times as many on the larger state is WRONG: its cost follows the state, not the change.
 
 The plan is checked, too: if it reads a column of a table that the view's text does not name,
 updates of that column would start lookups and jobs for nothing, which is WRONG as well.
@@ -49,7 +49,7 @@ class Reads(dict[str, int]):
     """Rows read by lookups, by view; -1 for one that could not be measured."""
 
 
-async def measured(check: Checked) -> list[ViewResult]:
+async def measure_reads(check: Checked) -> list[ViewResult]:
     """Return the script's views, WRONG if they read more on more state, or if one that is declared
     growing does not. Raises `ScriptError`."""
     await check.compile()
@@ -112,7 +112,7 @@ async def _reads(check: Checked, times: list[int], copies: int) -> Reads:
         for copy in range(1, copies + 1):
             for row, weight in state.items():
                 other = tuple(
-                    moved(value, kind, copy) for value, kind in zip(row, kinds, strict=True)
+                    shift_value(value, kind, copy) for value, kind in zip(row, kinds, strict=True)
                 )
                 rows.append((other, max(middle - 1, 0), weight))
     views: dict[str, Maintained] = {}
@@ -146,10 +146,12 @@ def _delta(
     return [update for update in updates if lo <= update[1] < hi]
 
 
-def moved(value: Any, kind: str, copy: int) -> Any:
+def shift_value(value: Any, kind: str, copy: int) -> Any:
     """Return another value of the type for each copy, if the type has so many."""
     if value is None:
-        return moved(random_value(kind, random.Random(7)), kind, copy) if _simple(kind) else None
+        return (
+            shift_value(random_value(kind, random.Random(7)), kind, copy) if _simple(kind) else None
+        )
     if isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -129,7 +129,7 @@ def campaign(
         steps += report.steps
         faults.update(report.faults)
         if report.violation:
-            failure = shrunk(report, kind)
+            failure = shrink_schedule(report, kind)
             failures.append(failure)
             if told is not None:
                 told(failure)
@@ -140,7 +140,7 @@ def campaign(
     return Campaign(first or 0, last or 0, runs, seconds, steps, struck, tuple(failures))
 
 
-def shrunk(report: Report, kind: Kind = SERVICE) -> Failure:
+def shrink_schedule(report: Report, kind: Kind = SERVICE) -> Failure:
     """Return the failure with a schedule as small as still fails by the same checker."""
     checker = report.violation.partition(":")[0]
     best, last, runs = kind.draw(report.seed), report, 0
@@ -194,7 +194,7 @@ def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
         size //= 2
 
 
-def replayed(
+def replay_and_print(
     seed: int, *, as_json: bool = False, trace: bool = False, kind: Kind = SERVICE
 ) -> bool:
     """Print one run, made twice; return True if it failed or the two differ (then the simulation
@@ -211,13 +211,13 @@ def replayed(
     print(f"seed {seed}: {first.steps} steps; faults: {struck}")
     print(f"trace hash {first.hash}, again {second.hash}{'' if same else ': NOT THE SAME'}")
     if first.violation:
-        print(failure_as_text(shrunk(first, kind)))
+        print(failure_as_text(shrink_schedule(first, kind)))
     else:
         print("nothing was wrong")
     return bool(first.violation) or not same
 
 
-def campaigned(
+def run_and_print_campaign(
     runs: int,
     seed: int,
     *,

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.cluster.handshake import Opening, admit, exchange, show
+from actors.cluster.handshake import Opening, check_token, exchange, send_token
 from actors.cluster.rules import CommandRules
 from actors.controller.server import FromClient, ToClient
 from actors.errors import Broken, Busy, InvalidUsage, PenstockError, RemoteProtocolError
@@ -130,12 +130,12 @@ def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
 
 async def _listener(stream: _Memory) -> None:
     await exchange(stream, Opening(MAGIC, 2, "blue"))
-    await admit(stream, lambda token: token == KNOWN_TOKEN)
+    await check_token(stream, lambda token: token == KNOWN_TOKEN)
 
 
 async def _dialler(stream: _Memory) -> None:
     await exchange(stream, Opening(MAGIC, 2, "blue"))
-    await show(stream, KNOWN_TOKEN)
+    await send_token(stream, KNOWN_TOKEN)
 
 
 def _rules() -> Callable[[Any], None]:

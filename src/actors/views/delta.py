@@ -57,15 +57,15 @@ from actors.views.common_subplans import CommonSubplans, SharedOperator
 from actors.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
-from actors.views.rule_compared import with_unread_dropped
+from actors.views.rule_compared import drop_unread_columns
 from actors.views.rule_constants import ConstantsOperator
-from actors.views.rule_distinct import over_distinct
-from actors.views.rule_eager import joined_rows, summed_first
+from actors.views.rule_distinct import aggregate_distinct_values
+from actors.views.rule_eager import joined_rows, sum_below_join
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
-from actors.views.rule_extreme import extremes, is_extreme
+from actors.views.rule_extreme import derive_extremes, is_extreme
 from actors.views.rule_group import aggregate, distinct
-from actors.views.rule_groups_joined import side_by_side
-from actors.views.rule_kept import KeptOperator, not_kept
+from actors.views.rule_groups_joined import join_groups
+from actors.views.rule_kept import KeptOperator, unkeepable_reason
 from actors.views.rule_linear import (
     FilterOperator,
     ProjectOperator,
@@ -108,7 +108,7 @@ def derive(
 ) -> Derived:
     """Return the plan that maintains a view, with the sums below joins that `choice` selects.
     Raises `Unsupported`."""
-    common = CommonSubplans(with_unread_dropped(view.root))
+    common = CommonSubplans(drop_unread_columns(view.root))
     context = Context(schemas, common.shared, choice)
     node = _operator(context, common.root).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
@@ -255,7 +255,7 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
         keys = by.get(place, {}).values()
         lost = any(not any(side.seekable((id_,)) for id_ in key) for key in keys)
         small = side.is_one_row() or side.is_constant()
-        kept = lost and not small and not not_kept(types, side.columns, ())
+        kept = lost and not small and not unkeepable_reason(types, side.columns, ())
         made.append(KeptOperator(context, side, types) if kept else side)
     return tuple(made)
 
@@ -278,7 +278,7 @@ def _grouped(context: Context, plan: Aggregate) -> Operator:
         return _aggregate(context, plan, _operator(context, plan.input))
     join, between = rows
     sides = _sides(context, join)
-    made = summed_first(context, plan, rows, sides)
+    made = sum_below_join(context, plan, rows, sides)
     if made is not None:
         return made
     if between is None:
@@ -307,7 +307,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
             afresh.append(call)
     parts: list[Operator] = []
     if distinct_calls:
-        parts.append(over_distinct(context, plan, below, distinct_calls, sums))
+        parts.append(aggregate_distinct_values(context, plan, below, distinct_calls, sums))
     # Without any call there is still one part, for the keys.
     elif sums or not (afresh or firsts):
         part = msgspec.structs.replace(plan, calls=tuple(sums))
@@ -316,8 +316,8 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
         part = msgspec.structs.replace(plan, calls=tuple(afresh))
         parts.append(RecomputeOperator(context, part, below))
     if firsts:
-        parts.append(extremes(context, plan, firsts, below))
-    return side_by_side(context, plan.keys, [call.name for call in plan.calls], parts)
+        parts.append(derive_extremes(context, plan, firsts, below))
+    return join_groups(context, plan.keys, [call.name for call in plan.calls], parts)
 
 
 # -- the result -----------------------------------------------------------------------------------

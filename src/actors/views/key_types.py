@@ -25,7 +25,7 @@ _OTHER_NAMES: Final = {
 }
 
 
-def found_by_key(given: str, held: str) -> bool:
+def is_key_comparable(given: str, held: str) -> bool:
     """Return whether a lookup by values of one Spark type finds all equal values of another."""
     one, other = _plain(given), _plain(held)
     # NULL equals nothing, so a lookup by it misses nothing.

@@ -44,7 +44,7 @@ class _Measures:
         return self.found[key].name
 
 
-def finish(plan: Aggregate, rows: str = ROWS) -> Finished:
+def derive_sums(plan: Aggregate, rows: str = ROWS) -> Finished:
     """Return the sums and results of a grouping whose calls are all additive; `rows`: the column
     that counts its rows."""
     measures = _Measures(rows)

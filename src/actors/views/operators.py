@@ -35,7 +35,7 @@ from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
 from actors.views.eager_choice import NEVER_EAGER, EagerChoice
-from actors.views.key_types import found_by_key
+from actors.views.key_types import is_key_comparable
 from actors.views.lookups import Lookups, Origin, Wanted, Within
 
 Origins: TypeAlias = tuple[Origin, ...]
@@ -117,7 +117,7 @@ class Context:
         """Return whether a column's values find all equal ones; True if a type is not known."""
         given = self._kind(origin, column) if column else None
         held = self._kind(target, own)
-        return given is None or held is None or found_by_key(given, held)
+        return given is None or held is None or is_key_comparable(given, held)
 
     def _kind(self, name: str, column: str) -> str | None:
         if name[0] == "r":
@@ -307,7 +307,7 @@ class Operator(ABC):
             self._traced[known] = self.trace_delta(ids)
         return self._traced[known]
 
-    def delta_asked(self) -> frozenset[Wanted]:
+    def delta_lookups(self) -> frozenset[Wanted]:
         """Return the lookups that fill the inputs named by the delta's origins."""
         return self._delta_asked
 
@@ -324,7 +324,7 @@ class Operator(ABC):
         return found
 
 
-def both(*found: Origins | None) -> Origins | None:
+def merge_origins(*found: Origins | None) -> Origins | None:
     """Return all origins together; None when any is not known."""
     whole: dict[Origin, None] = {}
     for origins in found:
@@ -387,11 +387,11 @@ def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(found)
 
 
-def reading(node: Node, name: str, other: str) -> Node:
+def replace_input(node: Node, name: str, other: str) -> Node:
     """Return the node with the input `other` in place of the input `name`."""
     if isinstance(node, Input):
         return Input(other, node.columns) if node.name == name else node
-    return with_children(node, [reading(each, name, other) for each in children(node)])
+    return with_children(node, [replace_input(each, name, other) for each in children(node)])
 
 
 def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:

@@ -47,7 +47,7 @@ async def analyzed_query(
     service about itself, and what `analyze` raises.
     """
     folded = {name.lower(): name for name in tables}
-    names = dict.fromkeys(mentioned(sql, tables))
+    names = dict.fromkeys(find_mentioned_tables(sql, tables))
     while True:
         given = tuple((name, tables[name]) for name in names)
         told = await analyze(given, sql, conf, translate=translate)
@@ -64,12 +64,13 @@ async def analyzed_query(
         names[name] = None
 
 
-def mentioned(sql: str, tables: Mapping[str, Schema]) -> list[str]:
+def find_mentioned_tables(sql: str, tables: Mapping[str, Schema]) -> list[str]:
     """Return the tables whose names occur in a text.
 
     A name that is no plain word may contain anything: it is searched as backticks would quote it.
 
-    >>> mentioned("SELECT 1 FROM `a b`, T2 -- t", dict.fromkeys(["a b", "b", "t2", "T", "x"]))
+    >>> tables = dict.fromkeys(["a b", "b", "t2", "T", "x"])
+    >>> find_mentioned_tables("SELECT 1 FROM `a b`, T2 -- t", tables)
     ['a b', 'b', 't2', 'T']
     """
     text = sql.lower()

@@ -177,7 +177,7 @@ def _closing(words: Sequence[SqlToken]) -> int:
     return -1
 
 
-def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
+def drop_unread_columns(plan: Plan, read: frozenset[str] | None = None) -> Plan:
     """Return the plan with a projection above each join whose single rows' columns are not read
     above it.
 
@@ -186,7 +186,7 @@ def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
     match plan:
         case Project():
             below = frozenset().union(*(words_of(each.expression) for each in plan.columns))
-            made = with_unread_dropped(plan.input, below)
+            made = drop_unread_columns(plan.input, below)
             # This projection drops the columns itself: no second one is needed.
             if isinstance(plan.input, Join) and isinstance(made, Project):
                 made = made.input
@@ -197,18 +197,18 @@ def with_unread_dropped(plan: Plan, read: frozenset[str] | None = None) -> Plan:
                 *(words_of(call.argument) for call in plan.calls),
                 *(words_of(a) for c in plan.calls if c.formula for a in c.formula.arguments),
             )
-            return msgspec.structs.replace(plan, input=with_unread_dropped(plan.input, below))
+            return msgspec.structs.replace(plan, input=drop_unread_columns(plan.input, below))
         case Filter():
             more = None if read is None else read | words_of(plan.predicate)
-            return msgspec.structs.replace(plan, input=with_unread_dropped(plan.input, more))
+            return msgspec.structs.replace(plan, input=drop_unread_columns(plan.input, more))
         case SemiJoin() | OuterJoin():
             more = None if read is None else read | _tested(plan)
-            left = with_unread_dropped(plan.left, more)
-            right = with_unread_dropped(plan.right, more)
+            left = drop_unread_columns(plan.left, more)
+            right = drop_unread_columns(plan.right, more)
             return msgspec.structs.replace(plan, left=left, right=right)
         case Join():
             more = None if read is None else read | _tested(plan)
-            inputs = tuple(with_unread_dropped(each, more) for each in plan.inputs)
+            inputs = tuple(drop_unread_columns(each, more) for each in plan.inputs)
             join = msgspec.structs.replace(plan, inputs=inputs)
             return join if read is None else _dropped(join, read)
         case _:
@@ -219,9 +219,9 @@ def _unknown(plan: Plan) -> Plan:
     """Return the plan with its inputs rewritten; all of their columns count as read."""
     inputs: tuple[Plan, ...] = getattr(plan, "inputs", ())
     if inputs:
-        return msgspec.structs.replace(plan, inputs=tuple(map(with_unread_dropped, inputs)))
+        return msgspec.structs.replace(plan, inputs=tuple(map(drop_unread_columns, inputs)))
     if hasattr(plan, "input"):
-        return msgspec.structs.replace(plan, input=with_unread_dropped(plan.input))
+        return msgspec.structs.replace(plan, input=drop_unread_columns(plan.input))
     return plan
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from actors.plan.delta import Expand, Node, Select
 from actors.plan.relational import Aggregate, AggregateCall, Key, Named
-from actors.views.operators import Context, Ids, Operator, Origins, both
+from actors.views.operators import Context, Ids, Operator, Origins, merge_origins
 from actors.views.rule_group import GroupOperator, aggregate
 from actors.views.rule_linear import ProjectOperator, UnionOperator
 
@@ -90,7 +90,7 @@ class ExpandOperator(ProjectOperator):
             if not {*names} <= {"", *self._below.columns}:
                 return None
             found.append(self._below.delta_origins(names))
-        return both(*found)
+        return merge_origins(*found)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """Return no keys: a row of the input occurs here several times."""
@@ -106,7 +106,7 @@ class _BesideOperator(UnionOperator):
         return self._inputs[0].delta_origins(ids)
 
 
-def over_distinct(
+def aggregate_distinct_values(
     context: Context,
     plan: Aggregate,
     below: Operator,

@@ -23,11 +23,11 @@ import msgspec
 from actors.plan.delta import EagerSums, Measure
 from actors.plan.relational import Aggregate, AggregateCall, Join, Key, Named, Project
 from actors.plan.relational_text import words_of
-from actors.views.measures import ROWS, Finished, digits, finish, not_additive
+from actors.views.measures import ROWS, Finished, derive_sums, digits, not_additive
 from actors.views.operators import Context, Ids, Operator
-from actors.views.rule_extreme import extremes, is_extreme
+from actors.views.rule_extreme import derive_extremes, is_extreme
 from actors.views.rule_group import GroupOperator
-from actors.views.rule_groups_joined import side_by_side
+from actors.views.rule_groups_joined import join_groups
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import ProjectOperator
 from actors.views.window_reach import PLAIN_TYPES
@@ -75,7 +75,7 @@ class _Summed(NamedTuple):
     told: EagerSums
 
 
-def summed_first(
+def sum_below_join(
     context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
 ) -> Operator | None:
     """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None if
@@ -95,7 +95,7 @@ def summed_first(
     keys = tuple(Key(id_, id_, side.kind(id_) or "") for id_ in found.key)
     made: list[str] = []
     if sums:
-        measures = finish(msgspec.structs.replace(plan, calls=sums)).measures
+        measures = derive_sums(msgspec.structs.replace(plan, calls=sums)).measures
         totals = {f"{prefix}{name}": name for name in (ROWS, *(each.name for each in measures))}
         columns = tuple(Named(*each) for each in totals.items())
         below.append(GroupOperator(context, side, keys, Finished(measures, columns)))
@@ -103,13 +103,13 @@ def summed_first(
     if firsts:
         own = [msgspec.structs.replace(call, name=f"{prefix}{call.name}") for call in firsts]
         over = Aggregate(rows.join, keys, tuple(own), plan.ansi)
-        below.append(extremes(context, over, own, side))
+        below.append(derive_extremes(context, over, own, side))
         made += [call.name for call in own]
     inputs = list(sides)
-    inputs[found.place] = side_by_side(context, keys, made, below)
+    inputs[found.place] = join_groups(context, keys, made, below)
     joined = _joined(context, plan, rows, inputs, made)
     if sums:
-        finished = finish(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
+        finished = derive_sums(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
         # The hidden sums are wide and never NULL: summed twice they have the same bits.
         summed = [Measure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures]
         # The rows of a group are the sum of the counts below.
@@ -119,8 +119,8 @@ def summed_first(
     if firsts:
         calls = [_of_extremes(call, f"{prefix}{call.name}") for call in firsts]
         over = msgspec.structs.replace(plan, calls=tuple(calls))
-        above.append(extremes(context, over, calls, joined))
-    return side_by_side(context, plan.keys, [call.name for call in plan.calls], above)
+        above.append(derive_extremes(context, over, calls, joined))
+    return join_groups(context, plan.keys, [call.name for call in plan.calls], above)
 
 
 def _of_extremes(call: AggregateCall, column: str) -> AggregateCall:

@@ -20,7 +20,7 @@ import msgspec
 from actors.plan.relational import Aggregate, AggregateCall, Expansion, Key, Named
 from actors.views.operators import Context, Operator
 from actors.views.rule_expansion import ExpansionOperator
-from actors.views.rule_kept import sought
+from actors.views.rule_kept import make_searchable
 from actors.views.rule_linear import ProjectOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_top import FirstRows
@@ -47,7 +47,7 @@ def _is_key(kind: str) -> bool:
     return nested or PLAIN_TYPES.fullmatch(kind) is not None
 
 
-def extremes(
+def derive_extremes(
     context: Context, plan: Aggregate, calls: Sequence[AggregateCall], below: Operator
 ) -> Operator:
     """Return the groups with these calls, over the first rows of each group."""
@@ -60,7 +60,7 @@ def extremes(
     made = [Named(name, _value(call)) for name, call in values.items()]
     rows: Operator = ProjectOperator(context, (*passed, *made), below)
     # The rows are compared, not emitted: either zero will do.
-    rows = sought(context, rows, types, keys, handed_on=False)
+    rows = make_searchable(context, rows, types, keys, handed_on=False)
     tagged = (f"{prefix}call",) if len(values) > 1 else ()
     if tagged:
         types[tagged[0]] = "int"

@@ -15,7 +15,7 @@ from actors.plan.delta import Accumulate, Hidden, Input, Measure, Node, Reduce, 
 from actors.plan.relational import Aggregate, Distinct, Key, Named
 from actors.plan.schema import Column, Schema
 from actors.views.lookups import Wanted
-from actors.views.measures import Finished, finish
+from actors.views.measures import Finished, derive_sums
 from actors.views.operators import (
     Context,
     Ids,
@@ -94,7 +94,7 @@ class GroupOperator(Operator):
         self._totals = made = Accumulate(contributions, state, self._names, measures)
         context.hidden.append((Hidden(self._schema, self._names), made))
         # The output of a run waits for no lookup.
-        after = frozenset() if self._cut_keys else self._below.delta_asked()
+        after = frozenset() if self._cut_keys else self._below.delta_lookups()
         key, origins = known
         context.ask(f"h{self.number}", key, origins if key else (), after, nulls=True)
         return made
@@ -207,7 +207,7 @@ class GroupOperator(Operator):
 
 def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:
     """Return the operator of a GROUP BY with additive aggregates. Raises `Unsupported`."""
-    return GroupOperator(context, below, plan.keys, finish(plan))
+    return GroupOperator(context, below, plan.keys, derive_sums(plan))
 
 
 def distinct(context: Context, plan: Distinct, below: Operator) -> GroupOperator:

@@ -19,7 +19,7 @@ from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import ProjectOperator
 
 
-def side_by_side(
+def join_groups(
     context: Context, keys: Sequence[Key], made: Sequence[str], parts: Sequence[Operator]
 ) -> Operator:
     """Return the groups with the columns `made` of all parts, in this order."""

@@ -340,7 +340,7 @@ class _Term:
         after = self._joined[known]
         if of_delta:
             # The rows of the start's delta may wait for lookups themselves.
-            after |= self._join.inputs[known].delta_asked()
+            after |= self._join.inputs[known].delta_lookups()
         return target.seek(key, origins, after, nulls=nulls)
 
     def _ask_for_all(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
@@ -355,7 +355,7 @@ class _Term:
             return target.seek((), (), frozenset(), nulls=False)
         after = self._joined[self._start]
         if of_delta:
-            after |= start.delta_asked()
+            after |= start.delta_lookups()
             if compared is not None and compared.place == leaf:
                 within = compared.columns, compared.bounds
                 table = f"s{compared.source}"

@@ -41,7 +41,7 @@ class KeptOperator(PassingOperator):
         all if None. `handed_on`: true if 0.0 and -0.0 must stay different. `bounded`: true if the
         plan alone bounds the number of rows. Raises `Unsupported` for rows that cannot be kept."""
         super().__init__(context, below)
-        why = not_kept(types, below.columns, by or ()) if handed_on else ""
+        why = unkeepable_reason(types, below.columns, by or ()) if handed_on else ""
         if why:
             raise Unsupported(why)
         self._types = types
@@ -116,7 +116,7 @@ class KeptOperator(PassingOperator):
         return self._types.get(id_)
 
 
-def sought(
+def make_searchable(
     context: Context,
     below: Operator,
     types: Mapping[str, str],
@@ -131,12 +131,12 @@ def sought(
     return KeptOperator(context, below, types, keys, handed_on=handed_on)
 
 
-def not_kept(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
+def unkeepable_reason(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
     """Return why rows of these columns cannot be kept and looked up `by` some; empty when they can.
 
-    >>> not_kept({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
+    >>> unkeepable_reason({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
     'a state of rows with i0_m, which is of type map<int,int>'
-    >>> not_kept({"i0_x": "int", "i0_f": "double"}, ("i0_x", "i0_f"), ("i0_x",))
+    >>> unkeepable_reason({"i0_x": "int", "i0_f": "double"}, ("i0_x", "i0_f"), ("i0_x",))
     ''
     """
     for id_ in columns:

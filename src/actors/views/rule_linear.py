@@ -19,8 +19,8 @@ from actors.views.operators import (
     Ids,
     Operator,
     Origins,
-    both,
     is_name,
+    merge_origins,
     narrowed,
     select,
 )
@@ -275,11 +275,11 @@ class UnionOperator(Operator):
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins in all inputs."""
-        return both(*(each.delta_origins(ids) for each in self._inputs))
+        return merge_origins(*(each.delta_origins(ids) for each in self._inputs))
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the origins in all inputs."""
-        return both(*(each.old_origins(ids) for each in self._inputs))
+        return merge_origins(*(each.old_origins(ids) for each in self._inputs))
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool

@@ -16,7 +16,7 @@ from actors.plan.relational import Aggregate, AggregateCall, Filter, Join, Named
 from actors.views.operators import Context, Operator
 from actors.views.rule_compared import compared_sides
 from actors.views.rule_join import JoinOperator
-from actors.views.rule_kept import KeptOperator, not_kept
+from actors.views.rule_kept import KeptOperator, unkeepable_reason
 from actors.views.rule_linear import FilterOperator, ProjectOperator, UnionOperator
 from actors.views.rule_recompute import RecomputeOperator
 
@@ -34,7 +34,7 @@ def inner_join(
     types = dict(plan.types)
     rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
     columns = tuple(id_ for row in rows for id_ in row.columns)
-    if len(rows) < PACKED_MIN or not_kept(types, columns, ()):
+    if len(rows) < PACKED_MIN or unkeepable_reason(types, columns, ()):
         if read is None:
             return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
         inputs, compared = compared_sides(context, plan, sides, read)

@@ -18,7 +18,7 @@ from actors.plan.delta import Match, Node, Pair, Union, Weigh
 from actors.plan.relational import Equal, Key, Named, OuterJoin, SemiJoin
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
+from actors.views.operators import Context, Ids, Operator, Origins, merge_origins, narrowed, select
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import NULL, ProjectOperator
@@ -84,7 +84,7 @@ class _Matched:
         # Constants come at the first time of all, when the left has no old rows.
         if not self._distinct.is_constant():
             origins = self._distinct.keys_of_delta(self._keys)
-            after = self._distinct.delta_asked()
+            after = self._distinct.delta_lookups()
             self._left.seek(self._own, origins, after, nulls=self._nulls)
         changed = self._distinct.delta()
         equal, same = (tuple((k, a) for a, k in tests) for tests in self._tests)
@@ -95,7 +95,7 @@ class _Matched:
         """Look up which keys of the left delta are in D."""
         self._left.delta(shared=True)
         origins = self._left.keys_of_delta(self._own)
-        self._distinct.seek(self._keys, origins, self._left.delta_asked(), nulls=self._nulls)
+        self._distinct.seek(self._keys, origins, self._left.delta_lookups(), nulls=self._nulls)
 
     def _kept(self, node: Node, kind: str) -> Node:
         # The old state of D: the changes of D come from `_flips`.
@@ -129,7 +129,7 @@ class _Matched:
 
     def delta_origins(self, ids: Ids) -> Origins | None:
         """Return the origins of the left's columns, in its delta and its state."""
-        return both(self._left.delta_origins(ids), self._left.old_origins(ids))
+        return merge_origins(self._left.delta_origins(ids), self._left.old_origins(ids))
 
 
 class SemiOperator(Operator):
@@ -227,22 +227,24 @@ class OuterOperator(Operator):
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the pairs' origins, and each side's with NULL for the other's columns."""
-        found = both(
+        found = merge_origins(
             self._pairs.delta_origins(ids),
             self._unmatched.delta_origins(self._only(self._left, ids)),
         )
         if self._unmatched_right is None:
             return found
-        return both(found, self._unmatched_right.delta_origins(self._only(self._right, ids)))
+        return merge_origins(
+            found, self._unmatched_right.delta_origins(self._only(self._right, ids))
+        )
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the pairs' origins, and each side's with NULL for the other's columns."""
-        found = both(
+        found = merge_origins(
             self._pairs.old_origins(ids), self._left.old_origins(self._only(self._left, ids))
         )
         if self._unmatched_right is None:
             return found
-        return both(found, self._right.old_origins(self._only(self._right, ids)))
+        return merge_origins(found, self._right.old_origins(self._only(self._right, ids)))
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool

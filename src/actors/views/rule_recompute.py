@@ -12,7 +12,7 @@ from actors.plan.delta import Call, Node, Recompute, Where
 from actors.plan.relational import Aggregate, AggregateCall, Named
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, narrowed
-from actors.views.rule_kept import sought
+from actors.views.rule_kept import make_searchable
 from actors.views.rule_linear import ProjectOperator
 
 _FOLDED = ("float", "double", "string")
@@ -41,13 +41,13 @@ class RecomputeOperator(Operator):
         }
         rows = ProjectOperator(context, (*keys, *arguments), below)
         # The rows are aggregated, not emitted: either zero will do.
-        self._rows = sought(context, rows, kinds, self._keys, handed_on=False)
+        self._rows = make_searchable(context, rows, kinds, self._keys, handed_on=False)
 
     def make_delta(self) -> Node:
         """Return the aggregates before and after each touched (group, time)."""
         self._rows.delta(shared=True)
         origins = self._rows.keys_of_delta(self._keys)
-        after = self._rows.delta_asked()
+        after = self._rows.delta_lookups()
         # Ordered after the lookups, which may have cut the delta.
         changes = self._rows.delta()
         self._seek(self._keys, origins, after, nulls=True)

@@ -29,7 +29,7 @@ from actors.plan.delta import (
 )
 from actors.plan.relational import TemporalFilter, TimeEdge
 from actors.plan.schema import Column, Schema
-from actors.views.operators import Context, Ids, Operator, Origins, both, select
+from actors.views.operators import Context, Ids, Operator, Origins, merge_origins, select
 from actors.views.rule_linear import PassingOperator
 
 _EXTREME: Final = 4_000_000_000_000_000_000
@@ -158,7 +158,7 @@ class TemporalOperator(PassingOperator):
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the input's origins and the changes that are due."""
-        return both(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
+        return merge_origins(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
 
     def is_constant(self) -> bool:
         """Return False: time passes."""

@@ -33,8 +33,16 @@ from actors.plan.relational import Filter, Limit, Named, WindowCall, WindowFunct
 from actors.plan.schema import Column, Schema
 from actors.threshold_probes import LIMIT_RESERVE
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, reading
-from actors.views.rule_kept import not_kept, sought
+from actors.views.operators import (
+    Context,
+    Ids,
+    Operator,
+    Origins,
+    merge_origins,
+    narrowed,
+    replace_input,
+)
+from actors.views.rule_kept import make_searchable, unkeepable_reason
 from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
 from actors.views.rule_window import WindowOperator
 from actors.views.window_reach import PLAIN_TYPES, SORT_TEXT
@@ -77,7 +85,7 @@ def ranked_first(
     # dense_rank is excluded: any number of rows may have its first `last` ranks.
     gaps = all(call.reach == "first" for call in plan.calls)
     plain = all(PLAIN_TYPES.fullmatch(types[key]) for key in plan.keys)
-    if not (last and gaps and plain) or not_kept(types, below.columns, ()):
+    if not (last and gaps and plain) or unkeepable_reason(types, below.columns, ()):
         return None
     return TopOperator(context, plan, predicate, below, last)
 
@@ -116,7 +124,7 @@ class FirstRows(PassingOperator):
         # Used twice, by the covered changes and by the gate: a large delta is made once.
         below.delta(shared=True)
         origins = below.keys_of_delta(by) if by else ()
-        after = below.delta_asked()
+        after = below.delta_lookups()
         candidates, edges = self._register(), self._register()
         self._candidates = candidates
         wanted = context.ask(edges.name, by, origins, after, nulls=True)
@@ -169,7 +177,7 @@ class FirstRows(PassingOperator):
         number, width = int(edges.name[1:]), len(keys)
         made = CoveredChanges(self._source, number, names[:width], order, ids)
         self._covered = context.cover(made)
-        return reading(below.delta(), f"d{self._source}", self._covered)
+        return replace_input(below.delta(), f"d{self._source}", self._covered)
 
     def _covered_origins(self, ids: Ids) -> Origins | None:
         """Return the inputs that hold these columns of the covered changes."""
@@ -213,7 +221,7 @@ class FirstRows(PassingOperator):
         # these.
         if all(not id_ or id_ in self._keys for id_ in ids):
             return covered
-        return both(covered, self._below.delta_origins(ids))
+        return merge_origins(covered, self._below.delta_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the candidates: all rows of an old result are among them."""
@@ -258,7 +266,7 @@ class TopOperator(PassingOperator):
         types = dict(plan.types)
         self._first = FirstRows(
             context,
-            sought(context, below, types, plan.keys),
+            make_searchable(context, below, types, plan.keys),
             types,
             plan.keys,
             _order(plan, below.columns),

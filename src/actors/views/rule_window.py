@@ -18,8 +18,16 @@ from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowCol
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named, Plan, Project, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, reading
-from actors.views.rule_kept import sought
+from actors.views.operators import (
+    Context,
+    Ids,
+    Operator,
+    Origins,
+    merge_origins,
+    narrowed,
+    replace_input,
+)
+from actors.views.rule_kept import make_searchable
 
 
 class WindowOperator(Operator):
@@ -36,7 +44,7 @@ class WindowOperator(Operator):
         """`near`: rows of a partition that matter to changes of others; None: all. `above`: the
         other windows of a `window_chain`."""
         # Looked up in the input's state if its keys allow, else in a state that is kept for it.
-        below = sought(context, below, dict(plan.types), plan.keys)
+        below = make_searchable(context, below, dict(plan.types), plan.keys)
         columns = (*below.columns, *(call.name for call in plan.calls))
         layers = []
         for each in above:
@@ -56,14 +64,14 @@ class WindowOperator(Operator):
         """Return the rows of touched partitions before and after each touched time."""
         self._below.delta(shared=True)
         origins = self._below.keys_of_delta(self._keys)
-        after = self._below.delta_asked()
+        after = self._below.delta_lookups()
         # Ordered after the lookups, which may have cut the delta.
         changes = self._below.delta()
         self._seek(self._keys, origins, after, nulls=True)
         old = self._below.old()
         if self.near is not None:
             # Reads only rows near changes, before Spark sorts the partition.
-            old = reading(old, f"s{self.near.source}", self.context.near(self.near))
+            old = replace_input(old, f"s{self.near.source}", self.context.near(self.near))
         # Rows whose values did not change cancel.
         return Consolidate(RecomputeRows(old, changes, self._keys, self._calls, self._above))
 
@@ -90,7 +98,7 @@ class WindowOperator(Operator):
         changed = self._below.delta_origins(ids)
         if all(not id_ or id_ in self._keys for id_ in ids):
             return changed
-        return both(changed, self.old_origins(ids))
+        return merge_origins(changed, self.old_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the origins of the input's columns in its old rows."""

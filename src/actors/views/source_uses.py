@@ -28,7 +28,7 @@ from actors.plan.delta import (
     inputs_below,
 )
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
-from actors.plan.updates import condensed
+from actors.plan.updates import consolidate_if_smaller
 from actors.views.operators import children_of, is_name
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
@@ -48,7 +48,7 @@ class SourceUse(msgspec.Struct, frozen=True):
         if self.changes is not None:
             changes = self.changes.passing(changes)
         # Equal rows cancel here: an update of a column that is not read is gone before any lookup.
-        return condensed(changes.select([*self.schema.names, TIME, DIFF]))
+        return consolidate_if_smaller(changes.select([*self.schema.names, TIME, DIFF]))
 
 
 def source_uses(plan: DeltaPlan) -> tuple[SourceUse, ...]:

@@ -128,7 +128,7 @@ class Candidate(ABC):
         peer.session = Session.GREETED
         if self.phase is Phase.COLLECTING:
             greeted = [each for each in self._peers.values() if each.session is Session.GREETED]
-            if not quorum.agrees(self._voters, {self._voter(each) for each in greeted}):
+            if not quorum.has_quorum(self._voters, {self._voter(each) for each in greeted}):
                 return
             self.term = max(each.term for each in greeted) + 1
             self.phase = Phase.CAMPAIGN
@@ -216,7 +216,7 @@ class Candidate(ABC):
             for each in self._peers.values()
             if each.session is Session.VOTED and each.vote is not None
         }
-        if not quorum.agrees(self._voters, {self._voter(self._peers[i]) for i in votes}):
+        if not quorum.has_quorum(self._voters, {self._voter(self._peers[i]) for i in votes}):
             return
 
         def rank(number: int) -> tuple[int, int]:

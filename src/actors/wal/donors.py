@@ -3,7 +3,7 @@
 One that is behind takes the log of a *donor* (`PeerStatus`), and acts to itself as the leader whose
 log the donor has: it asks itself for a vote in the donor's term, announces the donor's history to
 itself, and appends what it reads from the donor. It can do nothing that this leader could not have
-done (`can_give`): the log is truncated only where that leader would have truncated it.
+done (`is_useful_donor`): the log is truncated only where that leader would have truncated it.
 
 - The log is read for as long as the donor stays in that term (START_REPLICATION with a term).
 - Appends carry no commit. A peer's commit counts when both logs end in one term
@@ -70,7 +70,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
         )
 
 
-def status_of(acceptor: Acceptor) -> PeerStatus:
+def peer_status(acceptor: Acceptor) -> PeerStatus:
     """Return the status of the local acceptor."""
     state = acceptor.state
     return PeerStatus(
@@ -114,7 +114,7 @@ def parse_status(row: Sequence[str | None]) -> PeerStatus:
         raise MalformedFrame(f"a status of a peer that is none: {error}") from None
 
 
-def can_give(donor: PeerStatus, own: PeerStatus) -> bool:
+def is_useful_donor(donor: PeerStatus, own: PeerStatus) -> bool:
     """Return whether `own` may take the donor's log, and gains by it."""
     # The donor's term is its log's: that term's leader was elected and announced itself to the
     # donor, so this log is a prefix of the leader's and holds all that was committed in earlier
@@ -131,7 +131,7 @@ def vote_request(donor: PeerStatus, generation: int) -> VoteRequest:
     return VoteRequest(generation, donor.term)
 
 
-def elected(donor: PeerStatus, vote: VoteResponse) -> ProposerElected | None:
+def make_announcement(donor: PeerStatus, vote: VoteResponse) -> ProposerElected | None:
     """Return the announcement to the acceptor itself after that vote; None when it gains nothing
     (any more), or has voted for a later leader. Raises `WalRefused` where the logs cannot be of one
     timeline."""

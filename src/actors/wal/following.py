@@ -56,7 +56,9 @@ class Seen(msgspec.Struct, frozen=True):
     """True if the acceptor has no such timeline."""
 
 
-def choose(commits: Mapping[AcceptorAddress, int], next_lsn: int) -> AcceptorAddress | None:
+def choose_furthest(
+    commits: Mapping[AcceptorAddress, int], next_lsn: int
+) -> AcceptorAddress | None:
     """Return the furthest acceptor whose commit LSN exceeds `next_lsn`, the first of several."""
     further = [address for address, commit in commits.items() if commit > next_lsn]
     return max(further, key=lambda address: commits[address], default=None)
@@ -97,7 +99,7 @@ class Follower:
         self._told: dict[AcceptorAddress, int] = {}
         self._reported_ms = 0.0
 
-    def consume(self, lsn: int) -> None:
+    def report_consumed(self, lsn: int) -> None:
         """Record that all before `lsn` is durable here: acceptors need not keep it for this
         consumer."""
         self._consumed_lsn = max(self._consumed_lsn, lsn)
@@ -168,7 +170,7 @@ class Follower:
         try:
             with anyio.fail_after(self._silence_s):
                 connection = await self._dial(address)
-                commit_lsn = await committed(connection)
+                commit_lsn = await query_commit_lsn(connection)
                 self._saw(address, commit_lsn)
                 if commit_lsn < self.next_lsn and only_ahead:
                     connection.abort()
@@ -252,7 +254,7 @@ class Follower:
         """Decide after a look whether another acceptor is to be read."""
         commits = {each: seen.commit_lsn for each, seen in self.seen.items() if not seen.error}
         given = max(self.next_lsn, self.seen[self._at].commit_lsn)
-        furthest = choose(commits, given)
+        furthest = choose_furthest(commits, given)
         # An acceptor that is cut off from its proposer never has anything new. It is left when the
         # LSN that others had at the look before has not come from it since.
         if may_leave and furthest is not None and self.next_lsn < self._expected_lsn:
@@ -274,7 +276,7 @@ class Follower:
         try:
             with anyio.fail_after(self._silence_s):
                 connection = await self._dial(address)
-                commit_lsn = await committed(connection)
+                commit_lsn = await query_commit_lsn(connection)
                 self._saw(address, commit_lsn)
                 consumed_lsn = self._consumed_lsn
                 if consumed_lsn > self._told.get(address, 0):
@@ -291,7 +293,7 @@ class Follower:
                 connection.abort()
 
 
-async def committed(connection: AcceptorConnection) -> int:
+async def query_commit_lsn(connection: AcceptorConnection) -> int:
     """Return the timeline's commit LSN at an acceptor. Raises as `AcceptorConnection.receive`, and
     `NoTimeline`."""
     rows = await connection.query("TIMELINE_STATUS")

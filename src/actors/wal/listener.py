@@ -32,7 +32,7 @@ from actors.errors import (
 from actors.kernel import STOP, Clock, Reply, System
 from actors.settings import Settings
 from actors.wal import codec_v2, codec_v3
-from actors.wal.donors import COLUMNS, status_of, status_row
+from actors.wal.donors import COLUMNS, peer_status, status_row
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import ProposerGreeting
 from actors.wal.receiver import Codec, CopyEnd, Outcome, Receiver
@@ -142,7 +142,7 @@ class WalListener:
         except Broken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
-            last = error_response(str(error), code_of(error))
+            last = error_response(str(error), sqlstate_of(error))
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         except Exception as error:  # a fault of ours ends this connection alone
             last = error_response(f"a fault of this acceptor: {type(error).__name__}: {error}")
@@ -230,7 +230,7 @@ class WalListener:
             case AskPeerStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
                 alive = found is not None and found.acceptor.stopped is None
-                told = [status_row(status_of(found.acceptor))] if found and alive else []
+                told = [status_row(peer_status(found.acceptor))] if found and alive else []
                 return rows(dict.fromkeys(COLUMNS, str), list(told))
             case AskReceivers():
                 found = self._timelines.find(target.tenant, target.timeline)
@@ -269,7 +269,7 @@ class WalListener:
         await stream.send(COPY_BOTH)
         data = await stream.next_copy()
         if isinstance(data, CopyEnd):
-            return farewell(Outcome(data))
+            return encode_final_message(Outcome(data))
         greeting = codec.decode_proposer(data)
         if not isinstance(greeting, ProposerGreeting):
             raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
@@ -279,7 +279,7 @@ class WalListener:
             raise PeerRejected("the greeting is about another timeline than the connection")
         if greeting.segment_bytes != SEGMENT_BYTES:
             raise PeerRejected(f"segments of {greeting.segment_bytes} bytes: only {SEGMENT_BYTES}")
-        timeline = await self._timelines.obtain(greeting, may_create=command.allow_creation)
+        timeline = await self._timelines.get_or_create(greeting, may_create=command.allow_creation)
         if timeline is None:
             log.info("%s: there is no timeline %s, and it may not be made", stream.peer, asked[1])
             return b""
@@ -290,7 +290,7 @@ class WalListener:
             policy=STOP,
         )
         try:
-            return farewell(await outcome.wait())
+            return encode_final_message(await outcome.wait())
         finally:
             if not outcome.answered:
                 stream.abort()  # wakes the writer, which may wait for the peer
@@ -310,20 +310,22 @@ class WalListener:
             raise group.exceptions[0] from None
 
 
-def code_of(error: PenstockError) -> str:
+def sqlstate_of(error: PenstockError) -> str:
     """Return the SQLSTATE that tells a peer whether to reconnect."""
     if isinstance(error, WalRemoved):
         return REMOVED
     return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
 
 
-def farewell(outcome: Outcome) -> bytes:
+def encode_final_message(outcome: Outcome) -> bytes:
     """Return the last message to a proposer at the end of its stream; empty where the peer is
     gone."""
     error = outcome.error
     if error is not None:
         if outcome.from_acceptor:
-            return error_response(f"WAL acceptor: {type(error).__name__}: {error}", code_of(error))
+            return error_response(
+                f"WAL acceptor: {type(error).__name__}: {error}", sqlstate_of(error)
+            )
         return b"" if isinstance(error, Broken) else error_response(str(error))
     match outcome.end:
         case CopyEnd.DONE:

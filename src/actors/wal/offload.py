@@ -5,9 +5,9 @@ and due when all of it is committed. It is read here and archived (the archive r
 then `backup_lsn` moves to its end. A crash in between repeats that, with the same bytes.
 
 All acceptors of a log have the same committed bytes, so any may archive a segment, and two at a
-time do no harm. To share the work they take turns (`turn`) by the segment's number and their own:
-the first archives at once, the others when it is not archived after ``wal_offload_turn_ms``, or
-several segments later.
+time do no harm. To share the work they take turns (`archive_turn`) by the segment's number and
+their own: the first archives at once, the others when it is not archived after
+``wal_offload_turn_ms``, or several segments later.
 
 Segments are archived in order, without gaps. A failure is tried again after a random pause that
 grows, for each timeline apart.
@@ -49,7 +49,7 @@ def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
     return number if (number + 1) * SEGMENT_BYTES <= commit_lsn else None
 
 
-def turn(node_id: int, number: int) -> int:
+def archive_turn(node_id: int, number: int) -> int:
     """Return after how many others this acceptor archives a segment: 0 to ``TURNS - 1``."""
     return (node_id + number) % TURNS
 
@@ -146,7 +146,7 @@ class Offload:
         it."""
         begin_lsn, end_lsn = number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES
         ahead = (timeline.acceptor.commit_lsn - end_lsn) // SEGMENT_BYTES
-        own = turn(self._node_id, number)
+        own = archive_turn(self._node_id, number)
         mine = is_due(own, ahead, waited_ms, self._settings.wal_offload_turn_ms)
         if not mine and not await self._archive.has(timeline.tenant, timeline.name, number):
             return False

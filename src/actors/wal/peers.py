@@ -29,7 +29,14 @@ from actors.telemetry import WAL_RECOVERED_BYTES
 from actors.wal.accepting import GroupFlush, gathered_max
 from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, parse_addresses
-from actors.wal.donors import PeerStatus, can_give, elected, parse_status, status_of, vote_request
+from actors.wal.donors import (
+    PeerStatus,
+    is_useful_donor,
+    make_announcement,
+    parse_status,
+    peer_status,
+    vote_request,
+)
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import AcceptorMessage, AppendRequest, VoteResponse
 from actors.wal.reading import LogReader
@@ -135,7 +142,7 @@ class Peers:
 
     async def _heard(self, timeline: Timeline, way: _Way, status: PeerStatus) -> None:
         acceptor = timeline.acceptor
-        own = status_of(acceptor)
+        own = peer_status(acceptor)
         # `wal_peers` may list this acceptor, too.
         if status.node_id == own.node_id:
             return
@@ -146,7 +153,7 @@ class Peers:
             or own.consumed_lsn < status.consumed_lsn
         ):
             await timeline.run(lambda: acceptor.record_peer(status.as_peer()))
-        if not can_give(status, own) or timeline.registry.streaming:
+        if not is_useful_donor(status, own) or timeline.registry.streaming:
             return
         key = (timeline.tenant, timeline.name)
         # One recovery of a timeline at a time.
@@ -167,7 +174,7 @@ class Peers:
             vote = await _tell(timeline, vote_request(donor, generation))
             assert isinstance(vote, VoteResponse), "it was asked for a vote"
             # The vote is a promise to take nothing from earlier leaders any more.
-            announced = elected(donor, vote)
+            announced = make_announcement(donor, vote)
             # A proposer goes first: its log is the same one, or of a later term.
             if announced is None or timeline.registry.streaming:
                 return

@@ -317,7 +317,7 @@ class Proposer(Candidate):
         def of(voter: int) -> int:
             return flushed.get(voter, 0)
 
-        commit_lsn = max(self.commit_lsn, quorum.committed(self._voters, of, self.start_lsn))
+        commit_lsn = max(self.commit_lsn, quorum.quorum_flush_lsn(self._voters, of, self.start_lsn))
         lowest = min(of(voter) for voters in self._voters for voter in voters)
         moved = commit_lsn > self.commit_lsn
         self.commit_lsn = commit_lsn
@@ -344,7 +344,7 @@ class Proposer(Candidate):
             self.phase is Phase.ELECTED
             and self.commit_lsn < self.start_lsn
             and gone_ms >= self.config.donor_absent_ms_max
-            and quorum.agrees(self._voters, {self._voter(peer) for peer in self._active()})
+            and quorum.has_quorum(self._voters, {self._voter(peer) for peer in self._active()})
         ):
             self._fail(
                 f"the log up to {lsn_text(self.start_lsn)} is needed of acceptor {self.donor},"

@@ -130,7 +130,7 @@ async def push(
     return done
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file or pipe; `PAUSE` where no more have come yet."""
     rest = b""
     while piece := file.read1(BATCH_BYTES):  # type: ignore[attr-defined]

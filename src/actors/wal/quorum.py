@@ -25,13 +25,13 @@ def quorum_of(count: int) -> int:
     return count // 2 + 1
 
 
-def agrees(voters: Voters, those: Collection[int]) -> bool:
+def has_quorum(voters: Voters, those: Collection[int]) -> bool:
     """Return whether `those` contain a quorum of every set."""
     held = frozenset(those)
     return bool(voters) and all(len(each & held) >= quorum_of(len(each)) for each in voters)
 
 
-def committed(voters: Voters, flushed: Callable[[int], int], term_start_lsn: int) -> int:
+def quorum_flush_lsn(voters: Voters, flushed: Callable[[int], int], term_start_lsn: int) -> int:
     """Return the LSN that a quorum of every set has flushed in this term; 0 if there is none.
 
     Source: the protocol's commit rule, which is Raft's ban on committing entries of earlier terms

@@ -55,7 +55,7 @@ class Guard:
     def release(self) -> None:
         """Release the slot. Twice is harmless."""
         if self.slot >= 0:
-            self._registry.released(self.slot)
+            self._registry.release_slot(self.slot)
             self.slot = -1
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class Registry:
         assert state is not None, "its guard is open"
         self._slots[slot] = ReceiverState(slot, state.connection, Stage.STREAMING)
 
-    def released(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         """Release a guard's slot."""
         assert self._slots[slot] is not None, "its guard was open"
         self._slots[slot] = None

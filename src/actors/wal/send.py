@@ -74,7 +74,7 @@ class Sender:
                 await timeline.ends.until(self._moved)
                 if self._target(timeline.ends.value) > self._at:
                     continue
-            timeline.check_going()
+            timeline.check_running()
             if term is not None:
                 # Reads no bytes, but checks the term under the disk's lock.
                 await timeline.read(self._at, 0, term)

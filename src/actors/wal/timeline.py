@@ -147,7 +147,7 @@ class Timeline:
         """Close the log, after the calls that wait already."""
         await self.run(self._wal.close)
 
-    def check_going(self) -> None:
+    def check_running(self) -> None:
         """Raise `StorageError` when the disk has failed: the peer must connect again."""
         if self.acceptor.stopped is not None:
             raise StorageError(

@@ -182,7 +182,9 @@ class Timelines:
         """Return a timeline that is served; None if there is none."""
         return self._open.get((tenant, name))
 
-    async def obtain(self, greeting: ProposerGreeting, *, may_create: bool) -> Timeline | None:
+    async def get_or_create(
+        self, greeting: ProposerGreeting, *, may_create: bool
+    ) -> Timeline | None:
         """Return a proposer's timeline, created if it is absent and may be; None: absent. Raises
         `WalRefused` for one that is blocked or a malformed id, `StorageError`."""
         tenant = checked_id("tenant", greeting.tenant)
@@ -227,7 +229,7 @@ class Timelines:
 
     # -- upkeep ----------------------------------------------------------------------------------
 
-    async def keep_up(self) -> None:
+    async def run_maintenance(self) -> None:
         """Save control files, remove old segments and prepare new ones, until cancelled. A timeline
         that fails is logged, and tried again."""
         async with anyio.create_task_group() as group:

@@ -38,7 +38,7 @@ def token_check(settings: Settings) -> Check | None:
         return None
     keys = load_keys(Path(settings.wal_jwt_keys))
     is_tenants_only = settings.wal_jwt_tenants_only
-    return lambda token: granted(token, keys, is_tenants_only=is_tenants_only)
+    return lambda token: verify_token(token, keys, is_tenants_only=is_tenants_only)
 
 
 def load_keys(path: Path) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def _missing(error: ImportError) -> BadSettings:
     return BadSettings(f"wal_jwt_keys needs PyJWT ({error}): pip install 'penstock-views[jwt]'")
 
 
-def granted(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:
+def verify_token(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:
     """Verify a token and return what it allows. Raises `Unauthenticated`."""
     if len(token) > TOKEN_BYTES_MAX:
         raise Unauthenticated(f"a token of {len(token)} bytes: at most {TOKEN_BYTES_MAX}")

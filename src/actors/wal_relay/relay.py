@@ -49,7 +49,7 @@ class Stall:
         self._since_ms = now_ms
         self._commit_lsn = 0
 
-    def lasts(self, now_ms: float, commit_lsn: int, end_lsn: int) -> bool:
+    def is_warning_due(self, now_ms: float, commit_lsn: int, end_lsn: int) -> bool:
         """Return whether to warn of a stall now."""
         if commit_lsn != self._commit_lsn or commit_lsn >= end_lsn:
             self._since_ms, self._commit_lsn = now_ms, commit_lsn
@@ -187,7 +187,9 @@ class Relay:
         stall = Stall(self._clock.monotonic_ms())
         while True:
             server.report(proposer.commit_lsn)
-            if stall.lasts(self._clock.monotonic_ms(), proposer.commit_lsn, proposer.end_lsn):
+            if stall.is_warning_due(
+                self._clock.monotonic_ms(), proposer.commit_lsn, proposer.end_lsn
+            ):
                 log.warning(
                     "nothing was committed for %d s behind %s, and %d bytes wait: is a majority of"
                     " the acceptors away, or is a record longer than %d bytes?",

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.persist.attach import Place, near, place_of
+from actors.persist.attach import Place, place_of, suggest_names
 from actors.progress import EMPTY, Time
 
 NEWEST: Final = "newest"
@@ -67,7 +67,9 @@ def wish_of(options: Mapping[str, str]) -> Wish:
                 " 'shard' or 'object'"
             )
         if name.lower() not in known:
-            raise InvalidUsage(f"there is no option {name!r}; {near(name, KNOWN, 'options')}")
+            raise InvalidUsage(
+                f"there is no option {name!r}; {suggest_names(name, KNOWN, 'options')}"
+            )
         given[known[name.lower()]] = value
     if ("shard" in given) == ("object" in given):
         raise InvalidUsage(

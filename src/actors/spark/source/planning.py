@@ -24,7 +24,7 @@ from actors.errors import (
     ReadTooFarAhead,
 )
 from actors.kernel import SystemClock
-from actors.persist.attach import blobs, documents, near
+from actors.persist.attach import open_blobs, open_documents, suggest_names
 from actors.persist.filtering import PartFilter, Verdict
 from actors.persist.handed import Handed, HandedLeases
 from actors.persist.location import Blob, Consensus
@@ -43,7 +43,7 @@ from actors.spark.source.rows import (
     refuse_errors,
     updates_of,
 )
-from actors.spark.source.splitting import Suspects, Task, direct, divided, summing
+from actors.spark.source.splitting import Suspects, Task, direct, divide_tasks, summing
 
 _ATTEMPTS_MAX: Final = 16
 """Attempts to lease a time of a shard while its since advances."""
@@ -88,11 +88,11 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def opened(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
+async def open_stores(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
     """Open the stores of a place. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
     clock = SystemClock()
-    blob = await blobs(wish.place, settings, clock)
-    consensus = await documents(wish.place, settings, clock, SystemRandom())
+    blob = await open_blobs(wish.place, settings, clock)
+    consensus = await open_documents(wish.place, settings, clock, SystemRandom())
     try:
         yield Opened(consensus, blob, HandedLeases(consensus, blob, settings, clock))
     finally:
@@ -105,7 +105,7 @@ def fresh_name() -> str:
     return f"spark-{SystemRandom().getrandbits(64):016x}"
 
 
-async def find(stores: Opened, wish: Wish) -> ShardId:
+async def find_shard(stores: Opened, wish: Wish) -> ShardId:
     """Return the shard that is meant. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
     if wish.shard is None:
         assert wish.object is not None
@@ -116,7 +116,7 @@ async def find(stores: Opened, wish: Wish) -> ShardId:
         names = [key.removeprefix(prefix) for key in keys]
         raise InvalidUsage(
             f"there is no shard {wish.shard!r} in {wish.place.shown()};"
-            f" {near(wish.shard, names, 'shards')}"
+            f" {suggest_names(wish.shard, names, 'shards')}"
         )
     return wish.shard
 
@@ -124,8 +124,8 @@ async def find(stores: Opened, wish: Wish) -> ShardId:
 async def load(wish: Wish, settings: Settings) -> Loaded:
     """Settle shard and time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
-    async with opened(wish, settings) as stores:
-        shard = await find(stores, wish)
+    async with open_stores(wish, settings) as stores:
+        shard = await find_shard(stores, wish)
         for attempt in range(_ATTEMPTS_MAX):
             state, upper = await _sealed(stores, settings, wish, shard)
             as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
@@ -183,7 +183,7 @@ async def plan(
     """Lease the parts, and return tasks that together give out all that is wanted, once. Raises
     `ReadBelowSince`, `ViewInError`, `Corrupt`, `StorageError`."""
     wish, settings = loaded.wish, loaded.settings
-    async with opened(wish, settings) as stores:
+    async with open_stores(wish, settings) as stores:
         # Updates below `raise_to` are raised to it anyway: a since up to there may have merged
         # them.
         since = window.lower if window.lower > 0 else window.raise_to
@@ -251,7 +251,7 @@ async def _tasks(
     # The parts retract nothing inside the window.
     if not any_:
         return direct(parts, wish.partition_bytes)
-    return divided(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
+    return divide_tasks(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
 
 
 async def read_part(blob: Blob, part: Part) -> bytes:

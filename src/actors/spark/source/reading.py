@@ -16,11 +16,11 @@ from pyspark.sql.datasource import InputPartition
 
 from actors.errors import PenstockError
 from actors.kernel import SystemClock
-from actors.persist.attach import blobs
+from actors.persist.attach import open_blobs
 from actors.persist.shard import Part
 from actors.plan.schema import DIFF, TIME
-from actors.spark.source.planning import Planned, opened, read_part
-from actors.spark.source.rows import Summing, batches, innocent, suspected, updates_of
+from actors.spark.source.planning import Planned, open_stores, read_part
+from actors.spark.source.rows import Summing, batches, drop_suspects, select_suspects, updates_of
 from actors.spark.source.splitting import Suspects, Task
 
 log = logging.getLogger("penstock.spark")
@@ -64,9 +64,9 @@ def _read(
         found = updates_of(part, data, planned.schemas, loaded.schema, window, planned.checks)
         updates = found.select(names)
         if task.share is None:
-            yield from batches(innocent(updates, suspects), window, shape)
+            yield from batches(drop_suspects(updates, suspects), window, shape)
         else:
-            sums.add(suspected(updates, suspects, task.share))
+            sums.add(select_suspects(updates, suspects, task.share))
     rest = sums.sums()
     if rest is not None:
         yield from batches(rest, window, shape)
@@ -78,7 +78,7 @@ def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[t
     keys = [part.key for part in task.parts if part.key]
     if keys:
         portal.call(_keep, planned, keys)
-    blob = portal.call(blobs, loaded.wish.place, loaded.settings, SystemClock())
+    blob = portal.call(open_blobs, loaded.wish.place, loaded.settings, SystemClock())
     clock = SystemClock()
     kept_ms = clock.monotonic_ms()
     following: Future[bytes] | None = None
@@ -99,12 +99,12 @@ def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[t
 async def _keep(planned: Planned, keys: list[str]) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
-        async with opened(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.wish, loaded.settings) as stores:
             await stores.leases.keep(planned.handed, keys)
 
 
 async def _done(planned: Planned, number: int) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
-        async with opened(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.wish, loaded.settings) as stores:
             await stores.leases.done(planned.handed, number)

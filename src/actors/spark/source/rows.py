@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import Corrupt, TypeMismatch, ViewInError
-from actors.persist.compaction import row_hashes, summed
+from actors.persist.compaction import consolidate_by_hash, row_hashes
 from actors.persist.parts import at_its_time, decode_written
 from actors.persist.schemas import read_as
 from actors.persist.shard import Part, ShardState
@@ -130,14 +130,16 @@ def negative_hashes(updates: pa.Table) -> Any | None:
     return identities(updates.filter(negative))
 
 
-def innocent(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
+def drop_suspects(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
     """Return the updates without those that must be summed."""
     if suspects is None or not updates.num_rows:
         return updates
     return updates.filter(pa.array(~suspects.has(identities(updates))))
 
 
-def suspected(updates: pa.Table, suspects: Suspects | None, share: tuple[int, int]) -> pa.Table:
+def select_suspects(
+    updates: pa.Table, suspects: Suspects | None, share: tuple[int, int]
+) -> pa.Table:
     """Return the updates that must be summed, of one share. `share`: (number, of how many)."""
     number, shares = share
     if not updates.num_rows or (suspects is None and shares == 1):
@@ -164,14 +166,14 @@ class Summing:
         self._held.append(updates)
         self._rows += updates.num_rows
         if self._rows > self._limit:
-            self._held = [summed(pa.concat_tables(self._held))]
+            self._held = [consolidate_by_hash(pa.concat_tables(self._held))]
             self._rows = self._held[0].num_rows
             # Twice what remains: rows that do not cancel out are not summed again at every part.
             self._limit = 2 * max(self._rows_max, self._rows)
 
     def sums(self) -> pa.Table | None:
         """Return the sums, none of them 0; None if no update was added."""
-        return summed(pa.concat_tables(self._held)) if self._held else None
+        return consolidate_by_hash(pa.concat_tables(self._held)) if self._held else None
 
 
 def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.RecordBatch]:

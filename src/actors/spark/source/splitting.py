@@ -109,7 +109,7 @@ def summing(parts: Sequence[Part]) -> list[Task]:
     return [Task(tuple(parts), (0, 1))]
 
 
-def divided(
+def divide_tasks(
     parts: Sequence[Part], suspects: Suspects, bytes_max: int, sum_rows_max: int
 ) -> list[Task]:
     """Return direct tasks, and those that sum the suspects."""

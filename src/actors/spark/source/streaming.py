@@ -35,7 +35,7 @@ from actors.persist.handed import consumer_hold
 from actors.persist.shard import ShardState
 from actors.progress import EMPTY, Frontier, Time
 from actors.spark.source.options import NEWEST, SNAPSHOT
-from actors.spark.source.planning import Loaded, Opened, fresh_name, opened, plan
+from actors.spark.source.planning import Loaded, Opened, fresh_name, open_stores, plan
 from actors.spark.source.reading import ShardPartition, read
 from actors.spark.source.rows import Window
 
@@ -58,7 +58,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _initial(self) -> dict[str, Any]:
         loaded = self._loaded
-        async with opened(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.wish, loaded.settings) as stores:
             state, upper = await stores.leases.look(loaded.shard)
         start = loaded.wish.start
         if start == NEWEST:
@@ -97,7 +97,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._time(start)
-        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
             beyond = begin if isinstance(limit, ReadMaxRows) else EMPTY  # rows are to be counted
             state, upper = await self._looked(stores, begin, beyond)
             if upper <= begin:
@@ -152,7 +152,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._until = anyio.run(self._upper)
 
     async def _upper(self) -> Frontier:
-        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
             return (await stores.leases.look(self._loaded.shard))[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -170,7 +170,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return [ShardPartition(n, task, planned) for n, task in enumerate(tasks)]
 
     async def _since(self) -> Time:
-        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
             return (await stores.leases.look(self._loaded.shard))[0].since
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -183,7 +183,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         anyio.run(self._commit, self._time(end))
 
     async def _commit(self, end: Time) -> None:
-        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
             state, _ = await stores.leases.look(self._loaded.shard)
             await self._hold(stores, state, end, moved=True)
 
@@ -195,7 +195,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _let_go(self) -> None:
         with suppress(PenstockError):  # it expires
-            async with opened(self._loaded.wish, self._loaded.settings) as stores:
+            async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
                 await stores.leases.drop_stream(self._loaded.shard, self._name)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KINDS = ("write", "input", "output")
 
 
-def hold(right: bool, rule: str, wrong: str, *operands: object) -> None:
+def require(right: bool, rule: str, wrong: str, *operands: object) -> None:
     """Raise `Violation` unless `right`; the text is formatted only then."""
     if not right:
         raise Violation(f"{rule}: {wrong.format(*operands)}")
@@ -54,9 +54,11 @@ class OrderChecker:
         self.seen[worker] += 1
         if at == len(self.entries):
             before = self.entries[-1][0] if self.entries else 0
-            hold(place >= before, "order", "worker {} renders {} after {}", worker, entry, before)
+            require(
+                place >= before, "order", "worker {} renders {} after {}", worker, entry, before
+            )
             self.entries.append(entry)
-        hold(
+        require(
             self.entries[at] == entry,
             "order",
             "worker {} renders {}, another one {}",
@@ -69,7 +71,9 @@ class OrderChecker:
         """Check a worker's storage half after an ordered command."""
         log = state.renderings.log
         known = self._digests.setdefault(log.length, log.digest)
-        hold(known == log.digest, "order", "worker {}: {} changes differ", state.index, log.length)
+        require(
+            known == log.digest, "order", "worker {}: {} changes differ", state.index, log.length
+        )
 
 
 class WantedChecker:
@@ -95,17 +99,17 @@ class WantedChecker:
             ):
                 found = running.get(description.id)
                 same = found is not None and timeless(found) == timeless(description)
-                hold(same, "wanted", "{} is rendered, to run is {}", description, found)
+                require(same, "wanted", "{} is rendered, to run is {}", description, found)
             case internal.RunOneshotIngestionDataflow(oneshot):
-                hold(wish.oneshots.get(oneshot.uuid) == oneshot, "wanted", "{} is run", oneshot)
+                require(wish.oneshots.get(oneshot.uuid) == oneshot, "wanted", "{} is run", oneshot)
             case internal.DropDataflow(ids):
                 wrong = set(ids) & self._storage.ids()
-                hold(not wrong, "wanted", "{} are dropped, and are to run", sorted(wrong))
+                require(not wrong, "wanted", "{} are dropped, and are to run", sorted(wrong))
 
     def rendered(self, worker: int, number: int, id_: ObjectId) -> None:
         """Check a dataflow that a worker renders."""
         found = self._compute.numbers.get(number)
-        hold(
+        require(
             found == id_,
             "wanted",
             "worker {} renders {} as {}, which is {}",
@@ -117,7 +121,7 @@ class WantedChecker:
 
     def dropped(self, worker: int, number: int) -> None:
         """Check a dataflow that a worker drops."""
-        hold(
+        require(
             number in self._compute.dropped, "wanted", "worker {} drops dataflow {}", worker, number
         )
 
@@ -137,7 +141,7 @@ class WantedChecker:
             said = {id_: timeless(what) for id_, what in (heard.ingestions | heard.sinks).items()}
             meant = {id_: timeless(what) for id_, what in wish.objects.items()}
             right = said == meant and heard.oneshots == wish.oneshots
-            hold(right, "wanted", "{} has heard {}, meant is {}", which, said, meant)
+            require(right, "wanted", "{} has heard {}, meant is {}", which, said, meant)
             current = of_storage.renderings.current
             found = {
                 id_: each.what
@@ -145,22 +149,26 @@ class WantedChecker:
                 else timeless(each.what)
                 for id_, each in current.items()
             }
-            hold(found == expected, "wanted", "{} renders {}, to run is {}", which, found, expected)
+            require(
+                found == expected, "wanted", "{} renders {}, to run is {}", which, found, expected
+            )
             shown = {
                 id_: (each.number, each.allowed, each.scheduled)
                 for id_, each in of_compute.rendered.items()
             }
-            hold(shown == flows, "wanted", "{} has dataflows {}, not {}", which, shown, flows)
-            hold(of_compute.writes_allowed == self._compute.writes, "wanted", "{}: writes", which)
+            require(shown == flows, "wanted", "{} has dataflows {}, not {}", which, shown, flows)
+            require(
+                of_compute.writes_allowed == self._compute.writes, "wanted", "{}: writes", which
+            )
             for made in of_compute.rendered.values():
                 waits = not made.is_index or of_compute.reads.pending.of(made.number)
                 right = waits or made.compacted == made.allowed
-                hold(bool(right), "wanted", "{} forgets nothing of {}", which, made)
+                require(bool(right), "wanted", "{} forgets nothing of {}", which, made)
             tasks.update(task.rendering.id for task in of_storage.tasks.running.values())
             expected_here = {id_ for id_, each in current.items() if each.complete}
             tasks.update(expected_here if of_storage.index == 0 else ())
         once = tasks == Counter(dict.fromkeys(expected, 1))
-        hold(once, "wanted", "tasks run {}, wanted are {}", dict(tasks), sorted(expected))
+        require(once, "wanted", "tasks run {}, wanted are {}", dict(tasks), sorted(expected))
 
 
 class ToldChecker:
@@ -187,7 +195,7 @@ class ToldChecker:
     def answered(self, served: str | None, outbox: str | None, muted: bool, what: Any) -> None:
         """Check a worker's answer."""
         right = not muted and served is not None and outbox == served
-        hold(
+        require(
             right,
             "told",
             "a worker that serves {} (muted: {}) tells {} {}",
@@ -213,7 +221,7 @@ class ToldChecker:
 
     def passed(self, connection: str | None, nonce: str) -> None:
         """Check a response that an adapter passes on."""
-        hold(connection == nonce, "told", "{} hears what {} was told", connection, nonce)
+        require(connection == nonce, "told", "{} hears what {} was told", connection, nonce)
 
     def reached(self, outside: Outside, state: ComputeState, response: Any) -> None:
         """Check that a worker's frontiers are not beyond its dataflow's upper."""
@@ -222,7 +230,9 @@ class ToldChecker:
             return
         upper = outside.flows[made.number].upper
         told = [getattr(response, kind) for kind in KINDS]
-        hold(max(each or 0 for each in told) <= upper, "told", "{}, it is at {}", response, upper)
+        require(
+            max(each or 0 for each in told) <= upper, "told", "{}, it is at {}", response, upper
+        )
 
     def storage_told(
         self, nonce: str, shape: Shape | None, response: storage.Response | None
@@ -233,7 +243,7 @@ class ToldChecker:
             case storage.FrontierUpper(id=id_, upper=upper):
                 self._all_have(nonce, id_, "upper", upper)
                 durable = self._durable.get(shape or (), 0)
-                hold(
+                require(
                     upper <= durable,
                     "told",
                     "{} below {}: {} is below {}",
@@ -244,21 +254,21 @@ class ToldChecker:
                 )
             case storage.StagedBatches(uuid=uuid, result=storage.Staged(batches=batches)):
                 given = self.staged.get(uuid, [])
-                hold(response.result in given, "told", "{}, given was {}", response, given)
+                require(response.result in given, "told", "{}, given was {}", response, given)
                 self._kept |= {batch.part for batch in batches}
             case storage.StagedBatches(uuid=uuid, result=storage.StagingFailed() as failed):
                 given = self.staged.get(uuid, [])
                 right = failed.code == Canceled.__name__ or failed in given
-                hold(right, "told", "{}, given was {}", response, given)
+                require(right, "told", "{}, given was {}", response, given)
             case storage.StatisticsUpdates():
                 for each in (*response.sources, *response.sinks, *response.oneshots):
                     most = self.measured[each.id]
-                    hold(each.messages <= most, "told", "{}: {} were measured", each, most)
+                    require(each.messages <= most, "told", "{}: {} were measured", each, most)
 
     def discarded(self, batches: Iterable[storage.StagedBatch]) -> None:
         """Check staged batches that a worker discards."""
         wrong = {batch.part for batch in batches} & self._kept
-        hold(not wrong, "told", "{} are discarded, and a client has them", wrong)
+        require(not wrong, "told", "{} are discarded, and a client has them", wrong)
 
     def compute_told(self, nonce: str, response: compute.Response | None) -> None:
         """Check a response that the client of that nonce receives."""
@@ -270,7 +280,7 @@ class ToldChecker:
 
     def _all_have(self, nonce: str, id_: ObjectId, kind: str, frontier: Frontier) -> None:
         uppers = self._sent.get((nonce, id_, kind), [0])
-        hold(
+        require(
             min(uppers) >= frontier,
             "told",
             "{} of {}: {}, workers sent {}",
@@ -295,18 +305,20 @@ class HoldsChecker:
         sinks."""
         most = max(outside, first)
         right = description.as_of <= most
-        hold(
+        require(
             right, "holds", "{} begins at {}, it is at {}", description.id, description.as_of, most
         )
 
     def compaction(self, id_: ObjectId, frontier: Frontier, allowed: Frontier) -> None:
         """Check a compaction of a task, or a partition."""
-        hold(frontier <= allowed, "holds", "{} below {}, allowed is {}", id_, frontier, allowed)
+        require(frontier <= allowed, "holds", "{} below {}, allowed is {}", id_, frontier, allowed)
 
     def reads(self, number: int, since: int, times: Iterable[int]) -> None:
         """Check a compaction of a partition against its open reads."""
         early = [time for time in times if time < since]
-        hold(not early, "holds", "dataflow {} forgets below {}, {} are read", number, since, early)
+        require(
+            not early, "holds", "dataflow {} forgets below {}, {} are read", number, since, early
+        )
 
 
 class BlameChecker:
@@ -324,18 +336,18 @@ class BlameChecker:
     def suspended(self, command: internal.SuspendAndRestart) -> None:
         """Check a suspension that a worker proposes."""
         right = (command.id, command.number) in self.failed
-        hold(right, "blame", "{} of an object that has not failed", command)
+        require(right, "blame", "{} of an object that has not failed", command)
 
     def touched(self, id_: ObjectId, named: frozenset[ObjectId], what: str) -> None:
         """Check the start or stop of a task; `named`: the objects that the cause names."""
-        hold(id_ in named, "blame", "{} is {} by what is about {}", id_, what, sorted(named))
+        require(id_ in named, "blame", "{} is {} by what is about {}", id_, what, sorted(named))
 
     def status(self, status: storage.StatusUpdate) -> None:
         """Check an object's status: an error must name the failed object."""
         if status.status == "stalled":
             error, source = status.error or "", status.id[:2]
             right = f"<{source}" in error or error.startswith(f"{source} runs already")
-            hold(right, "blame", "{} is said to have stalled: {}", status.id, error)
+            require(right, "blame", "{} is said to have stalled: {}", status.id, error)
 
 
 class DelayChecker:
@@ -367,7 +379,7 @@ class DelayChecker:
         self._ordered[half] += 1
         passed = self._ordered[other] - before
         self.most = max(self.most, passed)
-        hold(
+        require(
             passed <= self._window,
             "delay",
             "{} commands of {} came before one of {}, the window is {}",
@@ -397,4 +409,4 @@ def nothing_is_left(compute_state: Any, state: StorageState) -> None:
         "known": state.client.known,
     }
     left = {name: what for name, what in found.items() if what}
-    hold(not left, "left", "worker {} has {}", state.index, left)
+    require(not left, "left", "worker {} has {}", state.index, left)

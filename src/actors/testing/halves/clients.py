@@ -25,7 +25,7 @@ from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
 from actors.settings import Settings
 from actors.storage.history import StorageHistory
-from actors.testing.halves.checkers import hold
+from actors.testing.halves.checkers import require
 from actors.testing.halves.wishes import Shape, StorageWish, shapes
 
 SETTINGS: Final = Settings()
@@ -82,7 +82,7 @@ class StorageClient:
             if merged is not None:
                 self.responses.check(merged)
         except RemoteProtocolError as error:
-            hold(False, "rules", "{}", error)
+            require(False, "rules", "{}", error)
         for id_ in self.responses.ended:
             self.commands.ended(id_)
             self.told.pop(id_, None)
@@ -198,7 +198,7 @@ class ComputeClient:
         try:
             self.cluster.check(command)
         except PenstockError as error:
-            hold(False, "rules", "the cluster refuses what its client may say: {}", error)
+            require(False, "rules", "the cluster refuses what its client may say: {}", error)
         self.said.append(command)
         self.responses.heard(command)
         match command:
@@ -228,7 +228,7 @@ class ComputeClient:
             if merged is not None:
                 self.responses.check(merged)
         except RemoteProtocolError as error:
-            hold(False, "rules", "{}", error)
+            require(False, "rules", "{}", error)
         self._take(merged)
         for id_ in self.responses.ended:
             self.commands.ended(id_)
@@ -371,7 +371,7 @@ def _opening(command: Any) -> bool:
     return isinstance(command, opening)
 
 
-def lots(commands: Sequence[Any], dice: random.Random) -> list[Any]:
+def batch_commands(commands: Sequence[Any], dice: random.Random) -> list[Any]:
     """Return commands of the compute half as its connection passes them on: some batched."""
     found: list[Any] = []
     waiting: list[Any] = []

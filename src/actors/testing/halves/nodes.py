@@ -28,7 +28,7 @@ from actors.storage import events as e
 from actors.storage.outbox import StorageOutbox
 from actors.storage.renderings import owner_of
 from actors.storage.state import StorageState
-from actors.testing.halves.checkers import hold
+from actors.testing.halves.checkers import require
 from actors.testing.halves.clients import SETTINGS
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Node:
                 self._unordered.append(self.storage.proposed)
                 self._done_with_some()
             case Late(Tagged() as tagged):
-                hold(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
+                require(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
             case Late(tagged):
                 self._from_storage(tagged, None)
             case ce.ClientLost() as lost:
@@ -213,7 +213,7 @@ class Node:
         else:
             if self.world.validates():
                 self.compute.validate()
-            hold(not self.storage.handle(ordered), "order", "storage heeds {}", ordered)
+            require(not self.storage.handle(ordered), "order", "storage heeds {}", ordered)
             if self.index == 0:
                 self._compute_lane.done()
         self._done_with_some()
@@ -254,7 +254,7 @@ class Node:
         new = state.renderings.log.length - before
         if new:
             for entry in list(state.renderings.log.entries)[-new:]:
-                hold(entry.index == place, "order", "{} is rendered at {}", entry, place)
+                require(entry.index == place, "order", "{} is rendered at {}", entry, place)
                 self.world.logs.render(self.index, place, (entry.change, entry.id, entry.number))
                 rendering = state.renderings.current.get(entry.id)
                 self.world.outside.rendered(None if rendering is None else rendering.what)
@@ -281,7 +281,7 @@ class Node:
                 world.told.sent(client.nonce or "", self.index, response)
                 self._storage_outbox.push(response)
             case e.Offer(propose=propose):
-                hold(self.index == 0, "order", "worker {} offers {}", self.index, propose)
+                require(self.index == 0, "order", "worker {} offers {}", self.index, propose)
                 assert isinstance(propose.command, internal.ForStorage)
                 command = propose.command.command
                 world.wanted.offered(command)
@@ -289,7 +289,7 @@ class Node:
                     world.blame.suspended(command)
                 world.proposals.append((propose, self._mark))
             case e.Forward(forwarded=forwarded):
-                hold(self.index != 0, "order", "worker 0 forwards {}", forwarded)
+                require(self.index != 0, "order", "worker 0 forwards {}", forwarded)
                 if isinstance(forwarded.command, internal.SuspendAndRestart):
                     world.blame.suspended(forwarded.command)
                 world.forwarded.append(forwarded)
@@ -349,7 +349,7 @@ class Node:
                 world.told.sent(state.nonce or "", self.index, response)
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case ce.Offer(propose=propose):
-                hold(self.index == 0, "order", "worker {} offers {}", self.index, propose)
+                require(self.index == 0, "order", "worker {} offers {}", self.index, propose)
                 world.proposals.append((propose, self._mark))
             case ce.SwitchClient(nonce=nonce):
                 self._deliver(self._outbox.switch(nonce))

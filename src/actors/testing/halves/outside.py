@@ -26,7 +26,7 @@ from actors.protocol.storage import Staged, StagingFailed, Statistics
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
 from actors.storage.renderings import owner_of
-from actors.testing.halves.checkers import hold
+from actors.testing.halves.checkers import require
 from actors.testing.halves.clients import AS_OF
 from actors.testing.halves.wishes import Shape, shapes
 
@@ -172,11 +172,13 @@ class Outside:
         """Start a task of a worker."""
         id_ = what.uuid if isinstance(what, storage.RunOneshotIngestion) else what.id
         others = [task.number for task in self.tasks.values() if task.id == id_]
-        hold(not others, "wanted", "task {} of {} starts, there are {}", number, id_, others)
+        require(not others, "wanted", "task {} of {} starts, there are {}", number, id_, others)
         going = id_ in self.to_go or id_ in self.forgetting.values()
-        hold(not going, "holds", "task {} of {} starts, and what it keeps is going", number, id_)
+        require(not going, "holds", "task {} of {} starts, and what it keeps is going", number, id_)
         right = owner_of(id_, len(self._world.nodes)) == node.index
-        hold(right, "wanted", "worker {} starts {}, of which it is not the owner", node.index, id_)
+        require(
+            right, "wanted", "worker {} starts {}, of which it is not the owner", node.index, id_
+        )
         if isinstance(what, storage.IngestionDescription):
             self.kept.add(id_)
         task = self.tasks[number] = Task(number, id_, what, node, node.storage.writes_allowed)
@@ -196,7 +198,7 @@ class Outside:
         """Start to remove a source's external resources: no task may use them."""
         id_ = effect.description.id
         users = [task.number for task in self.tasks.values() if task.id == id_]
-        hold(not users, "holds", "what {} keeps outside goes, and tasks {} use it", id_, users)
+        require(not users, "holds", "what {} keeps outside goes, and tasks {} use it", id_, users)
         self.forgetting[node.index, effect.number] = id_
 
     def dropped_for_good(self, ids: Iterable[ObjectId]) -> None:
@@ -450,9 +452,13 @@ class Outside:
             flow, time = self.flows[start.number], start.peek.time
             incarnation = flow.incarnation
             sealed = flow.sealed.get(node.index, 0)
-            hold(sealed > time, "holds", "{} is read at {}, sealed below {}", flow.id, time, sealed)
+            require(
+                sealed > time, "holds", "{} is read at {}, sealed below {}", flow.id, time, sealed
+            )
             since = max(flow.since.get(node.index, 0), flow.compacted.get(node.index, 0))
-            hold(since <= time, "holds", "{} is read at {}, its since is {}", flow.id, time, since)
+            require(
+                since <= time, "holds", "{} is read at {}, its since is {}", flow.id, time, since
+            )
         self.reads[node.index, start.ticket] = Read(node, start, incarnation)
 
     def read_ends(self) -> bool:

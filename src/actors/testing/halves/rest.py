@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from actors.progress import EMPTY
 from actors.protocol import compute
 from actors.storage.renderings import owner_of
-from actors.testing.halves.checkers import KINDS, hold
+from actors.testing.halves.checkers import KINDS, require
 from actors.testing.halves.clients import ComputeClient, StorageClient
 from actors.testing.halves.wishes import shapes, timeless
 
@@ -29,9 +29,11 @@ def storage_is_told(world: World, client: StorageClient) -> None:
             if here.get(id_) == shape:
                 durable, told = world.outside.durable.get(shape, 0), client.told.get(id_, 0)
                 if durable < EMPTY or shape[0] != "remap":  # it ends with its exports
-                    hold(told == durable, "told", "{} below {}, not below {}", id_, told, durable)
+                    require(
+                        told == durable, "told", "{} below {}, not below {}", id_, told, durable
+                    )
     unanswered = client.wish.oneshots.keys() - client.staged.keys()
-    hold(not unanswered, "told", "{} have no answer", sorted(unanswered))
+    require(not unanswered, "told", "{} have no answer", sorted(unanswered))
 
 
 def health_is_told(world: World, client: StorageClient) -> None:
@@ -45,20 +47,20 @@ def health_is_told(world: World, client: StorageClient) -> None:
             shown, told = owner.storage.health.shown(id_), client.statuses.get(id_)
             seen = None if shown is None else (shown.status, shown.error)
             right = told is not None and (told.status, told.error) == seen
-            hold(right, "told", "{} is {}, told is {}", id_, seen, told)
+            require(right, "told", "{} is {}, told is {}", id_, seen, told)
 
 
 def compute_is_told(world: World, client: ComputeClient) -> None:
     """Check that every dataflow is reported up to the present time, and that reads and copies are
     answered."""
-    hold(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
+    require(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
     clock = world.outside.clock
     for id_, export in client.exports.items():
         if isinstance(export, compute.CopyToExport):
-            hold(id_ in client.copied, "told", "copy {} has no answer", id_)
+            require(id_ in client.copied, "told", "copy {} has no answer", id_)
         elif isinstance(export, compute.SubscribeExport):
             far = client.emitted.get(id_, 0)
-            hold(far > clock, "told", "subscribe {} is told to {}, it is {}", id_, far, clock)
+            require(far > clock, "told", "subscribe {} is told to {}, it is {}", id_, far, clock)
         else:
             told = [client.told.get((id_, kind), 0) for kind in KINDS]
-            hold(min(told) == clock, "told", "{} is told at {}, it is at {}", id_, told, clock)
+            require(min(told) == clock, "told", "{} is told at {}, it is at {}", id_, told, clock)

@@ -31,10 +31,17 @@ from actors.testing.halves.checkers import (
     OrderChecker,
     ToldChecker,
     WantedChecker,
-    hold,
     nothing_is_left,
+    require,
 )
-from actors.testing.halves.clients import Client, ComputeClient, Make, StorageClient, lots, varied
+from actors.testing.halves.clients import (
+    Client,
+    ComputeClient,
+    Make,
+    StorageClient,
+    batch_commands,
+    varied,
+)
 from actors.testing.halves.nodes import Late, Node
 from actors.testing.halves.outside import Outside
 from actors.testing.halves.rest import compute_is_told, health_is_told, storage_is_told
@@ -168,7 +175,9 @@ class World:
     def _sequence(self) -> bool:
         proposal, mark = self.proposals.popleft()
         ordered = self.order.propose(proposal)
-        hold(ordered is not None, "order", "{} is dropped, and worker 0 offers in order", proposal)
+        require(
+            ordered is not None, "order", "{} is dropped, and worker 0 offers in order", proposal
+        )
         assert ordered is not None
         self.delay.ordered(mark)
         self.most_delayed = max(self.most_delayed, self.delay.most)
@@ -250,7 +259,7 @@ class World:
                 else:
                     tagged = compute.Tagged(client.nonce, split)
                     self.nodes[part].adapters[half].down.append(tagged)
-        for lot in lots(to_first, self.dice):
+        for lot in batch_commands(to_first, self.dice):
             tagged = compute.Tagged(client.nonce, lot)
             self.nodes[0].adapters[half].down.append(tagged)
 
@@ -404,13 +413,15 @@ class World:
     def at_rest(self) -> None:
         """Check that all workers agree when all messages are delivered."""
         far = {self.logs.seen[node.index] for node in self.nodes}
-        hold(len(far) == 1, "order", "workers have come as far as {} entries", far)
+        require(len(far) == 1, "order", "workers have come as far as {} entries", far)
         self.wanted.at_rest([(node.compute, node.storage) for node in self.nodes])
         for node in self.nodes:
             node.compute.validate()
             node.storage.validate()
             lanes = [lane.under_way for lane in node.lanes]
-            hold(node.idle(), "delay", "worker {} is not done with commands: {}", node.index, lanes)
+            require(
+                node.idle(), "delay", "worker {} is not done with commands: {}", node.index, lanes
+            )
 
     def _get_on(self) -> None:
         """Advance all running objects, and check that clients are told exactly that."""
@@ -441,8 +452,8 @@ class World:
         self.at_rest()
         for node in self.nodes:
             nothing_is_left(node.compute, node.storage)
-        hold(not self.outside.kept, "left", "sources {} keep something", self.outside.kept)
-        hold(not self.outside.tasks, "left", "tasks {} are there", list(self.outside.tasks))
+        require(not self.outside.kept, "left", "sources {} keep something", self.outside.kept)
+        require(not self.outside.tasks, "left", "tasks {} are there", list(self.outside.tasks))
 
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:

@@ -19,6 +19,7 @@ from actors.testing.parsed.scope import Listing, Names
 from actors.testing.parsed.trees import (
     Unsupported,
     bare,
+    canonical_text,
     check_args,
     check_scalar,
     factored,
@@ -26,7 +27,6 @@ from actors.testing.parsed.trees import (
     present,
     text,
     transform,
-    turned,
 )
 
 _FUNCTIONS: Final[dict[Any, str]] = {
@@ -67,7 +67,7 @@ class Grouping(msgspec.Struct):
     having: list[Tree]
 
 
-def spelled_out(tree: Tree) -> Tree:
+def normalize_aggregates(tree: Tree) -> Tree:
     """Return a copy with the aggregates that the parser does not know under one name.
 
     Typed literals are casts to the parser: the sign goes inside, or the least value of a type
@@ -152,7 +152,7 @@ class _Over:
     def __init__(self, grouping: Grouping, fresh: Fresh) -> None:
         self._grouping = grouping
         self._fresh = fresh
-        self._keys = {turned(tree): key.name for key, tree in reversed(grouping.keys)}
+        self._keys = {canonical_text(tree): key.name for key, tree in reversed(grouping.keys)}
         self._written: dict[str, str] = {}
 
     def replaced(self, tree: Tree) -> Tree:
@@ -162,7 +162,7 @@ class _Over:
         return done
 
     def _replace(self, node: Tree) -> Tree | None:
-        key = self._keys.get(turned(node)) if self._keys else None
+        key = self._keys.get(canonical_text(node)) if self._keys else None
         if key is not None:
             return exp.column(key)
         if isinstance(node, exp.Filter | exp.AggFunc):

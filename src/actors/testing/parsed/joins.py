@@ -12,7 +12,7 @@ the right rows: it is a filter there. One on the left side alone decides whether
 stays in the residual.
 
 Expressions of a null-padded side must be computed below the join, or their padding would not be
-NULL: `sealed` makes columns of all of them.
+NULL: `seal_expressions` makes columns of all of them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def close(block: Block, fresh: Fresh) -> Plan:
         wanted[right].append(right_tree)
     named: list[dict[str, str]] = []
     for index, trees in enumerate(wanted):
-        inputs[index], names = keyed(inputs[index], trees, fresh)
+        inputs[index], names = add_key_columns(inputs[index], trees, fresh)
         named.append(names)
     equal = [
         Equal(named[left][text(left_tree)], named[right][text(right_tree)], safe)
@@ -165,7 +165,7 @@ def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
     return msgspec.structs.replace(plan, residual=(*plan.residual, text(tree)))
 
 
-def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:
+def add_key_columns(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:
     """Return the plan with a column for each expression, and the columns' ids by the texts."""
     names: dict[str, str] = {}
     made: list[Named] = []
@@ -184,9 +184,9 @@ def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, 
     return plan, names
 
 
-def sealed(block: Block, scope: Scope, fresh: Fresh) -> tuple[Plan, Scope]:
+def seal_expressions(block: Block, scope: Scope, fresh: Fresh) -> tuple[Plan, Scope]:
     """Return the block as a plan that computes all expressions of its names."""
-    plan, names = keyed(close(block, fresh), scope.expressions(), fresh)
+    plan, names = add_key_columns(close(block, fresh), scope.expressions(), fresh)
     return plan, scope.mapped({written: exp.column(name) for written, name in names.items()})
 
 
@@ -219,8 +219,8 @@ def _between(left: Tree, right: Tree, mine: set[str], theirs: set[str]) -> bool:
 def _tied(
     left: Plan, right: Plan, found: Split, fresh: Fresh
 ) -> tuple[Plan, Plan, tuple[Equal, ...]]:
-    left, mine = keyed(left, [tree for tree, _, _ in found.equal], fresh)
-    right, theirs = keyed(right, [tree for _, tree, _ in found.equal], fresh)
+    left, mine = add_key_columns(left, [tree for tree, _, _ in found.equal], fresh)
+    right, theirs = add_key_columns(right, [tree for _, tree, _ in found.equal], fresh)
     equal = [Equal(mine[text(a)], theirs[text(b)], safe) for a, b, safe in found.equal]
     return left, right, tuple(dict.fromkeys(equal))
 

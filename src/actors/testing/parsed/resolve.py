@@ -46,7 +46,7 @@ from actors.testing.parsed.clauses import (
     using_of,
     visible_ctes,
 )
-from actors.testing.parsed.grouping import group, is_aggregate, spelled_out
+from actors.testing.parsed.grouping import group, is_aggregate, normalize_aggregates
 from actors.testing.parsed.joins import (
     Block,
     Fresh,
@@ -54,7 +54,7 @@ from actors.testing.parsed.joins import (
     close,
     merged,
     outer_join,
-    sealed,
+    seal_expressions,
     semi_join,
 )
 from actors.testing.parsed.parse import Tree, lower_columns
@@ -98,7 +98,7 @@ class _Relation(msgspec.Struct):
 def resolve(tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> Resolved:
     """Return the query as a plan. Raises `Unsupported`."""
     resolver = _Resolver(sources, tables)
-    relation = resolver.query(spelled_out(tree), {}, "the view")
+    relation = resolver.query(normalize_aggregates(tree), {}, "the view")
     outputs = [tree for _, tree in relation.columns]
     plan = close(relation.block, resolver.fresh)
     for output in outputs:
@@ -264,10 +264,10 @@ class _Resolver:
     ) -> tuple[Block, Scope]:
         (block, scope), (other, offered) = left, right
         if how in ("right", "full"):
-            plan, scope = sealed(block, scope, self.fresh)
+            plan, scope = seal_expressions(block, scope, self.fresh)
             block = Block([plan], [])
         if how in ("left", "full"):
-            plan, offered = sealed(other, offered, self.fresh)
+            plan, offered = seal_expressions(other, offered, self.fresh)
             other = Block([plan], [])
         using, conjuncts = using_of(join, how, scope, offered)
         both = joined(scope, offered, using)

@@ -72,7 +72,7 @@ def bare(tree: Tree) -> str:
 _TURNS: Final = (exp.Add, exp.Mul, exp.And, exp.Or, exp.EQ, exp.NullSafeEQ, exp.BitwiseAnd)
 
 
-def turned(tree: Tree) -> str:
+def canonical_text(tree: Tree) -> str:
     """Return the text by which Spark compares expressions: with commutative operands in one order
     (``b + a`` is ``a + b``)."""
 

@@ -17,7 +17,7 @@ from actors.persist import PersistClient, appending, upkeep
 from actors.persist.change import Documents, Outcome
 from actors.persist.machine import Machine
 from actors.persist.orphans import Orphans, Suspects
-from actors.persist.part_lists import PartLists, lost
+from actors.persist.part_lists import PartLists, list_lost_error
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import (
@@ -104,7 +104,7 @@ def list_and_gone_is_damage() -> Iterator[None]:
     async def read(self: PartLists, listed: PartList) -> Any:
         parts = await right(self, listed)
         if parts is None:
-            raise lost("s", listed)
+            raise list_lost_error("s", listed)
         return parts
 
     with mock.patch.object(PartLists, "read", read):

@@ -160,17 +160,17 @@ class Process:
             while True:
                 await asyncio.sleep(upkeep_s)
                 for shard in sorted(self.world.truth.shards):
-                    await self.excused(client.maintain(shard))
+                    await self.await_excusing_storage(client.maintain(shard))
 
         async def collect() -> None:
             while True:
                 await asyncio.sleep(COLLECT_S)
-                await self.excused(client.collect_orphans())
+                await self.await_excusing_storage(client.collect_orphans())
 
         found = [upkeep(), collect()]
         return found if self.alone else [*found, client.follow()]
 
-    async def excused(self, doing: Any) -> bool:
+    async def await_excusing_storage(self, doing: Any) -> bool:
         """Await `doing`; return whether it succeeded. A failure of the stores is excused."""
         try:
             await doing

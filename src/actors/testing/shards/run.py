@@ -272,7 +272,7 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
         )
     finally:
         with undisturbed():
-            loop.bury()
+            loop.close_killed_tasks()
             with suppress(Exception):
                 loop.close()
             asyncio.set_event_loop(None)

@@ -112,7 +112,7 @@ class CrashableLoop(VirtualTimeLoop):
             self._drop()
         super()._run_once()
 
-    def bury(self) -> None:
+    def close_killed_tasks(self) -> None:
         """Close the coroutines of killed lives; to be called when no code of the run runs any
         more."""
         for _, (task, context) in sorted(self._tasks.items(), reverse=True):

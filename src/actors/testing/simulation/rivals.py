@@ -297,7 +297,7 @@ async def compete(world: World, operations: list[Operation]) -> None:
         except PenstockError:
             continue
         world.trace.note("rival", operation.client, operation.kind)
-        await visited(world, Rival(world, inner, operation), operation)
+        await run_visit(world, Rival(world, inner, operation), operation)
 
 
 class Visitor(Protocol):
@@ -308,7 +308,7 @@ class Visitor(Protocol):
         ...
 
 
-async def visited(world: World, rival: Visitor, operation: Operation) -> None:
+async def run_visit(world: World, rival: Visitor, operation: Operation) -> None:
     """Run one visit; the death of the service ends it."""
     loop = asyncio.get_running_loop()
     visit = loop.create_task(rival.visit())

@@ -53,7 +53,7 @@ from actors.storage.history import StorageHistory
 from actors.testing.simulation.checkers import StorageChecker
 from actors.testing.simulation.history import Violation
 from actors.testing.simulation.links import FaultyClusterClient
-from actors.testing.simulation.rivals import NEVER_IN_POWER, STAYS_MS, VISIT_S, visited
+from actors.testing.simulation.rivals import NEVER_IN_POWER, STAYS_MS, VISIT_S, run_visit
 from actors.testing.simulation.schedule import Operation
 
 if TYPE_CHECKING:
@@ -295,4 +295,4 @@ async def compete_for_storage(world: World, operations: list[Operation]) -> None
         except PenstockError:
             continue
         world.trace.note("rival", operation.client, operation.kind)
-        await visited(world, StorageRival(world, inner, operation), operation)
+        await run_visit(world, StorageRival(world, inner, operation), operation)

@@ -19,7 +19,13 @@ from actors.testing.wal.checkers import Before, Held
 from actors.testing.wal.files import Crashed
 from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
 from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal
-from actors.wal.donors import PeerStatus, can_give, elected, status_of, vote_request
+from actors.wal.donors import (
+    PeerStatus,
+    is_useful_donor,
+    make_announcement,
+    peer_status,
+    vote_request,
+)
 from actors.wal.messages import AppendRequest, ProposerElected
 from actors.wal.stores import ControlState, ControlStore, WalStore
 
@@ -307,12 +313,12 @@ class AcceptorNode:
         """Recover from another acceptor, if its log is ahead of ours."""
         if self.acceptor is None or other.acceptor is None or other is self:
             return
-        donor = status_of(other.acceptor)
-        if not can_give(donor, status_of(self.acceptor)):
+        donor = peer_status(other.acceptor)
+        if not is_useful_donor(donor, peer_status(self.acceptor)):
             return
         vote = self.process(vote_request(donor, self.acceptor.state.membership.generation))
         try:
-            announced = vote and elected(donor, vote)
+            announced = vote and make_announcement(donor, vote)
         except WalRefused as error:
             raise Violation(f"12 history: {error}") from error
         if announced:

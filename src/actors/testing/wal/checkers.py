@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from actors.testing.wal.acceptors import Disk
 
 
-def hold(right: bool, rule: str, *operands: object) -> None:
+def require(right: bool, rule: str, *operands: object) -> None:
     """Raise `Violation` unless `right`."""
     if not right:
         raise Violation(f"{rule}: {', '.join(map(str, operands))}")
@@ -89,12 +89,12 @@ class Truth:
         """Check that life `life` of a proposer may lead `term`; `log` is all before its begin. It
         must have the records committed in lower terms."""
         known = self._elected.setdefault(term, life)
-        hold(known == life, "1 election: two of a term", term, known, life)
+        require(known == life, "1 election: two of a term", term, known, life)
         self._starts[term] = start_lsn
         # A leader may lack commits of higher terms: no acceptor will take its log.
         commits = (lsn for lower, lsn in self._commits.items() if lower < term)
         commit_lsn = max(commits, default=self.start_lsn)
-        hold(
+        require(
             start_lsn >= commit_lsn,
             "3 committed: a leader without it",
             term,
@@ -107,16 +107,16 @@ class Truth:
         """Check a history with which a proposer leads, or which an acceptor persists."""
         for entry in history:
             begin = self._begins.setdefault(entry.term, entry.lsn)
-            hold(begin == entry.lsn, "12 history: a term begins twice", entry, begin, term)
+            require(begin == entry.lsn, "12 history: a term begins twice", entry, begin, term)
 
     def commit(
         self, term: int, start_lsn: int, commit_lsn: int, log: bytearray, quorum: int
     ) -> None:
         """Check a commit that the leader of `term` reports, its log being `log`."""
-        hold(commit_lsn >= start_lsn, "3 committed: below the term's begin", term, commit_lsn)
+        require(commit_lsn >= start_lsn, "3 committed: below the term's begin", term, commit_lsn)
         durable = self.durable[term].values()
         having = sum(lsn >= commit_lsn for lsn in durable)
-        hold(
+        require(
             having >= quorum,
             "3 committed: not on the disks of a quorum",
             term,
@@ -124,10 +124,10 @@ class Truth:
             sorted(durable),
         )
         end = commit_lsn - self.start_lsn
-        hold(end <= len(log), "3 committed: more than was appended", end, len(log))
+        require(end <= len(log), "3 committed: more than was appended", end, len(log))
         self.hold_committed(log, 0, end, "3 committed: two differ")
         for higher, begin in self._starts.items():
-            hold(
+            require(
                 higher <= term or begin >= commit_lsn,
                 "3 committed: a leader of a higher term lacks it",
                 higher,
@@ -144,7 +144,7 @@ class Truth:
         both = min(end, len(self.committed))
         self.same(log, begin, both, rule)
         if end > both:
-            hold(len(log) >= end, rule, "it is not there", end, len(log))
+            require(len(log) >= end, rule, "it is not there", end, len(log))
             self.committed += log[both:end]
 
     def same(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:
@@ -160,7 +160,7 @@ class Truth:
     def member(self, membership: Membership) -> None:
         """Check a configuration that a node has."""
         known = self._memberships.setdefault(membership.generation, membership)
-        hold(known == membership, "4 membership: a generation with two", known, membership)
+        require(known == membership, "4 membership: a generation with two", known, membership)
 
 
 class Before:
@@ -208,20 +208,20 @@ class Held:
         """Check a new control file on disk."""
         self._control = new
         who = self._number
-        hold(new.term >= self._term, "5 votes: a term falls", who, self._term, new.term)
-        hold(new.commit_lsn >= old.commit_lsn, "6 commit: the persisted one falls", who)
-        hold(new.peer_horizon_lsn >= old.peer_horizon_lsn, "11 horizon: it falls on disk", who)
+        require(new.term >= self._term, "5 votes: a term falls", who, self._term, new.term)
+        require(new.commit_lsn >= old.commit_lsn, "6 commit: the persisted one falls", who)
+        require(new.peer_horizon_lsn >= old.peer_horizon_lsn, "11 horizon: it falls on disk", who)
         self._term = new.term
         if new.history is not old.history:
             terms = [entry.term for entry in new.history]
             rising = all(a < b for a, b in pairwise(terms))
             lsns = [entry.lsn for entry in new.history]
-            hold(rising and lsns == sorted(lsns), "2 terms: they do not rise", who, new.history)
-            hold(not terms or terms[-1] <= new.term, "2 terms: beyond its own", who, new.history)
+            require(rising and lsns == sorted(lsns), "2 terms: they do not rise", who, new.history)
+            require(not terms or terms[-1] <= new.term, "2 terms: beyond its own", who, new.history)
             self._truth.led(new.term, new.history)
             check_history(new.history)
         if new.membership != old.membership:
-            hold(
+            require(
                 new.membership.generation > old.membership.generation,
                 "4 membership: a generation falls",
                 who,
@@ -230,7 +230,7 @@ class Held:
 
     def initialized(self, start_lsn: int) -> None:
         """Check the begin of an empty log."""
-        hold(
+        require(
             start_lsn == self._truth.start_lsn,
             "9 bytes: a log begins elsewhere",
             self._number,
@@ -245,8 +245,8 @@ class Held:
     def wrote(self, begin_lsn: int, wal: bytes, handling: Any) -> None:
         """Check bytes that were accepted."""
         request = handling.request if isinstance(handling, AppendUnflushed) else handling
-        hold(isinstance(request, AppendRequest), "10 append: without a request", self._number)
-        hold(
+        require(isinstance(request, AppendRequest), "10 append: without a request", self._number)
+        require(
             request.term == self._term == self._announced,
             "10 append: of another term",
             self._number,
@@ -255,18 +255,18 @@ class Held:
             self._announced,
         )
         generation = self._control.membership.generation if self._control else 0
-        hold(request.generation == generation, "10 append: of another generation", generation)
-        hold(self._writable, "13 truncation: written before it", self._number)
+        require(request.generation == generation, "10 append: of another generation", generation)
+        require(self._writable, "13 truncation: written before it", self._number)
         end = self._truth.start_lsn + len(self.log)
-        hold(begin_lsn == end, "9 bytes: a gap, or overwritten", self._number, begin_lsn, end)
-        hold(wal == request.wal, "9 bytes: others than those of the request", self._number)
+        require(begin_lsn == end, "9 bytes: a gap, or overwritten", self._number, begin_lsn, end)
+        require(wal == request.wal, "9 bytes: others than those of the request", self._number)
         self.log += wal
         self._writing = b""
 
     def truncating(self, end_lsn: int, handling: Any) -> None:
         """Check a truncation before it happens."""
-        hold(isinstance(handling, ProposerElected), "7 flush: cut by nobody", self._number)
-        hold(
+        require(isinstance(handling, ProposerElected), "7 flush: cut by nobody", self._number)
+        require(
             end_lsn >= self._commit,
             "7 flush: cut below its commit",
             self._number,
@@ -307,19 +307,19 @@ class Held:
         who, start = self._number, self._truth.start_lsn
         self._control = acceptor.state
         flush_lsn, end_lsn = acceptor.flush_lsn, wal.write_lsn
-        hold(acceptor.term >= self._term, "5 votes: a term fell in a crash", who)
+        require(acceptor.term >= self._term, "5 votes: a term fell in a crash", who)
         if self._cutting and flush_lsn <= self._cutting:
             self._cut(self._cutting)
         if self._cutting:
             self._writing = b""
-            hold(
+            require(
                 end_lsn == start + len(self.log) or flush_lsn >= self._told_flush,
                 "13 truncation: neither the old log nor the cut one",
                 who,
                 end_lsn,
                 self._cutting,
             )
-        hold(
+        require(
             flush_lsn >= self._told_flush,
             "8 durable: what was told to be flushed is gone",
             who,
@@ -330,7 +330,7 @@ class Held:
             found = self._disk.read(start, end_lsn)
             self.log += self._writing
             self.log = self._padded(end_lsn)
-            hold(
+            require(
                 found == self.log,
                 "9 bytes: not what was accepted is there after a crash",
                 who,
@@ -355,14 +355,14 @@ class Held:
         if elected and acceptor.term == message.term and acceptor.term_start_lsn:
             self._announced = message.term
         if flush_lsn < before.flush_lsn:
-            hold(elected, "7 flush: it fell", who, before.flush_lsn, flush_lsn)
-            hold(flush_lsn >= before.commit_lsn, "7 flush: it fell below the commit", who)
+            require(elected, "7 flush: it fell", who, before.flush_lsn, flush_lsn)
+            require(flush_lsn >= before.commit_lsn, "7 flush: it fell below the commit", who)
         commit_lsn = acceptor.commit_lsn
-        hold(commit_lsn >= self._commit, "6 commit: it falls", who, self._commit, commit_lsn)
-        hold(commit_lsn <= flush_lsn, "6 commit: beyond what is flushed", who, commit_lsn)
+        require(commit_lsn >= self._commit, "6 commit: it falls", who, self._commit, commit_lsn)
+        require(commit_lsn <= flush_lsn, "6 commit: beyond what is flushed", who, commit_lsn)
         self._commit = commit_lsn
         horizon = acceptor.state.peer_horizon_lsn
-        hold(horizon >= self._horizon, "11 horizon: it falls", who, self._horizon, horizon)
+        require(horizon >= self._horizon, "11 horizon: it falls", who, self._horizon, horizon)
         self._horizon = horizon
         request = message.request if isinstance(message, AppendUnflushed) else message
         if isinstance(request, AppendRequest):
@@ -376,7 +376,7 @@ class Held:
         right = request.term == before.term and request.generation == before.generation
         if right and request.term == self._announced:
             return
-        hold(
+        require(
             wal.write_lsn == before.write_lsn,
             "10 append: of another term or generation",
             self._number,
@@ -384,7 +384,7 @@ class Held:
             before.term,
         )
         if isinstance(answer, AppendResponse):
-            hold(
+            require(
                 answer.flush_lsn == answer.commit_lsn == 0,
                 "10 append: answered in another term",
                 self._number,
@@ -398,10 +398,10 @@ class Held:
         if isinstance(answer, AcceptorGreeting):
             self._truth.member(answer.membership)
         durable = self._control.term if self._control is not None else 0
-        hold(answer.term <= durable, "5 votes: told before it is on disk", who, answer.term)
+        require(answer.term <= durable, "5 votes: told before it is on disk", who, answer.term)
         if isinstance(answer, VoteResponse):
             if answer.vote_given:
-                hold(answer.term not in self._voted, "5 votes: two in a term", who, answer.term)
+                require(answer.term not in self._voted, "5 votes: two in a term", who, answer.term)
                 self._voted.add(answer.term)
             self._truth.votes[who, answer.term] = bytes(self._padded(answer.flush_lsn))
         told = isinstance(answer, VoteResponse | AppendResponse)
@@ -428,6 +428,6 @@ class Held:
         if not wal.write_lsn:
             return
         found = self._disk.read(self._truth.start_lsn, wal.write_lsn)
-        hold(found == self.log, "9 bytes: not what was accepted is stored", self._number)
+        require(found == self.log, "9 bytes: not what was accepted is stored", self._number)
         self._compared = 0
         self._agree(acceptor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from actors.testing.wal.checkers import hold
+from actors.testing.wal.checkers import require
 from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
 from actors.wal.messages import AppendRequest, Member, Membership
 from actors.wal.proposer import Proposer
@@ -224,13 +224,13 @@ class ProposerNode:
                 self.world.struck["whole piece" if whole else "part of a piece"] += 1
                 if message.begin_lsn < proposer.commit_lsn:
                     self.world.struck["committed log sent"] += 1
-            hold(
+            require(
                 message.truncate_lsn <= proposer.commit_lsn or not message.truncate_lsn,
                 "11 horizon: beyond the commit",
                 message.truncate_lsn,
                 proposer.commit_lsn,
             )
-            hold(
+            require(
                 message.commit_lsn <= max(self.commit_lsn, proposer.commit_lsn),
                 "3 committed: sent before it is",
                 message.commit_lsn,
@@ -246,7 +246,7 @@ class ProposerNode:
         self.world.told("elected", self.number, effect.term, effect.start_lsn)
         log = truth.votes.get((effect.donor, effect.term), b"")
         self.log = bytearray(log[: effect.start_lsn - truth.start_lsn])
-        hold(
+        require(
             len(self.log) == effect.start_lsn - truth.start_lsn,
             "3 committed: a leader begins where its donor does not end",
             effect,
@@ -259,7 +259,7 @@ class ProposerNode:
         proposer = self.proposer
         if proposer is None:
             return
-        hold(lsn > self.commit_lsn, "3 committed: a leader's commit falls", lsn, self.commit_lsn)
+        require(lsn > self.commit_lsn, "3 committed: a leader's commit falls", lsn, self.commit_lsn)
         self.commit_lsn = lsn
         self.world.told("commit", self.number, proposer.term, lsn)
         quorum = self.world.schedule.setting.acceptors // 2 + 1
@@ -278,7 +278,7 @@ class ProposerNode:
             return
         begin = effect.begin_lsn - self.world.truth.start_lsn
         ours = self.log[begin : begin + len(wal)]
-        hold(wal == ours, "9 bytes: read back is another log", effect)
+        require(wal == ours, "9 bytes: read back is another log", effect)
         self._do(proposer.fetched(effect.acceptor, effect.begin_lsn, wal))
 
     # -- work --
@@ -289,7 +289,7 @@ class ProposerNode:
         self._append()
 
     @property
-    def is_through(self) -> bool:
+    def is_fully_committed(self) -> bool:
         """Return whether all transactions are appended and committed."""
         proposer = self.proposer
         return (

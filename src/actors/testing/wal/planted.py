@@ -143,7 +143,7 @@ def generation_not_looked_at() -> Iterator[None]:
 @contextmanager
 def commit_below_the_terms_begin() -> Iterator[None]:
     """Commit records of earlier terms by counting (Raft's figure 8)."""
-    right = quorum.committed
+    right = quorum.quorum_flush_lsn
 
     def committed(voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int) -> int:
         return right(voters, flushed, 0)

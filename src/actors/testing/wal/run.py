@@ -18,7 +18,7 @@ from actors.testing.simulation.history import Violation
 from actors.testing.wal import file_disk
 from actors.testing.wal import schedule as plan
 from actors.testing.wal.acceptors import AcceptorNode, Disk
-from actors.testing.wal.checkers import Truth, hold
+from actors.testing.wal.checkers import Truth, require
 from actors.testing.wal.file_disk import FileDisk, RealRecords
 from actors.testing.wal.leaders import ProposerNode, Records
 from actors.testing.wal.memory import CellRecords, MemoryDisk
@@ -145,7 +145,7 @@ class World:
         while self.events.now_ms < end_ms:
             self._run(self.events.now_ms + CALM_STEP_MS)
             proposer = last.proposer
-            if proposer is None or not last.is_through:
+            if proposer is None or not last.is_fully_committed:
                 continue
             if all(
                 node.acceptor is not None
@@ -154,7 +154,7 @@ class World:
                 for node in self.acceptors
             ):
                 written = proposer.end_lsn > proposer.start_lsn
-                hold(written, "liveness: nothing was appended")
+                require(written, "liveness: nothing was appended")
                 return
         shown = [
             (node.acceptor.term, node.acceptor.flush_lsn, node.acceptor.commit_lsn)
