@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
-from actors.kernel import Actor, Address, System
+from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import start_spark
 from measure import Measure, Report, median
@@ -37,7 +37,7 @@ DEADLINE_MS = 1_800_000
 class Gate(Actor[ExecutorMessage]):
     """Hands every message on to the engine, in order, while it is open."""
 
-    def __init__(self, engine: Address[ExecutorMessage]) -> None:
+    def __init__(self, engine: ActorAddress[ExecutorMessage]) -> None:
         self._engine = engine
         self._open = anyio.Event()
         self._open.set()
@@ -61,10 +61,12 @@ class GatedBench(Bench):
 
     gate: Gate
 
-    def _start(self, system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    def _start(
+        self, system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
         self.engine = engine = start_spark(system, settings, scratch)
         self.gate = Gate(engine)
-        address: Address[ExecutorMessage] = system.spawn(lambda: self.gate, "gate")
+        address: ActorAddress[ExecutorMessage] = system.spawn(lambda: self.gate, "gate")
         return address
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import psycopg
 
 from actors.client import Client
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
@@ -64,9 +64,11 @@ class Seen:
         return ages
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
     """An engine that is not asked for anything."""
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

@@ -27,33 +27,33 @@ import pyarrow.parquet as pq
 
 from actors import Settings
 from actors.controller.staged import parts_of
-from actors.kernel import STOP, Address, Reply, System, SystemClock
+from actors.kernel import STOP, ActorAddress, ActorSystem, ReplySlot, SystemClock
 from actors.oneshot_task import OneshotEnded, OneshotTask
 from actors.persist.client import PersistClient
-from actors.persist.shard import Append, Appended, NewShard, Part, placed
-from actors.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, Run, TakeFiles
-from actors.plan.schema import TIME, Column, Schema
-from actors.protocol.storage import Staged
+from actors.persist.shard import AppendCommitted, BatchPart, NewShard, ShardAppend, placed
+from actors.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, SubmitJob, TakeFiles
+from actors.plan.schema import TIME, TableColumn, TableSchema
+from actors.protocol.storage import FilesStaged
 from actors.service import start_spark
 from actors.sources import file_reading
-from actors.sources.draws import Draws, decimals, numbered
+from actors.sources.draws import DrawStream, decimals, numbered
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.oneshot import CopyFrom, OneshotCopy
-from actors.sources.source import Export, Idle, Mark, Rows
-from actors.sources.surroundings import Surroundings
-from actors.testing.probe import Probe
+from actors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.sources.source import PositionMark, SourceExport, SourceIdle, SourceRows
+from actors.sources.surroundings import ConnectorContext
+from actors.testing.probe import MessageProbe
 from measure import Measure, Report, median, size_name, sizes
 
-SCHEMA = Schema(
+SCHEMA = TableSchema(
     (
-        Column("id", "bigint"),
-        Column("at", "timestamp"),
-        Column("product", "bigint"),
-        Column("region", "string"),
-        Column("customer", "string"),
-        Column("quantity", "int"),
-        Column("price", "decimal(12,2)"),
-        Column("discount", "double"),
+        TableColumn("id", "bigint"),
+        TableColumn("at", "timestamp"),
+        TableColumn("product", "bigint"),
+        TableColumn("region", "string"),
+        TableColumn("customer", "string"),
+        TableColumn("quantity", "int"),
+        TableColumn("price", "decimal(12,2)"),
+        TableColumn("discount", "double"),
     )
 )
 FILES = 10
@@ -61,7 +61,7 @@ CHUNK = 1_000_000
 TARGET = 2.0
 DEADLINE_MS = 1_800_000
 REGIONS = pa.array(["north", "east", "south", "west"])
-CUSTOMERS = Draws(1, "customers").texts(numbered(0, 10_000), 8, 24)
+CUSTOMERS = DrawStream(1, "customers").texts(numbered(0, 10_000), 8, 24)
 
 
 def rows(start: int, stop: int) -> pa.Table:
@@ -70,12 +70,12 @@ def rows(start: int, stop: int) -> pa.Table:
     columns: list[Any] = [
         ids,
         pa.array(ids * 250_000 + 1_700_000_000_000_000).cast(pa.timestamp("us", tz="UTC")),
-        Draws(1, "product").below(ids, 100_000),
-        REGIONS.take(pa.array(Draws(1, "region").below(ids, 4))),
-        CUSTOMERS.take(pa.array(Draws(1, "customer").below(ids, 10_000))),
-        Draws(1, "quantity").below(ids, 50).astype(np.int32),
-        decimals(Draws(1, "price").below(ids, 10_000_000), pa.decimal128(12, 2)),
-        Draws(1, "discount").below(ids, 100) / 100,
+        DrawStream(1, "product").below(ids, 100_000),
+        REGIONS.take(pa.array(DrawStream(1, "region").below(ids, 4))),
+        CUSTOMERS.take(pa.array(DrawStream(1, "customer").below(ids, 10_000))),
+        DrawStream(1, "quantity").below(ids, 50).astype(np.int32),
+        decimals(DrawStream(1, "price").below(ids, 10_000_000), pa.decimal128(12, 2)),
+        DrawStream(1, "discount").below(ids, 100) / 100,
     ]
     return pa.table(columns, schema=SCHEMA.arrow())
 
@@ -99,18 +99,18 @@ def write(folder: Path, kind: str, count: int) -> int:
 class Bench:
     """An engine, and a place for shards."""
 
-    def __init__(self, folder: Path, engine: Address[ExecutorMessage]) -> None:
+    def __init__(self, folder: Path, engine: ActorAddress[ExecutorMessage]) -> None:
         self._folder = folder
         self._engine = engine
         self._clock = SystemClock()
         settings = Settings(source_dirs=str(folder))
-        self._around = Surroundings(self._clock, settings, folder / "scratch", self.run_job)
+        self._around = ConnectorContext(self._clock, settings, folder / "scratch", self.run_job)
 
     async def run_job(self, job: Job) -> Answer:
         """The engine's answer."""
 
-        def make(reply: Reply[Answer]) -> ExecutorMessage:
-            return Run(job, reply)
+        def make(reply: ReplySlot[Answer]) -> ExecutorMessage:
+            return SubmitJob(job, reply)
 
         return await self._engine.ask(make, DEADLINE_MS)
 
@@ -129,7 +129,7 @@ class Bench:
             await persist.create_shards([NewShard("u1", SCHEMA)])
             source = FilesSource(config, self._around)
             started = time.perf_counter()
-            await source.open((Export(EXPORT, SCHEMA),), None)
+            await source.open((SourceExport(EXPORT, SCHEMA),), None)
             done = await self._ingest(source, persist)
             elapsed = (time.perf_counter() - started) * 1000
             await source.close()
@@ -143,11 +143,11 @@ class Bench:
         that is chosen at the end."""
         place = self._folder / f"state-{uuid.uuid4().hex}"
         persist = await PersistClient.open(place, self._around.settings, self._clock)
-        request = CopyFrom(path=str(self._folder / "parquet"), format="parquet")
+        request = CopyFromConfig(path=str(self._folder / "parquet"), format="parquet")
         try:
             await persist.create_shards([NewShard("u1", SCHEMA)])
-            async with System() as system:
-                probe = Probe.start(system, "owner")
+            async with ActorSystem() as system:
+                probe = MessageProbe.start(system, "owner")
                 started = time.perf_counter()
                 system.spawn(
                     lambda: OneshotTask(
@@ -163,11 +163,13 @@ class Bench:
                 )
                 while not isinstance(ended := await probe.expect(object), OneshotEnded):
                     pass  # how far it is
-                assert isinstance(ended.result, Staged), ended
+                assert isinstance(ended.result, FilesStaged), ended
                 parts = parts_of(ended.result)
                 assert await persist.claim("u1", parts)
                 at = tuple(placed(part, 7) for part in parts)
-                assert isinstance(await persist.append([Append("u1", 0, 8, at)]), Appended)
+                assert isinstance(
+                    await persist.append([ShardAppend("u1", 0, 8, at)]), AppendCommitted
+                )
                 elapsed = (time.perf_counter() - started) * 1000
             assert sum(part.rows for part in parts) == count
         finally:
@@ -175,17 +177,17 @@ class Bench:
         return elapsed
 
     async def _ingest(self, source: FilesSource, persist: PersistClient) -> int:
-        parts: list[Part] = []
+        parts: list[BatchPart] = []
         lower = upper = taken = 0
-        while not isinstance(given := await source.next(), Idle):
-            if isinstance(given, Rows):
+        while not isinstance(given := await source.next(), SourceIdle):
+            if isinstance(given, SourceRows):
                 times = pa.array(np.full(given.updates.num_rows, upper, np.int64))
                 updates = given.updates.append_column(pa.field(TIME, pa.int64()), times)
                 parts += await persist.write_parts("u1", updates)
                 taken += given.updates.num_rows
-            elif isinstance(given, Mark):
-                append = Append("u1", lower, upper + 1, tuple(parts))
-                assert isinstance(await persist.append([append]), Appended)
+            elif isinstance(given, PositionMark):
+                append = ShardAppend("u1", lower, upper + 1, tuple(parts))
+                assert isinstance(await persist.append([append]), AppendCommitted)
                 lower, upper, parts = upper + 1, upper + 1, []
         return taken
 
@@ -240,7 +242,7 @@ async def run(report: Report) -> None:
     for count in counts:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            async with System() as system:
+            async with ActorSystem() as system:
                 engine = start_spark(system, Settings(), folder / "engine")
                 bench = Bench(folder, engine)
                 await one(report, bench, "parquet", count, folder)

@@ -26,7 +26,7 @@ import pykka
 import thespian.actors as thespian
 import xoscar
 
-from actors.kernel import Actor, Address, Reply, System
+from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
 from measure import Measure, Report, median
 
 LIMIT = 1024
@@ -46,7 +46,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Answered with its number."""
 
     number: int
-    reply: Reply[int]
+    reply: ReplySlot[int]
 
 
 class Counter(Actor[Note | Ask]):
@@ -71,7 +71,7 @@ class Hop(Actor[Note]):
     """Passes a token on until it has gone far enough."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
-        self.next: Address[Note] | None = None
+        self.next: ActorAddress[Note] | None = None
         self.ended = ended
 
     async def receive(self, message: Note) -> None:
@@ -84,7 +84,7 @@ class Hop(Actor[Note]):
 
 async def ours_tell(count: int) -> float:
     """A sender and an actor."""
-    async with System(mailbox=LIMIT) as system:
+    async with ActorSystem(mailbox=LIMIT) as system:
         counter = Counter(count)
         to = system.spawn(lambda: counter, "counter")
         note = Note(1)
@@ -131,10 +131,10 @@ async def stream_tell(count: int) -> float:
 
 async def ours_ask(count: int) -> float:
     """One ask after another."""
-    async with System() as system:
-        to: Address[Any] = system.spawn(lambda: Counter(0), "counter")
+    async with ActorSystem() as system:
+        to: ActorAddress[Any] = system.spawn(lambda: Counter(0), "counter")
 
-        def make(reply: Reply[int]) -> Ask:
+        def make(reply: ReplySlot[int]) -> Ask:
             return Ask(1, reply)
 
         started = perf_counter_ns()
@@ -170,7 +170,7 @@ async def bare_ask(count: int) -> float:
 
 async def ours_ring(count: int) -> float:
     """All tokens have made about `count` hops in all."""
-    async with System(mailbox=LIMIT) as system:
+    async with ActorSystem(mailbox=LIMIT) as system:
         ended = 0
         done = asyncio.Event()
 
@@ -194,7 +194,7 @@ async def ours_ring(count: int) -> float:
 
 async def idle_bytes() -> float:
     """Of one actor among many."""
-    async with System() as system:
+    async with ActorSystem() as system:
         gc.collect()
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()

@@ -91,7 +91,7 @@ class Events:
         start_ms = max(0, int(self._at_ms - self._next * 1000 / rate))
         self._rate = rate
         config = nexmark.NexmarkConfig(start_ms=start_ms, event_rate=float(rate))
-        self._series = nexmark.Nexmark(config)
+        self._series = nexmark.NexmarkSeries(config)
 
     def take(self, count: int) -> dict[str, pa.Table]:
         """Return the rows of the next `count` events by table."""

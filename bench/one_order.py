@@ -34,12 +34,12 @@ from actors.protocol.compute import (
     SourceImport,
 )
 from actors.protocol.storage import (
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
     RunSink,
     SinkDescription,
     StatusUpdate,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from measure import Measure, Report, percentile
 from steady_cluster import AS_OF, SCHEMA, house, joined, replay
@@ -60,7 +60,9 @@ async def sink(client: ClusterClient) -> None:
     """Runs a sink, hears that it starts, and drops it."""
     id = f"k{next(NUMBERS)}"
     source = SourceImport("s1", SCHEMA)
-    await say(client, RunSink(SinkDescription(id, id, source, Configuration("none"), AS_OF)))
+    await say(
+        client, RunSink(SinkDescription(id, id, source, ConnectorConfiguration("none"), AS_OF))
+    )
     while not isinstance(await client.receive(), StatusUpdate):
         pass
     await say(client, AllowCompaction(id, EMPTY))
@@ -85,7 +87,7 @@ async def flood_compute(client: ClusterClient, flooded: Count) -> None:
 async def flood_storage(client: ClusterClient, flooded: Count) -> None:
     """Configurations, as fast as they are taken."""
     for number in count(1):
-        await say(client, UpdateConfiguration(number))
+        await say(client, UpdateStorageConfiguration(number))
         flooded.taken += 1
 
 

@@ -30,12 +30,12 @@ import pyarrow as pa
 
 from actors import Client, Service, Settings
 from actors.arrangement import Arrangement
-from actors.cluster import Cluster, WireClient, connect
+from actors.cluster import WireClient, WorkerCluster, connect
 from actors.compute.peeks import index_answer
 from actors.controller.client_rows import encode_keys
-from actors.kernel import System, SystemClock
-from actors.persist import Append, NewShard, PersistClient
-from actors.plan.schema import Column, Schema
+from actors.kernel import ActorSystem, SystemClock
+from actors.persist import NewShard, PersistClient, ShardAppend
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc, with_time
 from actors.protocol.compute import (
     AllowWrites,
@@ -51,19 +51,19 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
 )
 from actors.testing.engine import InMemoryExecutor
 from measure import Measure, Report, median, percentile, size_name
 from postgres_peer import NoPostgres, postgres
 
-SCHEMA = Schema(
+SCHEMA = TableSchema(
     (
-        Column("id", "bigint", nullable=False),
-        Column("product", "bigint"),
-        Column("region", "string"),
-        Column("amount", "bigint"),
+        TableColumn("id", "bigint", nullable=False),
+        TableColumn("product", "bigint"),
+        TableColumn("region", "string"),
+        TableColumn("amount", "bigint"),
     )
 )
 CLIENTS = 16
@@ -92,13 +92,13 @@ async def serve(count: int, place: Path) -> None:
     """A cluster with the index (first port), and a whole service with it (second)."""
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", maintenance_ms=50)
     service = Service(settings, engine=lambda system, *_: system.spawn(InMemoryExecutor, "engine"))
-    async with System() as system, service:
+    async with ActorSystem() as system, service:
         persist = await PersistClient.in_memory(settings, SystemClock())
         await persist.create_shards([NewShard("s1", SCHEMA)])
         parts = await persist.write_parts("s1", with_time(rows(0, count), 1, 1))
-        await persist.append([Append("s1", 0, 10, parts)])
+        await persist.append([ShardAppend("s1", 0, 10, parts)])
         executor = system.spawn(InMemoryExecutor, "executor")
-        cluster = await Cluster.start(system, settings, persist, executor, place / "cluster")
+        cluster = await WorkerCluster.start(system, settings, persist, executor, place / "cluster")
         listener = await cluster.listen("127.0.0.1:0")
         print(listener.address.port, service.address, flush=True)
         await anyio.to_thread.run_sync(sys.stdin.read)  # until the parent is done
@@ -136,7 +136,7 @@ class Replica:
     async def start(self, workers: int) -> None:
         """Makes the index, and waits until it can be read."""
         start: list[Command] = [Hello("bench"), CreateInstance(workers)]
-        index: list[Command] = [CreateDataflow(INDEX), Schedule("i1")]
+        index: list[Command] = [CreateDataflow(INDEX), ScheduleDataflow("i1")]
         commands = [*start, *index, InitializationComplete(), AllowWrites()]
         for command in commands:
             await self._client.send(command)

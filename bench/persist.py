@@ -21,21 +21,21 @@ import pyarrow as pa
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.persist import (
-    Append,
-    Appended,
+    AppendCommitted,
     NewShard,
     PersistClient,
+    ShardAppend,
     UpperMismatch,
 )
 from actors.persist.documents import encode, size_of
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from measure import Measure, Report, median
 
 APPENDS = 10_000
 PARTS_MAX = 32
 STATE_KIB_MAX = 256
-SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
 UNCACHED = Settings(decoded_parts_bytes_max=1)
 """Every read is one of bytes."""
 
@@ -56,8 +56,10 @@ async def put(client: PersistClient, table: pa.Table, upper: int) -> None:
     """One append. Raises `InvalidUsage` when another was first."""
     lower = (await client.state("s")).upper
     parts = await client.write_parts("s", table)
-    done: Appended | UpperMismatch = await client.append([Append("s", lower, upper, parts)])
-    if not isinstance(done, Appended):
+    done: AppendCommitted | UpperMismatch = await client.append(
+        [ShardAppend("s", lower, upper, parts)]
+    )
+    if not isinstance(done, AppendCommitted):
         raise InvalidUsage(f"not appended: {done}")
 
 

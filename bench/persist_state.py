@@ -37,16 +37,24 @@ import pyarrow as pa
 
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient, shard_key
+from actors.persist import (
+    AppendCommitted,
+    BatchPart,
+    CompareAndSet,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+    shard_key,
+)
 from actors.persist.documents import encode, size_of
 from actors.persist.places import open_blob, open_consensus
 from actors.persist.statistics import ColumnStatistics
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.postgres_server import NoPostgres, postgres_server
 from measure import Measure, Report, median
 
-SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
 ROOMY = Settings(inline_bytes_per_shard_max=1 << 24, batches_per_shard_max=1 << 20)
 """A state may be as large as is wanted."""
 KIB = (1, 8, 32, 64, 128, 256)
@@ -75,8 +83,8 @@ async def put(client: PersistClient, shard: str, padding: int = 0) -> None:
     """One append of one row. Raises `InvalidUsage` when another was first."""
     upper = (await client.state(shard)).upper
     parts = await client.write_parts(shard, row(upper, padding))
-    done = await client.append([Append(shard, upper, upper + 1, parts)])
-    if not isinstance(done, Appended):
+    done = await client.append([ShardAppend(shard, upper, upper + 1, parts)])
+    if not isinstance(done, AppendCommitted):
         raise InvalidUsage(f"not appended: {done}")
 
 
@@ -92,7 +100,7 @@ async def grown_to(client: PersistClient, kib: int) -> str:
 async def set_back(client: PersistClient, shard: str, document: bytes) -> None:
     """The document as it was: the shard keeps its size."""
     seqno = (await client.state(shard)).seqno
-    assert await client.compare_and_set([Cas(shard_key(shard), seqno, document)])
+    assert await client.compare_and_set([CompareAndSet(shard_key(shard), seqno, document)])
     await client.schemas.evolve(shard, 0, SCHEMA)  # changes nothing, and reads the document anew
 
 
@@ -167,13 +175,15 @@ async def beside_many_parts(report: Report, client: PersistClient, rounds: int) 
     """The same append to a large shard and to an empty one, in turns."""
     known = tuple(ColumnStatistics(f"column_{n}", 0, n, 1 << 40) for n in range(8))
     parts = tuple(
-        Part(f"large/{n:08x}.parquet", 1 << 20, 1 << 26, n, None, False, 0, 0, 1, statistics=known)
+        BatchPart(
+            f"large/{n:08x}.parquet", 1 << 20, 1 << 26, n, None, False, 0, 0, 1, statistics=known
+        )
         for n in range(PARTS)
     )
     await client.create_shards([NewShard("large", SCHEMA), NewShard("small", SCHEMA)])
     for shard, held in (("large", parts), ("small", ())):
-        done = await client.append([Append(shard, 0, 1, held)])
-        assert isinstance(done, Appended), done
+        done = await client.append([ShardAppend(shard, 0, 1, held)])
+        assert isinstance(done, AppendCommitted), done
     took: dict[str, list[float]] = {"large": [], "small": []}
     for _ in range(rounds):
         for shard, times in took.items():

@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 from actors.kernel.clock import SystemClock
 from actors.sources.postgres import PostgresSource
 from actors.sources.postgres_config import PostgresConfig
-from actors.sources.source import Export, Given, Mark, Rows, Unreachable, Upserts
+from actors.sources.source import (
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceRows,
+    SourceUnreachable,
+    SourceUpserts,
+)
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from measure import Measure, Report, median, size_name, sizes
 
@@ -50,9 +57,9 @@ class Parts:
         self._number = 0
         self.rows = 0
 
-    def add(self, given: Rows | Upserts) -> None:
+    def add(self, given: SourceRows | SourceUpserts) -> None:
         """Keeps a piece."""
-        table = given.updates if isinstance(given, Rows) else given.changes
+        table = given.updates if isinstance(given, SourceRows) else given.changes
         self._held.append(table)
         self._bytes += table.nbytes
         self.rows += table.num_rows
@@ -80,7 +87,7 @@ def _write(table: pa.Table, place: Path) -> None:
 
 async def ours(
     source: PostgresSource,
-    exports: tuple[Export, ...],
+    exports: tuple[SourceExport, ...],
     position: str | None,
     rows: int,
     place: Path,
@@ -92,10 +99,10 @@ async def ours(
     parts = Parts(place)
     started = time.perf_counter()
     await opened(source, exports, position)
-    mark: Mark | None = None
+    mark: PositionMark | None = None
     given: Given
 
-    async def write(made: Mark | None) -> None:
+    async def write(made: PositionMark | None) -> None:
         await parts.write()
         if made is not None and take:
             await source.taken(made.position)
@@ -108,22 +115,24 @@ async def ours(
             mark = None
             while mark is None and not parts.many and parts.rows < rows + 1:
                 given = await source.next()
-                if isinstance(given, Mark):
+                if isinstance(given, PositionMark):
                     mark = given
-                elif isinstance(given, Rows | Upserts):
+                elif isinstance(given, SourceRows | SourceUpserts):
                     parts.add(given)
     await write(mark)
     await source.close()
     return time.perf_counter() - started
 
 
-async def opened(source: PostgresSource, exports: tuple[Export, ...], position: str | None) -> None:
+async def opened(
+    source: PostgresSource, exports: tuple[SourceExport, ...], position: str | None
+) -> None:
     """Opens it, as soon as the server has seen that the slot's former reader went."""
     while True:
         try:
             await source.open(exports, position)
             return
-        except Unreachable as error:
+        except SourceUnreachable as error:
             if "is read by process" not in str(error):
                 raise
 
@@ -142,7 +151,7 @@ async def stream(report: Report, server: PostgresServer, admin: Any, folder: Pat
     exports = await source.describe({"changes": ()})
     await source.open(exports, None)
     first = await source.next()
-    assert isinstance(first, Mark)
+    assert isinstance(first, PositionMark)
     await source.close()
     await admin.execute("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
     await admin.execute(

@@ -44,17 +44,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.kernel.threads import ThreadedClock
-from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient
+from actors.persist import (
+    AppendCommitted,
+    BatchPart,
+    CompareAndSet,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+)
 from actors.persist.documents import sealed
 from actors.persist.parts import VERSION, part_schema
 from actors.persist.places import open_blob, open_consensus
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import opening_of, stream_of
 from actors.settings import Settings
 from measure import Measure, Report, median
 from postgres_peer import NoPostgres, postgres
 
-SCHEMA = Schema((Column("id", "bigint"), Column("k", "bigint"), Column("v", "double")))
+SCHEMA = TableSchema(
+    (TableColumn("id", "bigint"), TableColumn("k", "bigint"), TableColumn("v", "double"))
+)
 MILLION = 1_000_000
 WAKE_MS, WAKE_OTHER_MS = 1.0, 10.0
 MAINTAIN_EVERY = 16
@@ -90,8 +99,8 @@ async def opened(place: Path, *, settings: Settings | None = None) -> PersistCli
 async def append(client: PersistClient, shard: str, at: int, table: pa.Table) -> None:
     """Durable when it returns."""
     parts = await client.write_parts(shard, table)
-    done = await client.append([Append(shard, at, at + 1, parts)])
-    assert isinstance(done, Appended), done
+    done = await client.append([ShardAppend(shard, at, at + 1, parts)])
+    assert isinstance(done, AppendCommitted), done
 
 
 def bare(place: Path, data: bytes) -> sqlite3.Connection:
@@ -125,7 +134,7 @@ def row_of(table: pa.Table) -> bytes:
 def change_of(opening: bytes, table: pa.Table, at: int) -> bytes:
     """The least that tells of an append: the shard's frontiers, and the part."""
     data = stream_of(opening, table.to_batches())
-    part = Part(
+    part = BatchPart(
         key="",
         rows=table.num_rows,
         bytes=len(data),
@@ -222,7 +231,7 @@ async def snapshot_ms(client: PersistClient, as_of: int, rows: int) -> float:
     parts, _ = await reader.snapshot(as_of)
     turn = anyio.Semaphore(2)
 
-    async def fetch(part: Part) -> None:
+    async def fetch(part: BatchPart) -> None:
         nonlocal found
         async with turn:
             table = await client.fetch(part, SCHEMA)
@@ -263,7 +272,7 @@ async def wakes(report: Report, place: Path) -> None:
         woken = asyncio.create_task(reader.next(at))
         parts = await client.write_parts("s", updates(1, at))
         begun = len(commits.ms)
-        appending = asyncio.create_task(client.append([Append("s", at, at + 1, parts)]))
+        appending = asyncio.create_task(client.append([ShardAppend("s", at, at + 1, parts)]))
         batches, _ = await woken
         took.append(time.monotonic() * 1000 - commits.ms[begun])
         await appending
@@ -320,7 +329,7 @@ async def wakes_elsewhere(report: Report, place: Path) -> None:
             for at in range(count):
                 parts = await client.write_parts("s", updates(1, at))
                 begun = len(commits.ms)
-                await client.append([Append("s", at, at + 1, parts)])
+                await client.append([ShardAppend("s", at, at + 1, parts)])
                 woken, upper = (await other.stdout.readline()).split()
                 assert int(upper) == at + 1, upper
                 took.append(float(woken) - commits.ms[begun])
@@ -353,7 +362,7 @@ async def written_by(client: PersistClient, tables: Sequence[pa.Table]) -> list[
     change = client.consensus.compare_and_set
     made: list[list[bytes]] = [[] for _ in range(SHARDS)]
 
-    async def noted(ops: Sequence[Cas]) -> bool:
+    async def noted(ops: Sequence[CompareAndSet]) -> bool:
         for op in ops:
             if op.expected is not None and op.data is not None:
                 made[int(op.key.removeprefix("shard/"))].append(op.data)

@@ -21,9 +21,17 @@ import anyio.to_thread
 import msgspec
 
 from actors import Service, Settings
-from actors.kernel import Address, Reply, System
-from actors.plan.jobs import Answer, ExecutorMessage, Job, Query, RowsDone, Run, TakeFiles
-from actors.plan.schema import Schema
+from actors.kernel import ActorAddress, ActorSystem, ReplySlot
+from actors.plan.jobs import (
+    Answer,
+    ExecutorMessage,
+    Job,
+    QueryFiles,
+    RowsDone,
+    SubmitJob,
+    TakeFiles,
+)
+from actors.plan.schema import TableSchema
 from actors.service import start_spark
 
 FLOOR = "SELECT id % 10 AS k, sum(id) AS s FROM range(0, 100, 1, 1) GROUP BY id % 10"
@@ -41,16 +49,18 @@ class Take(msgspec.Struct, frozen=True, tag=True):
     """Milliseconds that Spark takes to read Parquet files and to write the same rows."""
 
     paths: tuple[str, ...]
-    schema: Schema
+    schema: TableSchema
 
 
 class Engine:
     """The engine of the service in this process."""
 
     def __init__(self) -> None:
-        self._address: Address[ExecutorMessage] | None = None
+        self._address: ActorAddress[ExecutorMessage] | None = None
 
-    def start(self, system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    def start(
+        self, system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
         """As the service wants one."""
         self._address = start_spark(system, settings, scratch)
         return self._address
@@ -68,8 +78,8 @@ class Engine:
         return [done.spark_ms]
 
     async def _run(self, job: Job) -> RowsDone:
-        def make(reply: Reply[Answer]) -> ExecutorMessage:
-            return Run(job, reply)
+        def make(reply: ReplySlot[Answer]) -> ExecutorMessage:
+            return SubmitJob(job, reply)
 
         assert self._address is not None, "the service was started"
         answer = await self._address.ask(make, _ASK_MS_MAX)
@@ -77,8 +87,8 @@ class Engine:
         return answer
 
 
-def _floor() -> Query:
-    return Query(uuid.uuid4().hex, FLOOR, ())
+def _floor() -> QueryFiles:
+    return QueryFiles(uuid.uuid4().hex, FLOOR, ())
 
 
 async def serve(settings: Settings) -> None:

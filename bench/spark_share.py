@@ -31,26 +31,26 @@ import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
+    AccumulateTotals,
+    AdditiveMeasure,
+    ConsolidateRows,
     DeltaPlan,
-    Hidden,
-    Input,
-    Measure,
+    FilterRows,
+    HiddenState,
+    NamedInput,
     Node,
-    Pair,
-    Reduce,
-    Select,
-    Stratum,
-    Where,
+    PairRows,
+    PlanStratum,
+    ReduceGroups,
+    SelectColumns,
 )
-from actors.plan.jobs import Rows, RowsDone, Step
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import JobRows, RowsDone, RunStep
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
-from actors.spark.jobs import Engine, Ticket
+from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.session import open_session, spark_conf
 from measure import Measure as Figure
@@ -65,29 +65,41 @@ CHUNK = 500_000
 TARGET_GROWTH = 1.1
 TARGETS = {"stateless": 0.8, "aggregate": 1.0, "join3_aggregate": 1.0}
 TARGETS_ANEW = {"aggregate": 4.0}
-ORDERS = Schema(
-    (Column("id", "bigint"), Column("customer", "bigint"), Column("amount", "decimal(12,2)"))
+ORDERS = TableSchema(
+    (
+        TableColumn("id", "bigint"),
+        TableColumn("customer", "bigint"),
+        TableColumn("amount", "decimal(12,2)"),
+    )
 )
-CUSTOMERS = Schema((Column("id", "bigint"), Column("nation", "bigint"), Column("name", "string")))
-NATIONS = Schema((Column("id", "bigint"), Column("name", "string")))
-HIDDEN = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "decimal(38,2)")))
+CUSTOMERS = TableSchema(
+    (TableColumn("id", "bigint"), TableColumn("nation", "bigint"), TableColumn("name", "string"))
+)
+NATIONS = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
+HIDDEN = TableSchema(
+    (TableColumn("g", "string"), TableColumn("n", "bigint"), TableColumn("m", "decimal(38,2)"))
+)
 
 
-def named(name: str, prefix: str, schema: Schema) -> Select:
+def named(name: str, prefix: str, schema: TableSchema) -> SelectColumns:
     """An input with its columns prefixed."""
-    columns = tuple(Named(f"{prefix}_{column}", column) for column in schema.names)
-    return Select(Input(name, schema.names), columns)
+    columns = tuple(NamedExpression(f"{prefix}_{column}", column) for column in schema.names)
+    return SelectColumns(NamedInput(name, schema.names), columns)
 
 
 DELTA = named("d0", "o", ORDERS)
-STATELESS = Consolidate(
-    Select(
-        Where(DELTA, "o_amount > 20"),
-        (Named("id", "o_id"), Named("taxed", "o_amount * 1.19"), Named("c", "o_customer")),
+STATELESS = ConsolidateRows(
+    SelectColumns(
+        FilterRows(DELTA, "o_amount > 20"),
+        (
+            NamedExpression("id", "o_id"),
+            NamedExpression("taxed", "o_amount * 1.19"),
+            NamedExpression("c", "o_customer"),
+        ),
     )
 )
-JOINED = Pair(
-    Pair(DELTA, named("s1", "c", CUSTOMERS), (("o_customer", "c_id"),)),
+JOINED = PairRows(
+    PairRows(DELTA, named("s1", "c", CUSTOMERS), (("o_customer", "c_id"),)),
     named("s2", "n", NATIONS),
     (("c_nation", "n_id"),),
 )
@@ -95,9 +107,9 @@ JOINED = Pair(
 
 def grouped(below: Node, key: str) -> Node:
     """The sum of amounts by group, with its hidden state."""
-    sums = (Measure("m", "sum", "o_amount", "decimal(38,2)"),)
-    made = Reduce(below, (Named("g", key),), sums)
-    return Consolidate(Accumulate(made, Input("h0", HIDDEN.names), ("g",), ("m",)))
+    sums = (AdditiveMeasure("m", "sum", "o_amount", "decimal(38,2)"),)
+    made = ReduceGroups(below, (NamedExpression("g", key),), sums)
+    return ConsolidateRows(AccumulateTotals(made, NamedInput("h0", HIDDEN.names), ("g",), ("m",)))
 
 
 def plan_of(node: Node) -> DeltaPlan:
@@ -109,8 +121,8 @@ def plan_of(node: Node) -> DeltaPlan:
         "",
         "incremental",
         "",
-        (Stratum((), node, ()),),
-        (Hidden(HIDDEN, ("g",)),),
+        (PlanStratum((), node, ()),),
+        (HiddenState(HIDDEN, ("g",)),),
     )
 
 
@@ -133,7 +145,9 @@ def customers(count: int) -> Iterator[pa.Table]:
 def load(folder: Path, count: int) -> State:
     """`count` customers, their nations, and the groups' sums."""
 
-    def arranged(name: str, schema: Schema, key: str, chunks: Iterator[pa.Table]) -> Arrangement:
+    def arranged(
+        name: str, schema: TableSchema, key: str, chunks: Iterator[pa.Table]
+    ) -> Arrangement:
         wanted = schema.arrow_updates()
         made = Arrangement(folder / name, schema, (key,))
         for chunk in chunks:
@@ -155,12 +169,12 @@ def load(folder: Path, count: int) -> State:
     )
 
 
-def rows(table: pa.Table, schema: Schema) -> Rows:
+def rows(table: pa.Table, schema: TableSchema) -> JobRows:
     """Rows as a step carries them."""
-    return Rows(schema, arrow=to_ipc(table.cast(schema.arrow_updates())))
+    return JobRows(schema, arrow=to_ipc(table.cast(schema.arrow_updates())))
 
 
-def step_inputs(state: State, count: int, time_: int, random_: random.Random) -> dict[str, Rows]:
+def step_inputs(state: State, count: int, time_: int, random_: random.Random) -> dict[str, JobRows]:
     """100 changes of orders and all that they touch."""
     orders = pa.table(
         {
@@ -189,18 +203,18 @@ class Bench:
         self.folder = folder
         settings = Settings()
         session = open_session(spark_conf(settings, folder), folder)
-        self.engine = Engine(session, settings, folder)
+        self.engine = SparkEngine(session, settings, folder)
         self.slot = self.engine.slot()
         self.numbers = 0
         few = [(n % 10, n) for n in range(CHANGES)]
         self.local = pa.table({"k": [k for k, _ in few], "v": [v for _, v in few]})
 
-    def step(self, plan: PreparedPlan, inputs: Mapping[str, Rows], lo: int) -> float:
+    def step(self, plan: PreparedPlan, inputs: Mapping[str, JobRows], lo: int) -> float:
         """Milliseconds of one step. At `lo` 0 its plan is built anew."""
         self.numbers += 1
         name = f"s{self.numbers}"
-        job = Step(name, "bench", 0, 0, dict(inputs), lo, lo + 5)
-        answer = self.engine.run(self.slot, Ticket(job, name, plan), "pool")
+        job = RunStep(name, "bench", 0, 0, dict(inputs), lo, lo + 5)
+        answer = self.engine.run(self.slot, JobTicket(job, name, plan), "pool")
         assert isinstance(answer, RowsDone), answer
         assert answer.rows > 0
         assert answer.prepared == (lo > 0)

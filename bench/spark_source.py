@@ -22,15 +22,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from actors.kernel import SystemClock
-from actors.persist import Append, NewShard, PersistClient
-from actors.plan.schema import Column, Schema
+from actors.persist import NewShard, PersistClient, ShardAppend
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import with_time
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
 from actors.spark.source import PenstockDataSource
 from measure import Measure, Report, median
 
-SCHEMA = Schema((Column("id", "bigint"), Column("region", "string"), Column("amount", "bigint")))
+SCHEMA = TableSchema(
+    (TableColumn("id", "bigint"), TableColumn("region", "string"), TableColumn("amount", "bigint"))
+)
 SHARD = "s1"
 APPENDS = 10
 SUMS = ("count(*)", "sum(id)", "sum(amount)", "max(region)")
@@ -55,7 +57,7 @@ async def fill(folder: Path, count: int) -> None:
         table = rows(number * count // APPENDS, count // APPENDS)
         pq.write_table(table, folder / "parquet" / f"{number}.parquet", compression="zstd")
         parts = await client.write_parts(SHARD, with_time(table, number, 1))
-        await client.append([Append(SHARD, number, number + 1, parts)])
+        await client.append([ShardAppend(SHARD, number, number + 1, parts)])
     await client.close()
 
 
@@ -63,7 +65,7 @@ async def change(folder: Path, count: int) -> None:
     """Deletes one row of a hundred."""
     client = await PersistClient.open(folder / "state", Settings(), SystemClock())
     parts = await client.write_parts(SHARD, with_time(rows(0, count // 100), APPENDS, -1))
-    await client.append([Append(SHARD, APPENDS, APPENDS + 1, parts)])
+    await client.append([ShardAppend(SHARD, APPENDS, APPENDS + 1, parts)])
     await client.close()
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import anyio
 import msgspec
 
-from actors.cluster import Cluster, ClusterClient, connect
-from actors.compute.live import Cast
+from actors.cluster import ClusterClient, WorkerCluster, connect
+from actors.compute.live import ActorFactory
 from actors.errors import InvalidUsage
-from actors.kernel import Actor, Address, System
+from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.compute import (
     Command,
     CreateDataflow,
@@ -30,15 +30,15 @@ from actors.protocol.compute import (
     Frontiers,
     Hello,
     InitializationComplete,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     ViewExport,
 )
 from actors.protocol.internal import DataflowProgress
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 
-SCHEMA = Schema((Column("k", "bigint"), Column("v", "bigint")))
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
 WORKERS = 2
 
 
@@ -60,7 +60,9 @@ class Steady(Actor[Any]):
     made = 0
     """Starts, of all: a step that is computed again begins with one."""
 
-    def __init__(self, description: DataflowDescription, workers: tuple[Address[Any], ...]) -> None:
+    def __init__(
+        self, description: DataflowDescription, workers: tuple[ActorAddress[Any], ...]
+    ) -> None:
         self._id = description.id
         self._workers = workers
 
@@ -87,7 +89,7 @@ class Executor(Actor[Any]):
 class House:
     """The cluster and its listener."""
 
-    def __init__(self, cluster: Cluster, port: int, settings: Settings) -> None:
+    def __init__(self, cluster: WorkerCluster, port: int, settings: Settings) -> None:
         self._port = port
         self._settings = settings
         self.cluster = cluster
@@ -108,17 +110,17 @@ async def house(*, storage: bool = False, window: int | None = None) -> AsyncIte
     settings = Settings(workers=WORKERS)
     if window is not None:
         settings = msgspec.structs.replace(settings, commands_in_flight_max=window)
-    cast = Cast(
+    cast = ActorFactory(
         dataflow=lambda description, workers, scratch: Steady(description, workers),
         listen=lambda *args: Executor(),
         fetch=lambda *args: Executor(),
     )
     with tempfile.TemporaryDirectory() as folder:
-        async with System() as system:
+        async with ActorSystem() as system:
             persist = await PersistClient.in_memory(settings, system.clock)
             executor = system.spawn(Executor, "executor")
-            outside = Outside(_nowhere, _nowhere, Path(folder)) if storage else None
-            cluster = await Cluster.start(
+            outside = StorageConnectors(_nowhere, _nowhere, Path(folder)) if storage else None
+            cluster = await WorkerCluster.start(
                 system, settings, persist, executor, Path(folder), cast=cast, outside=outside
             )
             listener = await cluster.listen("127.0.0.1:0")
@@ -131,7 +133,7 @@ def replay(nonce: str, count: int) -> list[Command]:
     """What a controller of so many views says first."""
     views: list[Command] = []
     for number in range(count):
-        views += [CreateDataflow(view(number)), Schedule(f"u{number}")]
+        views += [CreateDataflow(view(number)), ScheduleDataflow(f"u{number}")]
     return [Hello(nonce), CreateInstance(WORKERS), *views, InitializationComplete()]
 
 

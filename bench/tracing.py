@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
 from actors import spans
-from actors.kernel import Actor, Mailbox, System
+from actors.kernel import Actor, ActorSystem, BoundedMailbox
 from actors.spans import span
 from actors.telemetry import ADAPTER_COMMAND, activate_context, deactivate_context
 from measure import Measure, Report, median
@@ -61,8 +61,8 @@ class TracedCounter(Counter):
             super().receive(message)
 
 
-async def send_bare(self: Mailbox[Any], message: Any) -> None:
-    """`Mailbox.send` without its look at the trace context."""
+async def send_bare(self: BoundedMailbox[Any], message: Any) -> None:
+    """`BoundedMailbox.send` without its look at the trace context."""
     if len(self._queue) >= self._bound:
         await self._room()
     self._queue.append(message)
@@ -85,7 +85,7 @@ class Dropping:
 
 async def tell(count: int, kind: type[Counter]) -> float:
     """A sender and an actor."""
-    async with System(mailbox=LIMIT) as system:
+    async with ActorSystem(mailbox=LIMIT) as system:
         counter = kind(count)
         to = system.spawn(lambda: counter, "counter")
         note = Note(1)
@@ -98,8 +98,8 @@ async def tell(count: int, kind: type[Counter]) -> float:
 
 async def untraced_tell(count: int) -> float:
     """With the look at the trace context taken out of the mailbox."""
-    send: Any = Mailbox.send
-    mailbox: Any = Mailbox
+    send: Any = BoundedMailbox.send
+    mailbox: Any = BoundedMailbox
     mailbox.send = send_bare
     try:
         return await tell(count, Counter)

@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 from actors import Client, Service, Settings
 from actors.demo import flights
 from actors.demo.views import DELAY_BY_CARRIER
-from actors.kernel import Address, Reply, System
-from actors.plan.jobs import Answer, ExecutorMessage, Query, RowsDone, Run
+from actors.kernel import ActorAddress, ActorSystem, ReplySlot
+from actors.plan.jobs import Answer, ExecutorMessage, QueryFiles, RowsDone, SubmitJob
 from actors.service import start_spark
 from measure import Measure, Report, median, percentile, size_name, sizes
 
@@ -88,20 +88,22 @@ class Bench:
     """One service with its engine's address."""
 
     def __init__(self, settings: Settings) -> None:
-        self.engine: Address[ExecutorMessage] | None = None
+        self.engine: ActorAddress[ExecutorMessage] | None = None
         self.service = Service(settings, engine=self._start)
 
-    def _start(self, system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    def _start(
+        self, system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
         self.engine = start_spark(system, settings, scratch)
         return self.engine
 
     async def query(self, sql: str, tables: dict[str, Path]) -> float:
         """Runs plain Spark; milliseconds of the query alone, without our messages."""
         assert self.engine is not None
-        job = Query(uuid.uuid4().hex, sql, tuple((n, str(p)) for n, p in tables.items()))
+        job = QueryFiles(uuid.uuid4().hex, sql, tuple((n, str(p)) for n, p in tables.items()))
 
-        def make(reply: Reply[Answer]) -> ExecutorMessage:
-            return Run(job, reply)
+        def make(reply: ReplySlot[Answer]) -> ExecutorMessage:
+            return SubmitJob(job, reply)
 
         answer = await self.engine.ask(make, 600_000)
         assert isinstance(answer, RowsDone)

@@ -32,11 +32,11 @@ from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
-    Entry,
-    Membership,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
     ProposerMessage,
+    TermEntry,
     VoteRequest,
 )
 from measure import Measure, Report, median
@@ -77,11 +77,11 @@ class Client:
         query = b"START_WAL_PUSH (proto_version '3', allow_timeline_creation 'true')\0"
         self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
         self._until(b"W")
-        self.say(ProposerGreeting(TENANT, TIMELINE, Membership(), 170005, 7, SEGMENT_BYTES))
+        self.say(ProposerGreeting(TENANT, TIMELINE, MembershipConfig(), 170005, 7, SEGMENT_BYTES))
         self.hear()
         self.say(VoteRequest(0, 1))
         self.hear()
-        self.say(ProposerElected(0, 1, START_LSN, (Entry(1, START_LSN),)))
+        self.say(ProposerElected(0, 1, START_LSN, (TermEntry(1, START_LSN),)))
 
     def say(self, message: ProposerMessage) -> None:
         """Sends it."""

@@ -10,9 +10,9 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.compute.live import Cast
-from actors.kernel import Actor, Address, SystemClock
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.compute.live import ActorFactory
+from actors.kernel import Actor, ActorAddress, SystemClock
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import (
     CopyToExport,
@@ -27,7 +27,7 @@ from actors.protocol.compute import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-SCHEMA = Schema((Column("k", "bigint"), Column("v", "string")))
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
 SOURCE = SourceImport("s1", SCHEMA)
 
 
@@ -67,7 +67,7 @@ class Fake(Actor[Any]):
         self.stage.notify()
 
     @property
-    def address(self) -> Address[Any]:
+    def address(self) -> ActorAddress[Any]:
         return self.ctx.self
 
     def tell_workers(self, *messages: Any) -> None:
@@ -114,13 +114,13 @@ class Stage:
             )
         )
 
-    def cast(self) -> Cast:
+    def cast(self) -> ActorFactory:
         def dataflow(
-            description: DataflowDescription, workers: tuple[Address[Any], ...], scratch: Path
+            description: DataflowDescription, workers: tuple[ActorAddress[Any], ...], scratch: Path
         ) -> Fake:
             return Fake("dataflow", (description, workers, scratch), self)
 
-        return Cast(
+        return ActorFactory(
             dataflow=dataflow,
             listen=lambda *args: Fake("listen", args, self),
             fetch=lambda *args: Fake("fetch", args, self),

@@ -13,30 +13,32 @@ from typing import IO, Any
 
 import anyio
 
-from actors.dataflow.copy_places import Folder
-from actors.kernel import Address, System
+from actors.dataflow.copy_places import FolderCopy
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings, load
 from actors.testing.engine import InMemoryExecutor
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
 def die_at_file(count: int) -> None:
     """This process kills itself when that file was begun."""
-    create, numbers = Folder.create, itertools.count(1)
+    create, numbers = FolderCopy.create, itertools.count(1)
 
-    def create_or_die(self: Folder, name: str) -> IO[bytes]:
+    def create_or_die(self: FolderCopy, name: str) -> IO[bytes]:
         file = create(self, name)
         if next(numbers) == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return file
 
-    Folder.create = create_or_die  # type: ignore[method-assign]
+    FolderCopy.create = create_or_die  # type: ignore[method-assign]
 
 
 async def main(directory: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.kernel import Context, Effect
+from actors.kernel import ActorContext, RunningEffect
 
 NEVER_MS = 600_000
 
@@ -19,15 +19,15 @@ class Deadlines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
         self._begun: list[tuple[float, Callable[[], Any]]] = []
-        begin = Context.after
+        begin = ActorContext.after
 
-        def after(ctx: Context[Any], delay_ms: float, message: Any) -> Effect:
+        def after(ctx: ActorContext[Any], delay_ms: float, message: Any) -> RunningEffect:
             if not isinstance(message, kind):
                 return begin(ctx, delay_ms, message)
             self._begun.append((delay_ms, partial(ctx.self.reply, message)))
             return begin(ctx, NEVER_MS, message)
 
-        monkeypatch.setattr(Context, "after", after)
+        monkeypatch.setattr(ActorContext, "after", after)
 
     def end(self, delay_ms: float) -> None:
         """The one that was begun last, and for so long, has passed."""

@@ -10,20 +10,27 @@ from actors.channel_adapter import (
     AdapterStatistics,
     ChannelAdapter,
     ClientGone,
-    Connect,
-    Disconnect,
+    ConnectClient,
+    DisconnectClient,
     FromClient,
     FromWorker,
     InspectAdapter,
-    Passed,
+    NonceVerdict,
+    ResponsesAcked,
+    ResponsesForwarded,
     StashRules,
-    Took,
-    Verdict,
 )
-from actors.protocol.compute import AllowWrites, Frontiers, Hello, Response, Tagged, TaggedResponse
+from actors.protocol.compute import (
+    AllowWrites,
+    Frontiers,
+    Hello,
+    Response,
+    TaggedCommand,
+    TaggedResponse,
+)
 from actors.protocol.storage import StorageTaggedResponse
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
 
 class Checked(StashRules):
@@ -39,7 +46,7 @@ class Checked(StashRules):
         self.validate()
         return gone
 
-    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> Verdict:
+    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> NonceVerdict:
         verdict = super().judge(tagged)
         self.validate()
         return verdict
@@ -58,12 +65,12 @@ def served(rules: StashRules, *nonces: str) -> StashRules:
 @pytest.mark.parametrize(
     ("nonce", "verdict"),
     [
-        ("current", Verdict.FORWARD),
-        ("past", Verdict.DROP),
-        ("future", Verdict.STASH),
+        ("current", NonceVerdict.FORWARD),
+        ("past", NonceVerdict.DROP),
+        ("future", NonceVerdict.STASH),
     ],
 )
-def test_past_current_and_future_nonces(nonce: str, verdict: Verdict) -> None:
+def test_past_current_and_future_nonces(nonce: str, verdict: NonceVerdict) -> None:
     rules = served(Checked(10), "past", "current")
     assert rules.judge(response(nonce)) is verdict
 
@@ -73,8 +80,8 @@ def test_without_a_client_the_current_nonce_is_dropped() -> None:
     assert not rules.disconnect("other")
     assert rules.disconnect("current")
     assert not rules.disconnect("current")
-    assert rules.judge(response("current")) is Verdict.DROP
-    assert rules.judge(response("future")) is Verdict.STASH
+    assert rules.judge(response("current")) is NonceVerdict.DROP
+    assert rules.judge(response("future")) is NonceVerdict.STASH
 
 
 def test_the_stash_is_delivered_first_and_drops_what_is_older() -> None:
@@ -96,112 +103,120 @@ def test_the_first_match_drops_the_whole_stash() -> None:
     rules.judge(response("y"))
     assert rules.connect("b") == []
     assert rules.stashed == 2  # they may still be in the future
-    assert rules.judge(response("b")) is Verdict.FORWARD
+    assert rules.judge(response("b")) is NonceVerdict.FORWARD
     assert rules.stashed == 0
 
 
 def test_the_stash_is_bounded_and_evicts_nothing() -> None:
     rules = Checked(2)
     verdicts = [rules.judge(response("x", number)) for number in range(3)]
-    assert verdicts == [Verdict.STASH, Verdict.STASH, Verdict.HOLD]
+    assert verdicts == [NonceVerdict.STASH, NonceVerdict.STASH, NonceVerdict.HOLD]
     assert len(rules.connect("x")) == 2
 
 
-def house(stage: Isolation, stash: int = 10) -> tuple[Subject[Any], Neighbour, Neighbour]:
+def house(
+    stage: ActorIsolation, stash: int = 10
+) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
     adapter = stage.start(lambda: ChannelAdapter(3, worker.address, stash), "adapter")
     return adapter, worker, client
 
 
-async def inspect(adapter: Subject[Any]) -> AdapterStatistics:
+async def inspect(adapter: SubjectActor[Any]) -> AdapterStatistics:
     statistics: AdapterStatistics = await adapter.ask(InspectAdapter)
     return statistics
 
 
-async def test_commands_are_tagged_and_responses_counted(stage: Isolation) -> None:
+async def test_commands_are_tagged_and_responses_counted(stage: ActorIsolation) -> None:
     adapter, worker, client = house(stage)
     await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
-    await adapter.send(Connect("a", client.address))
+    await adapter.send(ConnectClient("a", client.address))
     await adapter.send(FromClient("a", Hello("a")))
     await adapter.send(FromClient("z", AllowWrites()))
-    await worker.expect(Tagged, nonce="a", command=Hello("a"))
+    await worker.expect(TaggedCommand, nonce="a", command=Hello("a"))
     adapter.reply(response("a", 5))
     first = response("a", 5).response
     await client.expect(FromWorker, worker=3, nonce="a", response=first, serial=6)
     await worker.expect_nothing()  # not passed before the client took it
-    await adapter.send(Took("a", (6,)))
-    await worker.expect(Passed, nonce="a", serials=(6,))
-    await adapter.send(Disconnect("a"))
+    await adapter.send(ResponsesAcked("a", (6,)))
+    await worker.expect(ResponsesForwarded, nonce="a", serials=(6,))
+    await adapter.send(DisconnectClient("a"))
     await worker.expect(ClientGone, nonce="a")
     adapter.reply(response("a", 6))
-    await worker.expect(Passed, nonce="a", serials=(7,))  # drained
+    await worker.expect(ResponsesForwarded, nonce="a", serials=(7,))  # drained
     await client.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
 
 
-async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: Isolation) -> None:
+async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: ActorIsolation) -> None:
     adapter, worker, client = house(stage)
     for number in range(2):
         adapter.reply(response("b", number))
-        await worker.expect(Passed, nonce="b", serials=(number + 1,))
-    await adapter.send(Connect("b", client.address))
+        await worker.expect(ResponsesForwarded, nonce="b", serials=(number + 1,))
+    await adapter.send(ConnectClient("b", client.address))
     for number in range(2):
         await client.expect(FromWorker, response=response("b", number).response, serial=0)
     adapter.reply(response("b", 2))
     await client.expect(FromWorker, response=response("b", 2).response, serial=3)
-    await adapter.send(Took("b", (0, 0, 3)))
-    await worker.expect(Passed, nonce="b", serials=(3,))  # the first two were passed before
-    await adapter.send(Took("b", (0,)))
+    await adapter.send(ResponsesAcked("b", (0, 0, 3)))
+    await worker.expect(
+        ResponsesForwarded, nonce="b", serials=(3,)
+    )  # the first two were passed before
+    await adapter.send(ResponsesAcked("b", (0,)))
     await worker.expect_nothing()
 
 
-async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(stage: Isolation) -> None:
+async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
+    stage: ActorIsolation,
+) -> None:
     adapter, worker, client = house(stage, stash=2)
     for number in range(4):
         adapter.reply(response("b", number))
-    await worker.expect(Passed, serials=(1,))
-    await worker.expect(Passed, serials=(2,))
+    await worker.expect(ResponsesForwarded, serials=(1,))
+    await worker.expect(ResponsesForwarded, serials=(2,))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
-    await adapter.send(Connect("b", client.address))
+    await adapter.send(ConnectClient("b", client.address))
     for number in range(4):
         await client.expect(FromWorker, response=response("b", number).response)
 
 
-async def test_strangers_that_were_held_go_with_the_stash(stage: Isolation) -> None:
+async def test_strangers_that_were_held_go_with_the_stash(stage: ActorIsolation) -> None:
     adapter, worker, client = house(stage, stash=1)
     for number in range(3):
         adapter.reply(response("x", number))
-    await worker.expect(Passed, nonce="x")
-    await adapter.send(Connect("b", client.address))
+    await worker.expect(ResponsesForwarded, nonce="x")
+    await adapter.send(ConnectClient("b", client.address))
     adapter.reply(response("b", 7))
     await client.expect(FromWorker, nonce="b")
-    await worker.expect(Passed, nonce="x")
-    await worker.expect(Passed, nonce="x")
+    await worker.expect(ResponsesForwarded, nonce="x")
+    await worker.expect(ResponsesForwarded, nonce="x")
     assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
 
 
 async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
-    stage: Isolation,
+    stage: ActorIsolation,
 ) -> None:
     adapter, worker, client = house(stage)
     worker.stall()
-    await adapter.send(Connect("a", client.address))
+    await adapter.send(ConnectClient("a", client.address))
     for nonce in ("first", "second"):
         await adapter.send(FromClient("a", Hello(nonce)))
     await worker.expect_nothing()
     assert adapter.statistics().state == "handles FromClient"
     worker.resume()
     for nonce in ("first", "second"):
-        await worker.expect(Tagged, nonce="a", command=Hello(nonce))
+        await worker.expect(TaggedCommand, nonce="a", command=Hello(nonce))
 
 
 @pytest.mark.parametrize("how", ["stop", "crash"])
-async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(stage: Isolation, how: str) -> None:
+async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(
+    stage: ActorIsolation, how: str
+) -> None:
     adapter, worker, client = house(stage)
-    await adapter.send(Connect("a", client.address))
+    await adapter.send(ConnectClient("a", client.address))
     await (worker.stop() if how == "stop" else worker.crash())
     await adapter.send(FromClient("a", AllowWrites()))
-    await adapter.send(Disconnect("a"))
+    await adapter.send(DisconnectClient("a"))
     assert await inspect(adapter) == AdapterStatistics(0, 0, 0, 0)

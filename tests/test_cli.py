@@ -248,7 +248,7 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         )
         (found,) = (row for row in json.loads(text) if row["path"] == "/controller")
         # It handles the very message that asks; the first look came with the one before.
-        assert (found["state"], found["depth"]) == ("handles Submit", 0)
+        assert (found["state"], found["depth"]) == ("handles SubmitRequest", 0)
         assert found["received"] > found["messages_per_second"] * 0.05 > 0
         status, _, error = await penstock("explain", "no_such_view", "--connect", address)
         assert (status, error.splitlines()[0].split(":")[:2]) == (2, ["penstock", " UnknownObject"])

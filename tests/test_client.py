@@ -9,38 +9,38 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client import Change, Client, TableWrite, concatenate_pieces
-from actors.controller.client_link import Exchange
+from actors.client import ChangeBatch, Client, TableWrite, concatenate_pieces
+from actors.controller.client_link import RequestExchange
 from actors.controller.memory_link import MemoryConnection, pair
 from actors.errors import (
-    Broken,
-    Closed,
+    ConnectionBroken,
     DuplicateKey,
     IncompatibleVersion,
     InvalidUsage,
+    ResourceClosed,
     TypeMismatch,
 )
-from actors.plan.schema import DIFF, Column, Schema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
-    Changes,
-    Contents,
+    ClientHello,
     CreateTable,
-    Done,
-    Drop,
-    Failed,
-    Read,
-    Status,
-    Subscribe,
-    Unsubscribe,
+    DropObject,
+    EndRequest,
+    ReadContents,
+    ReadObject,
+    ReadStatus,
+    RequestDone,
+    RequestFailed,
+    ServiceHello,
+    SubscribeChanges,
+    SubscribeObject,
     WaitFor,
-    Welcome,
-    Welcomed,
-    Write,
-    Written,
+    WriteCommitted,
+    WriteTables,
 )
-from actors.protocol.api_storage import CopyFrom
+from actors.protocol.api_storage import CopyFromFiles
 from actors.settings import Settings
 
 
@@ -61,8 +61,8 @@ class Service:
                 client.append(await Client.in_process(self, settings=settings))
 
             group.start_soon(connect)
-            assert isinstance(await self.far.receive(), Welcome)
-            await self.far.send(Welcomed(1, "test"))
+            assert isinstance(await self.far.receive(), ClientHello)
+            await self.far.send(ServiceHello(1, "test"))
         return client[0]
 
 
@@ -80,13 +80,13 @@ async def test_a_write_encodes_rows_and_returns_its_time() -> None:
 
             async def answer() -> None:
                 write = await service.far.receive()
-                assert isinstance(write, Write)
+                assert isinstance(write, WriteTables)
                 (change,) = write.changes
                 assert change.table == "t"
                 rows = from_ipc(change.insert or b"")
                 assert rows.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
                 assert from_ipc(change.delete or b"").num_rows == 1
-                await service.far.send(Written(write.request, 42, 3))
+                await service.far.send(WriteCommitted(write.request, 42, 3))
 
             group.start_soon(answer)
             change = TableWrite(insert=[{"a": 1}, {"b": "x"}], delete=pa.table({"a": [1]}))
@@ -103,9 +103,9 @@ async def test_create_table_reads_columns() -> None:
             )
             request = await service.far.receive()
             assert isinstance(request, CreateTable)
-            columns = (Column("a", "bigint", False), Column("b", "string"))
-            assert request.schema == Schema(columns, ("a",))
-            await service.far.send(Done(request.request))
+            columns = (TableColumn("a", "bigint", False), TableColumn("b", "string"))
+            assert request.schema == TableSchema(columns, ("a",))
+            await service.far.send(RequestDone(request.request))
 
 
 async def test_tasks_share_the_connection_in_any_order() -> None:
@@ -123,7 +123,7 @@ async def test_tasks_share_the_connection_in_any_order() -> None:
             reads = [await service.far.receive() for _ in range(3)]
             for read in (reads[2], reads[0], reads[1]):
                 arrow = to_ipc(pa.table({"n": [read.name], DIFF: [2]}))
-                await service.far.send(Contents(read.request, 5, arrow))
+                await service.far.send(ReadContents(read.request, 5, arrow))
     assert found == {name: [{"n": name}, {"n": name}] for name in ("a", "b", "c")}
 
 
@@ -135,7 +135,7 @@ async def test_errors_are_the_services_own_classes() -> None:
 
             async def answer() -> None:
                 write = await service.far.receive()
-                await service.far.send(Failed(write.request, "DuplicateKey", "id = 1"))
+                await service.far.send(RequestFailed(write.request, "DuplicateKey", "id = 1"))
 
             group.start_soon(answer)
             with pytest.raises(DuplicateKey, match="id = 1"):
@@ -151,7 +151,7 @@ async def test_a_canceled_read_is_canceled_at_the_service() -> None:
         request = await service.far.receive()
         assert isinstance(request, WaitFor)
         cancel = await service.far.receive()
-        assert isinstance(cancel, Unsubscribe)
+        assert isinstance(cancel, EndRequest)
         assert cancel.target == request.request
 
 
@@ -163,13 +163,15 @@ async def test_subscribe_yields_whole_changes_and_ends() -> None:
 
             async def answer() -> None:
                 request = await service.far.receive()
-                wanted = Subscribe(request.request, "v", 3, up_to=9, snapshot=False, progress=False)
+                wanted = SubscribeObject(
+                    request.request, "v", 3, up_to=9, snapshot=False, progress=False
+                )
                 assert request == wanted
                 number = request.request
-                await service.far.send(Changes(number, 3, 7, _rows(1, 2)))
-                await service.far.send(Changes(number, 7, 9))
-                await service.far.send(Changes(number, 9, EMPTY))
-                await service.far.send(Done(number))
+                await service.far.send(SubscribeChanges(number, 3, 7, _rows(1, 2)))
+                await service.far.send(SubscribeChanges(number, 7, 9))
+                await service.far.send(SubscribeChanges(number, 9, EMPTY))
+                await service.far.send(RequestDone(number))
 
             group.start_soon(answer)
             stream = client.subscribe("v", from_=3, up_to=9, snapshot=False, progress=False)
@@ -177,7 +179,7 @@ async def test_subscribe_yields_whole_changes_and_ends() -> None:
     assert [(c.lower, c.upper) for c in changes] == [(3, 7), (7, 9), (9, EMPTY)]
     assert changes[0].table is not None
     assert changes[0].table["x"].to_pylist() == [1, 2]
-    assert changes[1] == Change(7, 9)
+    assert changes[1] == ChangeBatch(7, 9)
 
 
 async def test_leaving_a_subscribe_ends_it_at_the_service() -> None:
@@ -189,13 +191,13 @@ async def test_leaving_a_subscribe_ends_it_at_the_service() -> None:
 
             async def answer() -> None:
                 request = await service.far.receive()
-                await service.far.send(Changes(request.request, 0, 7, _rows(1)))
+                await service.far.send(SubscribeChanges(request.request, 0, 7, _rows(1)))
 
             group.start_soon(answer)
             assert (await anext(stream)).upper == 7
         await stream.aclose()
         cancel = await service.far.receive()
-        assert isinstance(cancel, Unsubscribe)
+        assert isinstance(cancel, EndRequest)
 
 
 async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
@@ -209,17 +211,21 @@ async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
             async def answer() -> None:
                 first = await service.far.receive()
                 for time in range(1, 9):
-                    await service.far.send(Changes(first.request, time - 1, time, _rows(time)))
+                    await service.far.send(
+                        SubscribeChanges(first.request, time - 1, time, _rows(time))
+                    )
                 peek = await service.far.receive()
-                await service.far.send(Contents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+                await service.far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
                 cancel = await service.far.receive()
-                assert cancel == Unsubscribe(cancel.request, first.request)
-                await service.far.send(Done(cancel.request))
-                await service.far.send(Failed(first.request, "Canceled", "unsubscribed"))
+                assert cancel == EndRequest(cancel.request, first.request)
+                await service.far.send(RequestDone(cancel.request))
+                await service.far.send(
+                    RequestFailed(first.request, "OperationCanceled", "unsubscribed")
+                )
                 again = await service.far.receive()
-                assert again == Subscribe(again.request, "v", 8)
-                await service.far.send(Changes(again.request, 8, EMPTY, _rows(9)))
-                await service.far.send(Done(again.request))
+                assert again == SubscribeObject(again.request, "v", 8)
+                await service.far.send(SubscribeChanges(again.request, 8, EMPTY, _rows(9)))
+                await service.far.send(RequestDone(again.request))
 
             group.start_soon(answer)
             changes = [await anext(stream)]
@@ -236,25 +242,27 @@ class BreakingLink:
         return 0
 
     async def send(self, message: Any, /) -> None:
-        raise Broken("the other end is gone")
+        raise ConnectionBroken("the other end is gone")
 
     async def receive(self) -> Any:
-        raise Broken("the other end is gone")
+        raise ConnectionBroken("the other end is gone")
 
     async def aclose(self) -> None:
         pass
 
 
-@pytest.mark.parametrize("request_", [Drop(1, "t"), CopyFrom(1, "t", "x", "csv", uuid="u")])
+@pytest.mark.parametrize(
+    "request_", [DropObject(1, "t"), CopyFromFiles(1, "t", "x", "csv", uuid="u")]
+)
 async def test_a_request_that_changes_something_may_have_arrived(request_: Any) -> None:
-    with pytest.raises(Broken) as caught:
-        await Exchange(BreakingLink(), Settings()).open(request_)
+    with pytest.raises(ConnectionBroken) as caught:
+        await RequestExchange(BreakingLink(), Settings()).open(request_)
     assert not caught.value.determinate
 
 
 async def test_a_request_that_only_reads_may_be_sent_again() -> None:
-    with pytest.raises(Broken) as caught:
-        await Exchange(BreakingLink(), Settings()).open(Status(1))
+    with pytest.raises(ConnectionBroken) as caught:
+        await RequestExchange(BreakingLink(), Settings()).open(ReadStatus(1))
     assert caught.value.determinate
 
 
@@ -269,14 +277,14 @@ async def test_a_lost_connection_says_whether_a_write_may_have_happened() -> Non
                 await service.far.aclose()
 
             group.start_soon(vanish)
-            with pytest.raises(Broken) as caught:
+            with pytest.raises(ConnectionBroken) as caught:
                 await client.insert("t", [{"id": 1}])
         assert not caught.value.determinate
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await client.peek("t")
         await client.aclose()
         await client.aclose()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await client.status()
 
 
@@ -284,7 +292,7 @@ async def test_a_closed_client_refuses() -> None:
     service = Service()
     async with await service.connected() as client:
         pass
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         await client.peek("t")
 
 
@@ -301,7 +309,9 @@ async def test_rows_that_make_no_column_are_named() -> None:
 async def test_a_service_of_another_version_is_refused_by_name() -> None:
     service = Service()
     with anyio.fail_after(5):
-        await service.far.send(Failed(0, "IncompatibleVersion", "the client speaks version 1"))
+        await service.far.send(
+            RequestFailed(0, "IncompatibleVersion", "the client speaks version 1")
+        )
         with pytest.raises(IncompatibleVersion):
             await Client.in_process(service)
 
@@ -314,11 +324,11 @@ async def test_peek_by_key_names_its_columns() -> None:
 
             async def answer() -> None:
                 read = await service.far.receive()
-                assert isinstance(read, Read)
+                assert isinstance(read, ReadObject)
                 assert read.key_columns == ("a", "b")
                 assert from_ipc(read.key or b"").to_pylist() == [{"a": 1, "b": "x"}]
                 empty = pa.table({"n": pa.array([], pa.int64()), DIFF: pa.array([], pa.int64())})
-                await service.far.send(Contents(read.request, 5, to_ipc(empty)))
+                await service.far.send(ReadContents(read.request, 5, to_ipc(empty)))
 
             group.start_soon(answer)
             assert (await client.peek("t", key={"a": 1, "b": "x"})).num_rows == 0
@@ -338,7 +348,9 @@ async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() ->
                 async def piece(request: int, lower: int, upper: int, *values: int) -> None:
                     partial = lower == upper
                     rows = _rows(*values)
-                    await service.far.send(Changes(request, lower, upper, rows, partial=partial))
+                    await service.far.send(
+                        SubscribeChanges(request, lower, upper, rows, partial=partial)
+                    )
 
                 await piece(first.request, 5, 5, 1)
                 await piece(first.request, 5, 5, 2)
@@ -348,16 +360,18 @@ async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() ->
                 await piece(first.request, 7, 7, 6)
                 await piece(first.request, 7, 7, 7)
                 peek = await service.far.receive()
-                await service.far.send(Contents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+                await service.far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
                 cancel = await service.far.receive()
-                assert cancel == Unsubscribe(cancel.request, first.request)
-                await service.far.send(Done(cancel.request))
-                await service.far.send(Failed(first.request, "Canceled", "unsubscribed"))
+                assert cancel == EndRequest(cancel.request, first.request)
+                await service.far.send(RequestDone(cancel.request))
+                await service.far.send(
+                    RequestFailed(first.request, "OperationCanceled", "unsubscribed")
+                )
                 again = await service.far.receive()
-                assert again == Subscribe(again.request, "v", 7)
+                assert again == SubscribeObject(again.request, "v", 7)
                 await piece(again.request, 7, 7, 6)
                 await piece(again.request, 7, EMPTY, 7)
-                await service.far.send(Done(again.request))
+                await service.far.send(RequestDone(again.request))
 
             group.start_soon(answer)
             changes = [await anext(stream)]
@@ -382,15 +396,15 @@ async def test_pieces_are_put_together() -> None:
 
     closed = False
 
-    async def pieces() -> AsyncGenerator[Change, None]:
+    async def pieces() -> AsyncGenerator[ChangeBatch, None]:
         nonlocal closed
         try:
-            yield Change(5, 5, table(1), True)
-            yield Change(5, 5, table(2), True)
-            yield Change(5, 6)
-            yield Change(6, 7)
-            yield Change(7, 8, table(3))
-            yield Change(8, 8, table(4), True)
+            yield ChangeBatch(5, 5, table(1), True)
+            yield ChangeBatch(5, 5, table(2), True)
+            yield ChangeBatch(5, 6)
+            yield ChangeBatch(6, 7)
+            yield ChangeBatch(7, 8, table(3))
+            yield ChangeBatch(8, 8, table(4), True)
         finally:
             closed = True
 

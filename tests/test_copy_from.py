@@ -20,15 +20,15 @@ from actors import cli
 from actors.client import Client, CopiedRows
 from actors.errors import (
     AbsentRow,
-    Busy,
     DuplicateKey,
     InvalidUsage,
     PenstockError,
+    ResourceBusy,
     StorageError,
     UnknownObject,
 )
-from actors.ingress import Shown
-from actors.kernel import Address, System
+from actors.ingress import CopyProgressLine
+from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import CopyFromProgress
@@ -42,8 +42,10 @@ from files_below import files_below  # type: ignore[import-not-found]
 SHAPE = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -292,7 +294,7 @@ async def test_a_copy_that_nobody_wants_any_more_leaves_nothing(
             (flow,) = [each for each in flows if each["kind"] == "oneshot"]
             assert flow["id"] == row["oneshot"]
             for uuid, said in (("u", "under way"), ("w", "copies_max")):
-                with pytest.raises(Busy, match=said):
+                with pytest.raises(ResourceBusy, match=said):
                     await client.copy_from("t", str(tmp_path / "in"), "parquet", uuid=uuid)
             if how == "cancel":
                 group.cancel_scope.cancel()
@@ -323,7 +325,7 @@ async def _copied(client: Client, tmp_path: Path, uuid: str) -> CopiedRows:
     while True:
         try:
             return await client.copy_from("t", str(tmp_path / "in"), "parquet", uuid=uuid)
-        except Busy:
+        except ResourceBusy:
             await anyio.sleep(0.01)
 
 
@@ -506,7 +508,7 @@ async def test_the_command_line_copies_tells_how_far_it_is_and_says_what_is_wron
 
 def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
     stream = io.StringIO()
-    shown = Shown(stream)
+    shown = CopyProgressLine(stream)
     for rows in (0, 0, 5, 9):
         shown.show(CopyFromProgress(1, "reading", 1, 2, 1 << 20, 3 << 20, rows))
     shown.end()
@@ -520,7 +522,7 @@ def test_progress_on_a_terminal_is_one_line_written_over() -> None:
             return True
 
     stream = Terminal()
-    shown = Shown(stream)
+    shown = CopyProgressLine(stream)
     for rows in (0, 5, 5):
         shown.show(CopyFromProgress(1, "reading", 0, 2, 0, 3 << 20, rows))
     shown.end()

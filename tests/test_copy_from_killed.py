@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from anyio.streams.text import TextReceiveStream
 
 from actors.client import Client
-from actors.errors import Broken
+from actors.errors import ConnectionBroken
 from files_below import files_below  # type: ignore[import-not-found]
 
 CHILD = Path(__file__).with_name("copying_service.py")
@@ -80,7 +80,7 @@ async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> 
                 assert before == copied * ROWS
 
                 async def copy(client: Client, uuid: str) -> None:
-                    with suppress(Broken):
+                    with suppress(ConnectionBroken):
                         await client.copy_from("t", str(folder), "parquet", uuid=uuid)
 
                 known = set(parts(tmp_path))

@@ -27,10 +27,17 @@ from actors.client import Client, CopiedTo
 from actors.controller.client_copies import CopyFormat
 from actors.controller.copies import CopyLate
 from actors.egress import progress_text
-from actors.errors import Broken, Busy, DeadlineExceeded, InvalidUsage, UnknownObject, ViewInError
-from actors.kernel import Address, System
+from actors.errors import (
+    ConnectionBroken,
+    DeadlineExceeded,
+    InvalidUsage,
+    ResourceBusy,
+    UnknownObject,
+    ViewInError,
+)
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api import CopyProgress
+from actors.protocol.api import CopyProgressed
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -44,8 +51,10 @@ CHILD = Path(__file__).with_name("copying_service.py")
 FORMATS: tuple[CopyFormat, ...] = ("parquet", "csv", "json")
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -161,10 +170,10 @@ async def test_a_copy_waits_for_its_time_until_a_deadline(
     async with running(tmp_path) as (client, _):
         await client.create_table("t", COLUMNS)
         time = await client.insert("t", rows(3))
-        told: list[CopyProgress] = []
+        told: list[CopyProgressed] = []
         ahead = time + 50_000
 
-        def waits(progress: CopyProgress) -> None:
+        def waits(progress: CopyProgressed) -> None:
             told.append(progress)
             deadlines.end(300)
 
@@ -206,7 +215,7 @@ async def copied(client: Client, place: str, **given: Any) -> CopiedTo:
     while True:
         try:
             return await client.copy_to("t", place, **given)
-        except Busy:
+        except ResourceBusy:
             continue
 
 
@@ -254,7 +263,7 @@ async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Pa
                 time = await client.insert("t", rows(10_000, start))
         for last in (1, 20):
             async with process(state, last) as (client, served):
-                with pytest.raises(Broken):
+                with pytest.raises(ConnectionBroken):
                     await client.copy_to("t", "out", as_of=time, format="csv", file_bytes_max=4_096)
                 assert await served.wait() == -signal.SIGKILL
                 found = files(folder)
@@ -279,7 +288,7 @@ async def test_a_copy_goes_into_a_bucket_that_is_allowed(
         async with running(tmp_path, workers=2, copy_buckets=(to,)) as (client, service):
             await client.create_table("t", COLUMNS)
             await client.insert("t", rows(500))
-            told: list[CopyProgress] = []
+            told: list[CopyProgressed] = []
             done = await client.copy_to("t", f"{to}/a", format="json", progress=told.append)
             assert done.manifest == f"{to}/a/_manifest.json"
             assert told[-1].rows == 500
@@ -334,7 +343,7 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
         for last in (1, 20):
             async with process(state) as (client, served):
                 s3.rule = DieAt(served.pid, f"PUT /{bucket}/exports/", last)
-                with pytest.raises(Broken):
+                with pytest.raises(ConnectionBroken):
                     await client.copy_to(
                         "t", f"{to}/a", as_of=time, format="csv", file_bytes_max=4_096
                     )
@@ -354,8 +363,8 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
 
 def test_progress_reads_well() -> None:
     mib = 1 << 20
-    assert progress_text(CopyProgress(1, "waiting")) == "waiting until its time is sealed"
-    shown = progress_text(CopyProgress(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
+    assert progress_text(CopyProgressed(1, "waiting")) == "waiting until its time is sealed"
+    shown = progress_text(CopyProgressed(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
     assert shown == "3 of 8 parts read, 1.0 of 2.5 MiB; 1000 rows written"
 
 

@@ -22,9 +22,9 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 from actors import egress
-from actors.client import Change, Client
-from actors.egress import Printed
-from actors.kernel import Address, System
+from actors.client import ChangeBatch, Client
+from actors.egress import PrintedSubscribe
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import EMPTY
 from actors.service import Service
@@ -38,13 +38,17 @@ def changed(time: int, *values: Any) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def printed(as_json: bool, progress: bool, *changes: Change) -> list[str]:
-    found = Printed(as_json=as_json, progress=progress, upper=None)
+def printed(as_json: bool, progress: bool, *changes: ChangeBatch) -> list[str]:
+    found = PrintedSubscribe(as_json=as_json, progress=progress, upper=None)
     return [line for change in changes for line in found.lines(change)]
 
 
 def test_lines_are_rows_with_their_time() -> None:
-    changes = [Change(0, 6, changed(5, "a", None)), Change(6, 9), Change(9, EMPTY, changed(9, "b"))]
+    changes = [
+        ChangeBatch(0, 6, changed(5, "a", None)),
+        ChangeBatch(6, 9),
+        ChangeBatch(9, EMPTY, changed(9, "b")),
+    ]
     assert printed(False, False, *changes) == [
         "__time\t__diff\tid\ts",
         "5\t1\t0\ta",
@@ -68,7 +72,7 @@ def test_lines_are_rows_with_their_time() -> None:
 
 
 def test_pieces_have_no_upper_of_their_own() -> None:
-    pieces = [Change(5, 5, changed(5, "a"), True), Change(5, 6, changed(5, "b"))]
+    pieces = [ChangeBatch(5, 5, changed(5, "a"), True), ChangeBatch(5, 6, changed(5, "b"))]
     assert printed(False, True, *pieces)[1:] == ["5\t1\t0\ta", "5\t1\t0\tb", "# upper 6"]
 
 
@@ -77,18 +81,22 @@ def test_pieces_have_no_upper_of_their_own() -> None:
     [
         (None, [], ""),
         (7, [], "resume with --resume 7"),
-        (None, [Change(5, 5, None, True)], "nothing to resume from: the contents were not whole"),
-        (None, [Change(0, 6)], "resume with --resume 6"),
         (
             None,
-            [Change(0, 6), Change(6, 6, None, True)],
+            [ChangeBatch(5, 5, None, True)],
+            "nothing to resume from: the contents were not whole",
+        ),
+        (None, [ChangeBatch(0, 6)], "resume with --resume 6"),
+        (
+            None,
+            [ChangeBatch(0, 6), ChangeBatch(6, 6, None, True)],
             "resume with --resume 6; forget what was printed last, which was not whole",
         ),
-        (None, [Change(0, 6), Change(6, EMPTY)], ""),
+        (None, [ChangeBatch(0, 6), ChangeBatch(6, EMPTY)], ""),
     ],
 )
-def test_where_to_go_on(begins: int | None, changes: list[Change], text: str) -> None:
-    found = Printed(as_json=True, progress=False, upper=begins)
+def test_where_to_go_on(begins: int | None, changes: list[ChangeBatch], text: str) -> None:
+    found = PrintedSubscribe(as_json=True, progress=False, upper=begins)
     for change in changes:
         found.done(change)
     assert found.resumption() == text
@@ -100,18 +108,18 @@ async def test_what_a_reader_has_seen_counts_though_a_signal_came_first(
     """The lines were out, and the signal came before their writer had said so: the frontier told
     was the one before, and the lines would have come again."""
     monkeypatch.setattr(egress, "_SETTLE_S", 200)
-    found = Printed(as_json=True, progress=True, upper=5)
+    found = PrintedSubscribe(as_json=True, progress=True, upper=5)
     out, told = threading.Event(), threading.Event()
     done = found.done
 
-    def late(change: Change) -> None:
+    def late(change: ChangeBatch) -> None:
         out.set()
         told.wait()
         done(change)
 
     monkeypatch.setattr(found, "done", late)
     async with anyio.create_task_group() as group:
-        group.start_soon(found.write, Change(5, 6))
+        group.start_soon(found.write, ChangeBatch(5, 6))
         await asyncio.to_thread(out.wait)
         group.cancel_scope.cancel()
     resumption = asyncio.create_task(asyncio.to_thread(found.resumption))
@@ -122,8 +130,10 @@ async def test_what_a_reader_has_seen_counts_though_a_signal_came_first(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.client import Change, Client
-from actors.controller.replica import Lost
-from actors.kernel import Address, System
+from actors.client import ChangeBatch, Client
+from actors.controller.replica import ConnectionLost
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF
 from actors.service import Service
@@ -35,8 +35,10 @@ LIMITS: dict[str, Any] = {
 COLUMNS = {"id": "bigint", "s": "string"}
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -63,7 +65,7 @@ async def fill(client: Client, count: int, start: int = 0) -> int:
     return time
 
 
-def ids(changes: list[Change]) -> Counter[int]:
+def ids(changes: list[ChangeBatch]) -> Counter[int]:
     found: Counter[int] = Counter()
     for change in changes:
         for row in [] if change.table is None else change.table.to_pylist():
@@ -71,7 +73,7 @@ def ids(changes: list[Change]) -> Counter[int]:
     return Counter({id_: n for id_, n in found.items() if n})
 
 
-def check(changes: list[Change]) -> None:
+def check(changes: list[ChangeBatch]) -> None:
     """Contiguous; only the last of an interval moves on; every piece fits a frame."""
     upper = changes[0].lower
     for change in changes:
@@ -170,7 +172,7 @@ async def test_a_replica_that_breaks_in_the_midst_repeats_and_loses_nothing(
         changes = [await anext(stream)]
         while changes[-1].upper <= time:
             if len(changes) in (3, 10):
-                lost = Lost(replica.incarnation, ConnectionError("cut"))
+                lost = ConnectionLost(replica.incarnation, ConnectionError("cut"))
                 replica.ctx.self.reply(lost)
             changes.append(await anext(stream))
         later = await client.insert("t", rows(9_000, 3))
@@ -187,7 +189,7 @@ async def test_many_that_want_the_same_share_the_blobs(tmp_path: Path) -> None:
         time = await fill(client, 1_000)
 
         async def follow() -> None:
-            changes: list[Change] = []
+            changes: list[ChangeBatch] = []
             async with await Client.connect(service.address) as other:
                 async for change in other.subscribe("t", as_of=time, up_to=time + 1):
                     changes.append(change)  # noqa: PERF401

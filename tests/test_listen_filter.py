@@ -9,20 +9,33 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, StorageError, UnsoundFilter
+from actors.errors import CorruptData, StorageError, UnsoundFilter
 from actors.kernel import SystemClock
 from actors.listen_task import ListenTask
-from actors.persist import Append, Condition, NewShard, Part, PartFilter, PersistClient
+from actors.persist import (
+    BatchPart,
+    NewShard,
+    PartCondition,
+    PartFilter,
+    PersistClient,
+    ShardAppend,
+)
 from actors.persist.statistics import ColumnStatistics
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.protocol.compute import SourceImport
-from actors.protocol.internal import Described, Filtered, Grant, ListenFailed, StartListen
+from actors.protocol.internal import (
+    FilteredParts,
+    GrantDescriptions,
+    ListenFailed,
+    PartsDescribed,
+    StartListen,
+)
 from actors.settings import Settings
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
-SCHEMA = Schema((Column("a", "bigint"),))
-WANTED = PartFilter(SCHEMA, [Condition("a", ">", (pa.scalar(99, pa.int64()),))])
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
+WANTED = PartFilter(SCHEMA, [PartCondition("a", ">", (pa.scalar(99, pa.int64()),))])
 ALL, NONE = 1, 1 << 40
 """One in so many parts is audited."""
 
@@ -30,23 +43,23 @@ ALL, NONE = 1, 1 << 40
 class World:
     """A shard, a listen task that reads it, and its consumer."""
 
-    def __init__(self, stage: Isolation, persist: PersistClient, settings: Settings) -> None:
+    def __init__(self, stage: ActorIsolation, persist: PersistClient, settings: Settings) -> None:
         self.persist = persist
         self.upper = 0
         self.fetched: list[str] = []
         self.fail: StorageError | None = None
-        self.probe: Neighbour = stage.probe()
+        self.probe: NeighbourProbe = stage.probe()
         self._fetch = persist.fetch
         persist.fetch = self.fetch  # type: ignore[method-assign]
         source = SourceImport("s1", SCHEMA)
-        self.task: Subject[Any] = stage.start(
+        self.task: SubjectActor[Any] = stage.start(
             lambda: ListenTask(
                 persist, source, "u7", 3, 1, self.probe.address, settings, wanted=WANTED
             ),
             "listen",
         )
 
-    async def fetch(self, part: Part, schema: Schema) -> pa.Table:
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
         self.fetched.append(part.key)
         if self.fail is not None:
             raise self.fail
@@ -59,26 +72,26 @@ class World:
         (part,) = await self.persist.write_parts("s1", rows)
         if says is not None:
             part = replace(part, statistics=(ColumnStatistics("a", 0, *says),))
-        await self.persist.append([Append("s1", self.upper, self.upper + 1, (part,))])
+        await self.persist.append([ShardAppend("s1", self.upper, self.upper + 1, (part,))])
         self.upper += 1
         return part.key
 
-    async def described(self) -> Described:
+    async def described(self) -> PartsDescribed:
         """The next one, granted."""
-        found = await self.probe.expect(Described)
-        await self.task.send(Grant(sum(part.bytes for part in found.parts)))
-        assert isinstance(found, Described)
+        found = await self.probe.expect(PartsDescribed)
+        await self.task.send(GrantDescriptions(sum(part.bytes for part in found.parts)))
+        assert isinstance(found, PartsDescribed)
         return found
 
 
-async def world(stage: Isolation, one_in: int) -> World:
+async def world(stage: ActorIsolation, one_in: int) -> World:
     settings = Settings(inline_part_bytes_max=1, filter_audit_one_in=one_in)
     persist = await PersistClient.in_memory(settings, SystemClock())
     await persist.create_shards([NewShard("s1", SCHEMA)])
     return World(stage, persist, settings)
 
 
-async def test_parts_without_a_row_that_passes_are_not_described(stage: Isolation) -> None:
+async def test_parts_without_a_row_that_passes_are_not_described(stage: ActorIsolation) -> None:
     with anyio.fail_after(20):
         made = await world(stage, NONE)
         first = await made.append(1, 2)
@@ -98,21 +111,23 @@ async def test_parts_without_a_row_that_passes_are_not_described(stage: Isolatio
         assert made.persist._book.used([first, second]) == {second}
 
 
-async def test_an_audit_reads_what_was_left_out_and_lets_it_go(stage: Isolation) -> None:
+async def test_an_audit_reads_what_was_left_out_and_lets_it_go(stage: ActorIsolation) -> None:
     with anyio.fail_after(20):
         made = await world(stage, ALL)
         key = await made.append(1, 2)
         await made.task.send(StartListen(0, True))
         found = await made.described()
         assert found.parts == ()
-        assert found.filtered == Filtered(1, (await made.persist.state("s1")).batches[0].bytes, 1)
+        assert found.filtered == FilteredParts(
+            1, (await made.persist.state("s1")).batches[0].bytes, 1
+        )
         assert made.fetched == [key]
         assert made.persist._book.used([key]) == set()
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_a_filter_that_is_wrong_freezes_the_source_before_it_is_believed(
-    stage: Isolation, snapshot: bool
+    stage: ActorIsolation, snapshot: bool
 ) -> None:
     with anyio.fail_after(20):
         made = await world(stage, ALL)
@@ -125,13 +140,13 @@ async def test_a_filter_that_is_wrong_freezes_the_source_before_it_is_believed(
         failed = await made.probe.expect(ListenFailed)
         assert isinstance(failed.error, UnsoundFilter)
         assert "holds 1 rows that pass a > 99" in str(failed.error)
-        assert not [each for each in made.probe.received if isinstance(each, Described)]
+        assert not [each for each in made.probe.received if isinstance(each, PartsDescribed)]
         await made.append(500)
         await made.probe.expect_nothing()
 
 
 async def test_a_store_that_fails_an_audit_says_nothing_about_the_filter(
-    stage: Isolation,
+    stage: ActorIsolation,
 ) -> None:
     with anyio.fail_after(20):
         made = await world(stage, ALL)
@@ -144,12 +159,12 @@ async def test_a_store_that_fails_an_audit_says_nothing_about_the_filter(
         assert made.fetched == [key]
 
 
-async def test_an_audit_that_meets_a_damaged_part_freezes_the_source(stage: Isolation) -> None:
+async def test_an_audit_that_meets_a_damaged_part_freezes_the_source(stage: ActorIsolation) -> None:
     """As it would be for one who reads the part."""
     with anyio.fail_after(20):
         made = await world(stage, ALL)
         await made.append(1)
-        made.fail = Corrupt("made up", determinate=True)
+        made.fail = CorruptData("made up", determinate=True)
         await made.task.send(StartListen(0, True))
         failed = await made.probe.expect(ListenFailed)
-        assert isinstance(failed.error, Corrupt)
+        assert isinstance(failed.error, CorruptData)

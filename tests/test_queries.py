@@ -20,25 +20,25 @@ from actors.controller.client_rows import expand
 from actors.controller.queries import BATCH_ROWS, QueryLate, _batches
 from actors.dataflow.engine import MadeFiles
 from actors.errors import (
-    Busy,
-    Canceled,
     DeadlineExceeded,
     DefiniteError,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
     QueryRejected,
     ReadBelowSince,
     ReadTooFarAhead,
+    ResourceBusy,
     UnknownObject,
     ViewInError,
 )
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage, FileDone
 from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import Controls, InMemoryExecutor
+from actors.testing.engine import EngineControls, InMemoryExecutor
 from deadlines import Deadlines  # type: ignore[import-not-found]
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
 
@@ -46,7 +46,7 @@ JOINED = "SELECT c.name, t.k FROM t JOIN c ON t.s = c.s ORDER BY t.k DESC"
 
 
 class World:
-    def __init__(self, service: Service, client: Client, controls: Controls) -> None:
+    def __init__(self, service: Service, client: Client, controls: EngineControls) -> None:
         self.service = service
         self.client = client
         self.controls = controls
@@ -78,10 +78,12 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
-    controls = Controls()
+    controls = EngineControls()
 
-    def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-        address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+    def engine(
+        system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
         return address
 
     given: dict[str, Any] = {
@@ -312,7 +314,7 @@ async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(world.rows, sql)
             await world.controls.wait_begun("Select")
-            with pytest.raises(Busy, match="queries_in_flight_max"):
+            with pytest.raises(ResourceBusy, match="queries_in_flight_max"):
                 await world.rows(sql)
             assert await world.rows("SELECT k FROM t WHERE k = 1") == [{"k": 1}], "a read goes on"
             world.controls.release("Select")
@@ -428,7 +430,7 @@ async def test_cancel_on_request_is_named(tmp_path: Path) -> None:
         async with anyio.create_task_group() as group:
 
             async def ask() -> None:
-                with pytest.raises(Canceled):
+                with pytest.raises(OperationCanceled):
                     await world.rows("SELECT count(*) AS n FROM t")
 
             group.start_soon(ask)

@@ -17,10 +17,10 @@ import pytest
 from actors import Client, Service
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
 from actors.inspection import parse_condition
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.persist.stashed import StashedBlobs
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
@@ -29,7 +29,7 @@ ROWS = 6_000
 SMALL = {"inline_bytes_max": 1 << 14, "result_bytes_max": 1 << 17, "frame_bytes_max": 1 << 18}
 
 
-def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
     return system.spawn(InMemoryExecutor, "engine")
 
 
@@ -210,14 +210,14 @@ async def test_wishes_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
     ],
 )
 def test_a_condition_as_text(text: str, condition: tuple[Any, ...]) -> None:
-    columns = (Column("s", "string"), Column("day", "date"), Column("v", "double"))
-    assert parse_condition(text, Schema(columns)) == condition
+    columns = (TableColumn("s", "string"), TableColumn("day", "date"), TableColumn("v", "double"))
+    assert parse_condition(text, TableSchema(columns)) == condition
 
 
 @pytest.mark.parametrize("text", ["v", "v >", "v is null 5", "v ~ 5", "v > abc"])
 def test_text_that_is_no_condition(text: str) -> None:
     with pytest.raises(InvalidUsage, match="--filter"):
-        parse_condition(text, Schema((Column("v", "double"),)))
+        parse_condition(text, TableSchema((TableColumn("v", "double"),)))
 
 
 async def test_the_command(tmp_path: Path) -> None:

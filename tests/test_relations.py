@@ -14,17 +14,17 @@ import pytest
 
 from actors.client import Client
 from actors.errors import InvalidUsage, PenstockError, UnknownObject
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import Controls, InMemoryExecutor
+from actors.testing.engine import EngineControls, InMemoryExecutor
 
 
 class World:
-    def __init__(self, client: Client, controls: Controls) -> None:
+    def __init__(self, client: Client, controls: EngineControls) -> None:
         self.client = client
         self.controls = controls
 
@@ -44,10 +44,12 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     """A service of two workers, with a table, a view and an index."""
-    controls = Controls()
+    controls = EngineControls()
 
-    def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-        address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+    def engine(
+        system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
         return address
 
     settings = Settings(

@@ -21,13 +21,13 @@ from actors.client import Client
 from actors.controller.client_copies import CopyFormat
 from actors.controller.rows import fit
 from actors.errors import InvalidUsage
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import Column, Schema, arrow_type, inner_types, text_limit
+from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, text_limit
 from actors.protocol.compute import CopyToExport
 from actors.service import Service
 from actors.settings import Settings
-from actors.sinks.formats import FILE_BYTES_MIN, Files, JsonLines, check_format
+from actors.sinks.formats import FILE_BYTES_MIN, JsonLines, OutputFiles, check_format
 from actors.sources.copied_files import has_types, read_copied
 from actors.sources.file_reading import _from_parquet
 from actors.testing.engine import InMemoryExecutor
@@ -91,13 +91,15 @@ def values_of(kind: str) -> st.SearchStrategy[Any]:
 
 def tables_of(
     kinds: st.SearchStrategy[list[str]], name: str
-) -> st.SearchStrategy[tuple[Schema, pa.Table]]:
+) -> st.SearchStrategy[tuple[TableSchema, pa.Table]]:
     """A table of some columns, its rows as they would be stored."""
 
-    def made(chosen: list[str]) -> st.SearchStrategy[tuple[Schema, pa.Table]]:
-        schema = Schema(tuple(Column(f"{name}{n}", kind) for n, kind in enumerate(chosen)))
+    def made(chosen: list[str]) -> st.SearchStrategy[tuple[TableSchema, pa.Table]]:
+        schema = TableSchema(
+            tuple(TableColumn(f"{name}{n}", kind) for n, kind in enumerate(chosen))
+        )
 
-        def stored(rows: list[tuple[Any, ...]]) -> tuple[Schema, pa.Table]:
+        def stored(rows: list[tuple[Any, ...]]) -> tuple[TableSchema, pa.Table]:
             shape = schema.arrow()
             columns = [
                 pa.array(values, field.type)
@@ -133,10 +135,10 @@ def as_told(table: pa.Table) -> list[str]:
 
 
 def gone_out_and_come_back(
-    folder: Path, kind: CopyFormat, schema: Schema, table: pa.Table
+    folder: Path, kind: CopyFormat, schema: TableSchema, table: pa.Table
 ) -> pa.Table:
     check_format(schema, CopyToExport(schema, "", kind, FILE_BYTES_MIN))
-    files = Files(Place(folder), schema.arrow(), kind, FILE_BYTES_MIN)
+    files = OutputFiles(Place(folder), schema.arrow(), kind, FILE_BYTES_MIN)
     for row in range(table.num_rows):
         files.append(table.slice(row, 1))
     paths = [file.path for file in files.finish()]
@@ -156,7 +158,7 @@ ALL_TABLES = tables_of(st.lists(NESTED, min_size=1, max_size=3), "c {'é")
 
 
 @given(made=FLAT_TABLES)
-def test_csv_comes_back(made: tuple[Schema, pa.Table], folder: Path) -> None:
+def test_csv_comes_back(made: tuple[TableSchema, pa.Table], folder: Path) -> None:
     schema, table = made
     found = gone_out_and_come_back(folder, "csv", schema, table)
     assert found.schema == table.schema
@@ -166,7 +168,7 @@ def test_csv_comes_back(made: tuple[Schema, pa.Table], folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 @given(made=ALL_TABLES)
 def test_json_and_parquet_come_back(
-    kind: CopyFormat, made: tuple[Schema, pa.Table], folder: Path
+    kind: CopyFormat, made: tuple[TableSchema, pa.Table], folder: Path
 ) -> None:
     schema, table = made
     found = gone_out_and_come_back(folder, kind, schema, table)
@@ -175,7 +177,7 @@ def test_json_and_parquet_come_back(
 
 
 @given(made=ALL_TABLES)
-def test_what_peek_prints_insert_reads(made: tuple[Schema, pa.Table]) -> None:
+def test_what_peek_prints_insert_reads(made: tuple[TableSchema, pa.Table]) -> None:
     schema, table = made
     lines = JsonLines(table.schema).encode(table)
     assert lines.count(b"\n") == table.num_rows
@@ -216,8 +218,10 @@ ROWS: list[dict[str, Any]] = [
 ROWS += [{}, {"m": {}, "s": {}, "c": [], "d": {date(1, 1, 1): None}}]
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

@@ -16,8 +16,8 @@ import trustme
 
 from actors.client import Client
 from actors.cluster import connect
-from actors.errors import BadSettings, Broken, Unauthenticated, WrongService
-from actors.kernel import Address, System
+from actors.errors import AuthenticationFailed, BadSettings, ConnectionBroken, WrongService
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.compute import CreateInstance, Hello, InitializationComplete
 from actors.service import Service
@@ -25,8 +25,10 @@ from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -62,9 +64,9 @@ async def test_clients_prove_themselves_and_work(tmp_path: Path) -> None:
                 await client.create_table("t", {"n": "bigint"})
                 await client.insert("t", [{"n": 1}])
                 assert (await client.peek("t")).to_pylist() == [{"n": 1}]
-            with pytest.raises(Broken):
+            with pytest.raises(ConnectionBroken):
                 await Client.connect(service.address)
-            for name, kind in (("token_file", Unauthenticated), ("identity", WrongService)):
+            for name, kind in (("token_file", AuthenticationFailed), ("identity", WrongService)):
                 value = {"token_file": settings.cluster_token_file, "identity": "green"}[name]
                 changed = msgspec.structs.replace(settings, **{name: value})
                 with pytest.raises(kind):
@@ -99,7 +101,7 @@ async def test_controllers_prove_themselves_with_tokens_of_their_own(tmp_path: P
         async with Service(settings, engine=in_memory) as service:
             assert service.cluster_address
             as_client = msgspec.structs.replace(settings, cluster_token_file=settings.token_file)
-            with pytest.raises(Unauthenticated, match="token is unknown"):
+            with pytest.raises(AuthenticationFailed, match="token is unknown"):
                 await connect(service.cluster_address, as_client)
             controller = await connect(service.cluster_address, settings)
             for command in (

@@ -6,75 +6,77 @@ from typing import Any
 
 import pytest
 
-from actors.kernel import Address
-from actors.protocol.compute import AllowWrites, Hello, Schedule
-from actors.protocol.internal import Propose, Sequenced
-from actors.protocol.storage_internal import DropDataflow, ForStorage
-from actors.sequencer import Order, Sequencer
-from actors.testing.isolation import Isolation
+from actors.kernel import ActorAddress
+from actors.protocol.compute import AllowWrites, Hello, ScheduleDataflow
+from actors.protocol.internal import ProposeCommand, SequencedCommand
+from actors.protocol.storage_internal import DropObjects, ForStorage
+from actors.sequencer import CommandOrder, Sequencer
+from actors.testing.isolation import ActorIsolation
 
 
 def test_indices_have_no_gap_and_displaced_commands_are_dropped() -> None:
-    order = Order()
-    assert order.propose(Propose(1, Hello("a"))) == Sequenced(0, 1, Hello("a"))
-    assert order.propose(Propose(2, Hello("b"))) == Sequenced(1, 2, Hello("b"))
-    assert order.propose(Propose(1, AllowWrites())) is None
-    assert order.propose(Propose(2, AllowWrites())) == Sequenced(2, 2, AllowWrites())
+    order = CommandOrder()
+    assert order.propose(ProposeCommand(1, Hello("a"))) == SequencedCommand(0, 1, Hello("a"))
+    assert order.propose(ProposeCommand(2, Hello("b"))) == SequencedCommand(1, 2, Hello("b"))
+    assert order.propose(ProposeCommand(1, AllowWrites())) is None
+    assert order.propose(ProposeCommand(2, AllowWrites())) == SequencedCommand(2, 2, AllowWrites())
     assert order.dropped == 1
 
 
 def test_displacement_on_one_half_drops_nothing_of_the_other() -> None:
-    order = Order()
-    drop = ForStorage(DropDataflow(("u1",)))
-    assert order.propose(Propose(7, Hello("a"))) == Sequenced(0, 7, Hello("a"))
-    assert order.propose(Propose(1, drop)) == Sequenced(1, 1, drop)
-    assert order.propose(Propose(2, drop)) == Sequenced(2, 2, drop)
-    assert order.propose(Propose(7, AllowWrites())) == Sequenced(3, 7, AllowWrites())
-    assert order.propose(Propose(1, drop)) is None
-    assert order.propose(Propose(6, AllowWrites())) is None
+    order = CommandOrder()
+    drop = ForStorage(DropObjects(("u1",)))
+    assert order.propose(ProposeCommand(7, Hello("a"))) == SequencedCommand(0, 7, Hello("a"))
+    assert order.propose(ProposeCommand(1, drop)) == SequencedCommand(1, 1, drop)
+    assert order.propose(ProposeCommand(2, drop)) == SequencedCommand(2, 2, drop)
+    assert order.propose(ProposeCommand(7, AllowWrites())) == SequencedCommand(3, 7, AllowWrites())
+    assert order.propose(ProposeCommand(1, drop)) is None
+    assert order.propose(ProposeCommand(6, AllowWrites())) is None
     assert order.dropped == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-async def test_every_worker_sees_the_same_order(stage: Isolation, count: int) -> None:
-    workers: list[Address[Any]] = []
+async def test_every_worker_sees_the_same_order(stage: ActorIsolation, count: int) -> None:
+    workers: list[ActorAddress[Any]] = []
     sequencer = stage.start(lambda: Sequencer(workers), "sequencer")
     probes = [stage.probe(f"worker-{index}") for index in range(count)]
     workers.extend(probe.address for probe in probes)
     for number in range(20):
-        await sequencer.send(Propose(1, Schedule(f"u{number}")))
+        await sequencer.send(ProposeCommand(1, ScheduleDataflow(f"u{number}")))
     for probe in probes:
         for number in range(20):
-            await probe.expect(Sequenced, index=number, command=Schedule(f"u{number}"))
+            await probe.expect(
+                SequencedCommand, index=number, command=ScheduleDataflow(f"u{number}")
+            )
         await probe.expect_nothing()
 
 
 @pytest.mark.parametrize("how", ["stop", "crash"])
-async def test_a_worker_that_is_gone_harms_no_other(stage: Isolation, how: str) -> None:
+async def test_a_worker_that_is_gone_harms_no_other(stage: ActorIsolation, how: str) -> None:
     first, second, third = (stage.probe(name) for name in ("first", "second", "third"))
     sequencer = stage.start(
         lambda: Sequencer([first.address, second.address, third.address]), "sequencer"
     )
     await (second.stop() if how == "stop" else second.crash())
-    await sequencer.send(Propose(1, AllowWrites()))
-    await first.expect(Sequenced, index=0)
-    await third.expect(Sequenced, index=0)
+    await sequencer.send(ProposeCommand(1, AllowWrites()))
+    await first.expect(SequencedCommand, index=0)
+    await third.expect(SequencedCommand, index=0)
 
 
-async def test_a_slow_worker_holds_up_the_order_and_loses_nothing(stage: Isolation) -> None:
+async def test_a_slow_worker_holds_up_the_order_and_loses_nothing(stage: ActorIsolation) -> None:
     """Worker 0 is answered in reserved room whatever it does; the others are waited for."""
     own, slow = stage.probe("own"), stage.probe("slow")
     own.stall()
     slow.stall()
     sequencer = stage.start(lambda: Sequencer([own.address, slow.address]), "sequencer")
     for _ in range(3):
-        await sequencer.send(Propose(1, AllowWrites()))
-    await own.expect(Sequenced, index=0)
+        await sequencer.send(ProposeCommand(1, AllowWrites()))
+    await own.expect(SequencedCommand, index=0)
     await own.expect_nothing()
     await slow.expect_nothing()
     assert sequencer.statistics().state == "handles Propose"
     slow.resume()
     for index in range(3):
-        await slow.expect(Sequenced, index=index)
+        await slow.expect(SequencedCommand, index=index)
     for index in (1, 2):
-        await own.expect(Sequenced, index=index)
+        await own.expect(SequencedCommand, index=index)

@@ -17,35 +17,35 @@ import pyarrow as pa
 import pytest
 
 import actors
-from actors.client import Change, Client, TableWrite
-from actors.controller.replica import Lost, ReplicaTask
+from actors.client import ChangeBatch, Client, TableWrite
+from actors.controller.replica import ConnectionLost, ReplicaTask
 from actors.errors import (
     AbsentRow,
     AddressInUse,
     BadSettings,
-    Broken,
+    ConnectionBroken,
     DeadlineExceeded,
     DuplicateKey,
-    Expired,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
     QueryRejected,
     ReadBelowSince,
     ReadTooFarAhead,
+    ServiceExpired,
     StateDirectoryError,
     TypeMismatch,
     UnknownObject,
     ViewInError,
 )
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import Controls, InMemoryExecutor
+from actors.testing.engine import EngineControls, InMemoryExecutor
 
 BY_CARRIER = """
 SELECT c.name, count(*) AS n, sum(f.delay) AS delay
@@ -55,8 +55,10 @@ FLIGHTS = {"id": "bigint", "carrier": "string", "delay": "bigint"}
 CARRIERS = {"carrier": "string", "name": "string"}
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -157,7 +159,7 @@ async def test_every_time_reads_right_also_after_restarts(tmp_path: Path) -> Non
                 assert _rows(found) == [(name, n, delay)]
 
 
-async def _follow(client: Client, from_: int | None, until: int) -> list[Change]:
+async def _follow(client: Client, from_: int | None, until: int) -> list[ChangeBatch]:
     changes = []
     stream = client.subscribe("by_carrier", from_)
     async for change in stream:
@@ -177,7 +179,7 @@ async def test_subscribe_resumes_by_its_frontier_without_gap_or_repeat(tmp_path:
         async with running(tmp_path) as client:
             if frontier is None:
                 await _objects(client)
-            changes: list[Change] = []
+            changes: list[ChangeBatch] = []
             for _ in range(4):
                 time = await client.write(model.random_change(dice))
                 changes += await _follow(client, frontier, time)
@@ -281,10 +283,12 @@ async def test_a_slow_subscriber_is_paused_and_goes_on(tmp_path: Path) -> None:
 
 async def test_the_controller_reconnects_without_work_and_without_repeats(tmp_path: Path) -> None:
     dice, model = random.Random(8), Model()
-    controls = Controls()
+    controls = EngineControls()
 
-    def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-        address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+    def engine(
+        system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
         return address
 
     with anyio.fail_after(200):
@@ -319,7 +323,9 @@ def _lose_the_replica(service: Service) -> None:
     assert service._system is not None
     cell = service._system.cells["/controller/replica-1"]
     assert isinstance(cell.actor, ReplicaTask)
-    cell.address.reply(Lost(cell.actor.incarnation, Broken("the test broke it")))
+    cell.address.reply(
+        ConnectionLost(cell.actor.incarnation, ConnectionBroken("the test broke it"))
+    )
 
 
 async def test_what_no_frame_holds_goes_in_pieces(tmp_path: Path) -> None:
@@ -361,7 +367,7 @@ async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:
             client = await Client.connect(service.address)
             service.stop()
             await service.wait_stopped()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await client.status()
         await client.aclose()
 
@@ -388,13 +394,13 @@ async def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
     from actors.controller.catalog import CATALOG_KEY
     from actors.kernel import SystemClock
-    from actors.persist import Cas, PersistClient
+    from actors.persist import CompareAndSet, PersistClient
 
     settings = settings_of(tmp_path)
     with anyio.fail_after(200):
         persist = await PersistClient.open(Path(settings.state_dir), settings, SystemClock())
         newer = msgspec.msgpack.encode({"format": 99})
-        assert await persist.compare_and_set([Cas(CATALOG_KEY, None, newer)])
+        assert await persist.compare_and_set([CompareAndSet(CATALOG_KEY, None, newer)])
         await persist.close()
         with pytest.raises(StateDirectoryError, match="format 99"):
             await Service(settings, engine=in_memory).__aenter__()
@@ -411,7 +417,7 @@ def test_the_front_door() -> None:
 async def test_it_ends_when_it_expires(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, expiration_ms=20)
     async with Service(settings, engine=in_memory) as service:
-        with anyio.fail_after(200), pytest.raises(Expired, match="expiration_ms"):
+        with anyio.fail_after(200), pytest.raises(ServiceExpired, match="expiration_ms"):
             await service.wait_stopped()
 
 

@@ -19,14 +19,14 @@ from actors.client import Client
 from actors.cluster import hosts
 from actors.controller.replica_set import REPLICAS_KEY
 from actors.errors import BadSettings, InvalidUsage, StorageError, StoreFull, UnknownObject
-from actors.kernel import Address, System, restart
+from actors.kernel import ActorAddress, ActorSystem, restart
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import Controls, InMemoryExecutor
+from actors.testing.engine import EngineControls, InMemoryExecutor
 
 SUMS = "SELECT k, count(*) AS n, sum(v) AS s FROM t GROUP BY k"
 COLUMNS = {"id": "bigint", "k": "bigint", "v": "bigint"}
@@ -34,12 +34,12 @@ COLUMNS = {"id": "bigint", "k": "bigint", "v": "bigint"}
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, controls: Controls | None = None, **changes: Any
+    tmp_path: Path, controls: EngineControls | None = None, **changes: Any
 ) -> AsyncIterator[tuple[Service, Client]]:
     """A service with an engine in memory, and a client of it."""
 
-    def engine(system: System, _: Settings, scratch: Path) -> Address[ExecutorMessage]:
-        address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+    def engine(system: ActorSystem, _: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
         return address
 
     given: dict[str, Any] = {
@@ -187,7 +187,7 @@ async def test_replicas_die_at_any_point_and_no_answer_is_wrong(
 
 async def test_one_replica_computes_and_the_others_follow(tmp_path: Path) -> None:
     """The engine's work does not grow with the replicas, but for the races that are lost."""
-    controls, model = Controls(), Model(4)
+    controls, model = EngineControls(), Model(4)
     steps = 30
     settings = {"replicas": 3, "standby_ms": 5_000}
     async with running(tmp_path, controls, **settings) as (service, client):
@@ -208,7 +208,7 @@ async def test_one_replica_computes_and_the_others_follow(tmp_path: Path) -> Non
 
 
 async def test_the_first_contents_are_made_once(tmp_path: Path) -> None:
-    controls, model = Controls(), Model(5)
+    controls, model = EngineControls(), Model(5)
     async with running(tmp_path, controls, replicas=3) as (_, client):
         await client.create_table("t", COLUMNS, ["id"])
         for _ in range(5):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from actors import Client, Service, Settings, cli
-from actors.controller.catalog import CATALOG_KEY, Catalog
+from actors.controller.catalog import CATALOG_KEY, CatalogSnapshot
 from actors.errors import (
     BadSettings,
     InvalidUsage,
@@ -23,11 +23,11 @@ from actors.errors import (
     StateDirectoryError,
     UnknownObject,
 )
-from actors.kernel import Address, System, SystemClock
-from actors.persist import Append, PersistClient, ShardState, shard_key
-from actors.persist.attach import Place, open_as_guest
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.persist import PersistClient, ShardAppend, ShardState, shard_key
+from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.documents import encode
-from actors.persist.location import Cas
+from actors.persist.location import CompareAndSet
 from actors.persist.objects import CATALOG, objects_of, owners, shard_of
 from actors.plan.jobs import ExecutorMessage
 from actors.testing.engine import InMemoryExecutor
@@ -38,8 +38,10 @@ SETTINGS: dict[str, Any] = {"inline_part_bytes_max": 1, "maintenance_ms": 20}
 """Every part is a blob, so that there is something to break."""
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -225,7 +227,7 @@ async def rewritten(folder: Path, change: Callable[[ShardState], ShardState]) ->
     state = await flights_of(folder)
     async with client_of(folder) as client:
         done = await client.compare_and_set(
-            [Cas(shard_key(state.id), state.seqno, encode(change(state)))]
+            [CompareAndSet(shard_key(state.id), state.seqno, encode(change(state)))]
         )
         assert done
     return state
@@ -310,7 +312,9 @@ async def test_compact_and_collect_where_no_service_runs(folder: Path) -> None:
 
 
 async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
-    async with open_as_guest(Place(state_dir=str(folder)), Settings(), SystemClock()) as attached:
+    async with open_as_guest(
+        ShardPlace(state_dir=str(folder)), Settings(), SystemClock()
+    ) as attached:
         state = await flights_of(folder)
         reader = await attached.client.open_reader(state.id, "r")
         parts, _ = await reader.snapshot(max(state.since, int(state.upper) - 1))
@@ -360,7 +364,7 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
     async with client_of(folder) as client:
         head = await client.head(CATALOG_KEY)
         assert head is not None
-        catalog = Catalog.decode(head.data)
+        catalog = CatalogSnapshot.decode(head.data)
         found = objects_of(head)
         assert [(o.name, o.kind, o.shard) for o in found] == [
             (o.name, o.kind, o.shard) for o in catalog.objects
@@ -370,5 +374,5 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
         with pytest.raises(UnknownObject, match="near it are flights"):
             shard_of(found, "flight")
         state = await client.state(shard_of(found, "FLIGHTS"))
-        outcome = await client.append([Append(state.id, state.upper, state.upper + 1, ())])
+        outcome = await client.append([ShardAppend(state.id, state.upper, state.upper + 1, ())])
         assert outcome

@@ -17,14 +17,14 @@ import pytest
 from actors.client import Client
 from actors.controller.ddl import CatalogStore
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api_storage import Health, SourceStatus
+from actors.protocol.api_storage import ObjectHealth, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
-from actors.sources.counter import Counter
-from actors.sources.source import Rows
+from actors.sources.counter import CounterSeries
+from actors.sources.source import SourceRows
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from actors.watching import summary, take_snapshot
@@ -32,8 +32,10 @@ from actors.watching import summary, take_snapshot
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -227,7 +229,7 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
         await client.create_source("well", {"kind": "counter", "rate": 1_000})
         folder.rename(tmp_path / "in" / "gone")
 
-        seen: list[Health] = []
+        seen: list[ObjectHealth] = []
 
         async def stalled() -> bool:
             seen.append((await source(client, "sick")).health)
@@ -345,10 +347,10 @@ async def test_the_first_read_waits_for_the_first_contents(tmp_path: Path) -> No
 async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def contents(*_: object) -> Iterator[Rows]:
+    def contents(*_: object) -> Iterator[SourceRows]:
         raise OSError("the tape is torn")
 
-    monkeypatch.setattr(Counter, "contents", contents)
+    monkeypatch.setattr(CounterSeries, "contents", contents)
     async with running(tmp_path) as client:
         await client.create_source("n", {"kind": "counter", "rate": 1})
         with pytest.raises(DeadlineExceeded, match="n has no contents yet: none came within 40 ms"):

@@ -10,51 +10,51 @@ import pytest
 
 from actors.errors import (
     ActorDead,
-    Busy,
-    Canceled,
-    Closed,
     DefiniteError,
     EngineUnavailable,
     InvalidUsage,
     JobTooLarge,
     LocalProtocolError,
+    OperationCanceled,
     PenstockError,
     QueryRejected,
+    ResourceBusy,
+    ResourceClosed,
 )
-from actors.kernel import Address, Clock, Reply
+from actors.kernel import ActorAddress, ActorClock, ReplySlot
 from actors.plan.delta import DeltaPlan
 from actors.plan.job_log import JobNote
 from actors.plan.jobs import (
-    Analyze,
-    Analyzed,
+    AnalyzeStatement,
     Answer,
-    Cancel,
+    CancelChildJob,
     CancelJob,
     EngineReady,
-    Forget,
+    ForgetPlan,
     InspectJobs,
     Job,
     JobFailed,
-    Prepare,
-    Prepared,
-    Progress,
+    JobProgress,
+    PlanPrepared,
+    PreparePlan,
+    QueryAnalyzed,
     RowsDone,
-    Run,
-    Step,
+    RunStep,
+    SubmitJob,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess
 from actors.spark.start import ChildMessage
 from actors.spark_executor import DEATHS_OUTSIDE, SparkExecutor
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
-TABLE = Schema((Column("v", "bigint"),))
+TABLE = TableSchema((TableColumn("v", "bigint"),))
 PLAN = DeltaPlan(("t",), (TABLE,), TABLE, "SELECT v FROM t", "opaque", "test")
 
 
-def analyze(name: str) -> Analyze:
-    return Analyze(name, (), "SELECT 1")
+def analyze(name: str) -> AnalyzeStatement:
+    return AnalyzeStatement(name, (), "SELECT 1")
 
 
 class FakeChild(EngineProcess):
@@ -67,7 +67,7 @@ class FakeChild(EngineProcess):
         self._answers_in, self._answers_out = anyio.create_memory_object_stream[Any](100)
 
     def send(self, message: ChildMessage) -> None:
-        if isinstance(message, Analyze) and message.sql == "too large":
+        if isinstance(message, AnalyzeStatement) and message.sql == "too large":
             raise LocalProtocolError("too large for a frame")
         self.sent.append(message)
 
@@ -102,12 +102,12 @@ class FakeChild(EngineProcess):
 class Workshop:
     """Makes fake children."""
 
-    def __init__(self, stage: Isolation) -> None:
+    def __init__(self, stage: ActorIsolation) -> None:
         self.stage = stage
         self.children: list[FakeChild] = []
         self.refusal: PenstockError | None = None
 
-    async def launch(self, settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
+    async def launch(self, settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
         child = FakeChild(self)
         self.children.append(child)
         return child
@@ -129,15 +129,17 @@ def settings(**more: Any) -> Settings:
 class Bench:
     """An executor on a workshop, and asks that do not wait."""
 
-    def __init__(self, stage: Isolation, path: Path, **more: Any) -> None:
+    def __init__(self, stage: ActorIsolation, path: Path, **more: Any) -> None:
         self.stage = stage
         self.shop = Workshop(stage)
         self.executor = stage.start(
             lambda: SparkExecutor(settings(**more), path, self.shop.launch), "engine"
         )
 
-    async def run(self, job: Job, watcher: Address[Any] | None = None) -> Reply[Any]:
-        reply: Reply[Any] = await self.executor.request(lambda slot: Run(job, slot, watcher))
+    async def run(self, job: Job, watcher: ActorAddress[Any] | None = None) -> ReplySlot[Any]:
+        reply: ReplySlot[Any] = await self.executor.request(
+            lambda slot: SubmitJob(job, slot, watcher)
+        )
         return reply
 
     async def restarted(self) -> None:
@@ -145,21 +147,21 @@ class Bench:
         await self.stage.advance(RETRY_MS)
 
 
-async def test_answers_go_to_their_callers(stage: Isolation, tmp_path: Path) -> None:
+async def test_answers_go_to_their_callers(stage: ActorIsolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path)
     a, b = await bench.run(analyze("a")), await bench.run(analyze("b"))
     await bench.shop.sent(0, "a", "b")
     child = bench.shop.children[0]
     child.answer(JobFailed("b", "DefiniteError", "division"))
-    child.answer(Analyzed("a"))
-    child.answer(Analyzed("a"))  # a second answer has no taker
-    assert await stage.answer(a) == Analyzed("a")
+    child.answer(QueryAnalyzed("a"))
+    child.answer(QueryAnalyzed("a"))  # a second answer has no taker
+    assert await stage.answer(a) == QueryAnalyzed("a")
     with pytest.raises(DefiniteError, match="division"):
         await stage.answer(b)
 
 
 async def test_progress_is_told_to_who_watches_and_is_no_answer(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench, heard = Bench(stage, tmp_path), stage.probe("heard")
     reply = await bench.run(analyze("a"), heard.address)
@@ -167,24 +169,24 @@ async def test_progress_is_told_to_who_watches_and_is_no_answer(
     await bench.shop.sent(0, "a", "b")
     child = bench.shop.children[0]
     for name in ("gone", "b", "a"):
-        child.answer(Progress(name, 1, 4))
-    assert await heard.expect(Progress) == Progress("a", 1, 4)
-    child.answer(Analyzed("a"))
-    assert await stage.answer(reply) == Analyzed("a")
+        child.answer(JobProgress(name, 1, 4))
+    assert await heard.expect(JobProgress) == JobProgress("a", 1, 4)
+    child.answer(QueryAnalyzed("a"))
+    assert await stage.answer(reply) == QueryAnalyzed("a")
 
 
-async def test_the_queue_and_the_child_are_bounded(stage: Isolation, tmp_path: Path) -> None:
+async def test_the_queue_and_the_child_are_bounded(stage: ActorIsolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=2, engine_queue_max=2)
     replies = [await bench.run(analyze(str(n))) for n in range(2)]
     await bench.shop.sent(0, "0", "1")
     replies += [await bench.run(analyze(str(n))) for n in range(2, 5)]
-    with pytest.raises(Busy, match="engine_queue_max = 2"):
+    with pytest.raises(ResourceBusy, match="engine_queue_max = 2"):
         await stage.answer(replies[4])
-    bench.shop.children[0].answer(Analyzed("0"))
+    bench.shop.children[0].answer(QueryAnalyzed("0"))
     await bench.shop.sent(0, "0", "1", "2")
 
 
-async def test_one_name_is_one_job(stage: Isolation, tmp_path: Path) -> None:
+async def test_one_name_is_one_job(stage: ActorIsolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path)
     await bench.run(analyze("a"))
     again = await bench.run(analyze("a"))
@@ -193,30 +195,30 @@ async def test_one_name_is_one_job(stage: Isolation, tmp_path: Path) -> None:
 
 
 async def test_a_job_over_the_frame_limit_is_the_callers_fault(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path)
-    large = await bench.run(Analyze("large", (), "too large"))
+    large = await bench.run(AnalyzeStatement("large", (), "too large"))
     after = await bench.run(analyze("after"))
     with pytest.raises(LocalProtocolError):
         await stage.answer(large)
     await bench.shop.sent(0, "after")
-    bench.shop.children[0].answer(Analyzed("after"))
+    bench.shop.children[0].answer(QueryAnalyzed("after"))
     await stage.answer(after)
 
 
 async def test_a_new_child_gets_the_plans_and_then_what_was_in_flight(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=2)
     for name in ("p", "q"):
-        reply = await bench.run(Prepare(f"prepare-{name}", name, PLAN))
+        reply = await bench.run(PreparePlan(f"prepare-{name}", name, PLAN))
         await stage.idle()
         assert bench.shop.children[0].sent[-1].job_id == f"prepare-{name}"
-        bench.shop.children[0].answer(Prepared(f"prepare-{name}"))
+        bench.shop.children[0].answer(PlanPrepared(f"prepare-{name}"))
         await stage.answer(reply)
-    await bench.run(Forget("f", "q"))
-    steps = [await bench.run(Step(f"s{n}", "p", 0, 0, {}, 1, 2)) for n in range(3)]
+    await bench.run(ForgetPlan("f", "q"))
+    steps = [await bench.run(RunStep(f"s{n}", "p", 0, 0, {}, 1, 2)) for n in range(3)]
     await bench.shop.sent(0, "prepare-p", "prepare-q", "f", "s0", "s1")
     bench.shop.children[0].answer(RowsDone("s1", 0, b""))
     await stage.answer(steps[1])
@@ -232,9 +234,11 @@ async def test_a_new_child_gets_the_plans_and_then_what_was_in_flight(
     assert (await stage.answer(steps[2])).arrow == b"again"
 
 
-async def test_a_plan_that_was_refused_is_not_sent_again(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_plan_that_was_refused_is_not_sent_again(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     bench = Bench(stage, tmp_path)
-    reply = await bench.run(Prepare("p", "p", PLAN))
+    reply = await bench.run(PreparePlan("p", "p", PLAN))
     await bench.shop.sent(0, "p")
     bench.shop.children[0].answer(JobFailed("p", "QueryRejected", "no"))
     with pytest.raises(QueryRejected):
@@ -247,7 +251,9 @@ async def test_a_plan_that_was_refused_is_not_sent_again(stage: Isolation, tmp_p
     assert not last.answered
 
 
-async def test_a_job_that_kills_every_child_is_given_up(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_job_that_kills_every_child_is_given_up(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     bench = Bench(stage, tmp_path, engine_attempts_max=3)
     bad = await bench.run(analyze("bad"))
     for number in range(3):
@@ -258,37 +264,37 @@ async def test_a_job_that_kills_every_child_is_given_up(stage: Isolation, tmp_pa
         await stage.answer(bad)
     good = await bench.run(other("good"))
     await bench.shop.sent(3, "good")
-    bench.shop.children[3].answer(Analyzed("good"))
+    bench.shop.children[3].answer(QueryAnalyzed("good"))
     await stage.answer(good)
 
 
-def other(name: str) -> Analyze:
+def other(name: str) -> AnalyzeStatement:
     """A job of its own content."""
-    return Analyze(name, (), f"SELECT '{name}'")
+    return AnalyzeStatement(name, (), f"SELECT '{name}'")
 
 
 async def test_what_was_beside_a_killer_is_cleared_at_its_next_run(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path, engine_attempts_max=2)
     replies = [await bench.run(other(name)) for name in ("a", "bad", "c", "d")]
     await bench.shop.sent(0, "a", "bad", "c", "d")
-    bench.shop.children[0].answer(Analyzed("d"))
+    bench.shop.children[0].answer(QueryAnalyzed("d"))
     await stage.idle()
     bench.shop.children[0].die()
     await bench.restarted()
     late = await bench.run(other("late"))
     # Each of them alone, and what came later waits.
     await bench.shop.sent(1, "a")
-    bench.shop.children[1].answer(Analyzed("a"))
+    bench.shop.children[1].answer(QueryAnalyzed("a"))
     await bench.shop.sent(1, "a", "bad")
     bench.shop.children[1].die()
     await bench.restarted()
     # Now all others have their turn before the one that was alone has its second.
     await bench.shop.sent(2, "c")
-    bench.shop.children[2].answer(Analyzed("c"))
+    bench.shop.children[2].answer(QueryAnalyzed("c"))
     await bench.shop.sent(2, "c", "late")
-    bench.shop.children[2].answer(Analyzed("late"))
+    bench.shop.children[2].answer(QueryAnalyzed("late"))
     await bench.shop.sent(2, "c", "late", "bad")
     bench.shop.children[2].die()
     with pytest.raises(JobTooLarge, match="Analyze bad ended the engine twice, alone"):
@@ -298,14 +304,14 @@ async def test_what_was_beside_a_killer_is_cleared_at_its_next_run(
 
 
 async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path, engine_attempts_max=1, engine_killer_retry_ms_min=1_000)
     child = 0
 
     async def killed() -> None:
         nonlocal child
-        reply = await bench.run(Step(f"s{child}", "p", 0, 0, {}, 1, 2))
+        reply = await bench.run(RunStep(f"s{child}", "p", 0, 0, {}, 1, 2))
         await bench.shop.sent(child, f"s{child}")
         bench.shop.children[child].die()
         await bench.restarted()
@@ -314,13 +320,13 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
             await stage.answer(reply)
 
     async def refused(seconds: int) -> None:
-        reply = await bench.run(Step("again", "p", 0, 0, {}, 1, 2))
+        reply = await bench.run(RunStep("again", "p", 0, 0, {}, 1, 2))
         with pytest.raises(JobTooLarge, match=f"it is not run again for {seconds} s"):
             await stage.answer(reply)
 
     await killed()
     await refused(1)
-    smaller = await bench.run(Step("half", "p", 0, 0, {}, 1, 3))
+    smaller = await bench.run(RunStep("half", "p", 0, 0, {}, 1, 3))
     await bench.shop.sent(1, "half")
     await stage.advance(1_000)
     beside = await bench.run(other("beside"))
@@ -328,13 +334,13 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
     bench.shop.children[1].answer(RowsDone("half", 0, b""))
     await stage.answer(smaller)
     await bench.shop.sent(1, "half", "beside")
-    bench.shop.children[1].answer(Analyzed("beside"))
+    bench.shop.children[1].answer(QueryAnalyzed("beside"))
     await stage.answer(beside)
     bench.shop.children[1].sent.clear()
     await killed()
     await refused(2)
     await stage.advance(2_000)
-    good = await bench.run(Step("good", "p", 0, 0, {}, 1, 2))
+    good = await bench.run(RunStep("good", "p", 0, 0, {}, 1, 2))
     await bench.shop.sent(2, "good")
     bench.shop.children[2].answer(RowsDone("good", 0, b""))
     await stage.answer(good)
@@ -344,7 +350,7 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
 
 
 async def test_a_child_that_was_killed_proves_little_of_its_job(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path, engine_attempts_max=2)
     reply = await bench.run(analyze("a"))
@@ -359,10 +365,10 @@ async def test_a_child_that_was_killed_proves_little_of_its_job(
 
 
 async def test_a_plan_that_kills_is_not_sent_to_the_next_child(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path, engine_attempts_max=1)
-    reply = await bench.run(Prepare("p", "p", PLAN))
+    reply = await bench.run(PreparePlan("p", "p", PLAN))
     await bench.shop.sent(0, "p")
     bench.shop.children[0].die()
     await bench.restarted()
@@ -371,26 +377,28 @@ async def test_a_plan_that_kills_is_not_sent_to_the_next_child(
     await bench.shop.sent(1)
 
 
-async def test_cancel_of_a_waiting_and_of_a_running_job(stage: Isolation, tmp_path: Path) -> None:
+async def test_cancel_of_a_waiting_and_of_a_running_job(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=1)
     first, second = await bench.run(analyze("a")), await bench.run(analyze("b"))
     await bench.shop.sent(0, "a")
     for name, reply in (("b", second), ("a", first)):
         await bench.executor.send(CancelJob(name))
-        with pytest.raises(Canceled):
+        with pytest.raises(OperationCanceled):
             await stage.answer(reply)
     third = await bench.run(analyze("c"))
     await bench.shop.sent(0, "a", "a")  # the job, then its cancel
-    assert isinstance(bench.shop.children[0].sent[1], Cancel)
-    bench.shop.children[0].answer(JobFailed("a", "Canceled", ""))
+    assert isinstance(bench.shop.children[0].sent[1], CancelChildJob)
+    bench.shop.children[0].answer(JobFailed("a", "OperationCanceled", ""))
     await bench.shop.sent(0, "a", "a", "c")
     await bench.executor.send(CancelJob("a"))  # of a job that is over: nothing
-    bench.shop.children[0].answer(Analyzed("c"))
+    bench.shop.children[0].answer(QueryAnalyzed("c"))
     await stage.answer(third)
     assert len(bench.shop.children) == 1
 
 
-async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -> None:
+async def test_jobs_are_told_with_their_fate(stage: ActorIsolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=2, log_rows_max=3)
 
     async def told() -> dict[str, str]:
@@ -403,7 +411,7 @@ async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -
         await bench.run(analyze(name))
     assert await told() == {"a": "running", "b": "running", "c": "waiting", "d": "waiting"}
     await bench.executor.send(CancelJob("d"))
-    bench.shop.children[0].answer(Analyzed("a"))
+    bench.shop.children[0].answer(QueryAnalyzed("a"))
     assert await told() == {"b": "running", "c": "running", "d": "canceled", "a": "done"}
     bench.shop.children[0].answer(JobFailed("b", "DefiniteError", "x"))
     await stage.idle()
@@ -416,18 +424,20 @@ async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -
     assert await told() == {"c": "canceled", "b": "failed", "a": "done"}, (
         "the last three that ended"
     )
-    bench.shop.children[1].answer(JobFailed("c", "Canceled", ""))
-    oversized = Analyze("e", (), "too large")
+    bench.shop.children[1].answer(JobFailed("c", "OperationCanceled", ""))
+    oversized = AnalyzeStatement("e", (), "too large")
     await bench.run(oversized)
     assert (await told())["e"] == "failed"
 
 
-async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_child_that_does_not_let_go_is_replaced(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     bench = Bench(stage, tmp_path, engine_cancel_timeout_ms=20)
     stuck, innocent = await bench.run(analyze("stuck")), await bench.run(analyze("innocent"))
     await bench.shop.sent(0, "stuck", "innocent")
     await bench.executor.send(CancelJob("stuck"))
-    with pytest.raises(Canceled):
+    with pytest.raises(OperationCanceled):
         await stage.answer(stuck)
     await stage.advance(19)
     assert not bench.shop.children[0].killed
@@ -437,16 +447,18 @@ async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_pa
     later = await bench.run(analyze("later"))
     await bench.shop.sent(1, "innocent", "later")  # nobody is to blame: they run side by side
     for name, reply in (("innocent", innocent), ("later", later)):
-        bench.shop.children[1].answer(Analyzed(name))
+        bench.shop.children[1].answer(QueryAnalyzed(name))
         await stage.answer(reply)
 
 
-async def test_the_file_of_a_dropped_answer_is_removed(stage: Isolation, tmp_path: Path) -> None:
+async def test_the_file_of_a_dropped_answer_is_removed(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     bench = Bench(stage, tmp_path)
     reply = await bench.run(analyze("a"))
     await bench.shop.sent(0, "a")
     await bench.executor.send(CancelJob("a"))
-    with pytest.raises(Canceled):
+    with pytest.raises(OperationCanceled):
         await stage.answer(reply)
     file = tmp_path / "out" / "rows.arrow"
     file.parent.mkdir()
@@ -454,12 +466,12 @@ async def test_the_file_of_a_dropped_answer_is_removed(stage: Isolation, tmp_pat
     bench.shop.children[0].answer(RowsDone("a", 1, arrow_file=str(file)))
     after = await bench.run(analyze("b"))
     await bench.shop.sent(0, "a", "a", "b")
-    bench.shop.children[0].answer(Analyzed("b"))
+    bench.shop.children[0].answer(QueryAnalyzed("b"))
     await stage.answer(after)
     assert not file.exists()
 
 
-async def test_an_engine_that_never_starts_says_why(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_engine_that_never_starts_says_why(stage: ActorIsolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path)
     bench.shop.refusal = EngineUnavailable("Spark needs Java 17")
     reply = await bench.run(analyze("a"))
@@ -475,7 +487,7 @@ async def test_an_engine_that_never_starts_says_why(stage: Isolation, tmp_path: 
 
 
 async def test_a_failed_replacement_is_tried_again_before_anybody_hears_of_it(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path)
     reply = await bench.run(analyze("a"))
@@ -487,21 +499,21 @@ async def test_a_failed_replacement_is_tried_again_before_anybody_hears_of_it(
     bench.shop.refusal = None
     await bench.restarted()
     await bench.shop.sent(2, "a")
-    bench.shop.children[2].answer(Analyzed("a"))
-    assert await stage.answer(reply) == Analyzed("a")
+    bench.shop.children[2].answer(QueryAnalyzed("a"))
+    assert await stage.answer(reply) == QueryAnalyzed("a")
 
 
-async def test_a_stop_answers_everybody(stage: Isolation, tmp_path: Path) -> None:
-    """Slots by the executor itself; askers (`Address.ask`) hear from the kernel first."""
+async def test_a_stop_answers_everybody(stage: ActorIsolation, tmp_path: Path) -> None:
+    """Slots by the executor itself; askers (`ActorAddress.ask`) hear from the kernel first."""
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=1)
-    slots: list[Reply[Any]] = [Reply(), Reply()]
+    slots: list[ReplySlot[Any]] = [ReplySlot(), ReplySlot()]
     for name, slot in zip("ab", slots, strict=True):
-        await bench.executor.send(Run(analyze(name), slot))
+        await bench.executor.send(SubmitJob(analyze(name), slot))
     asked = await bench.run(analyze("c"))
     await bench.shop.sent(0, "a")
     await bench.executor.stop()
     for slot in slots:
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await stage.answer(slot)
     with pytest.raises(ActorDead):
         await stage.answer(asked)

@@ -25,17 +25,19 @@ from actors.errors import (
     ObjectInUse,
     UnknownObject,
 )
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -92,7 +94,7 @@ async def test_tables_views_and_rows_from_a_shell(tmp_path: Path) -> None:
 
 def test_lines_are_read_as_the_table_has_them() -> None:
     kinds = {"at": "timestamp", "amount": "decimal(10,2)", "tags": "map<int,binary>"}
-    schema = Schema(tuple(Column(name, kind) for name, kind in kinds.items()))
+    schema = TableSchema(tuple(TableColumn(name, kind) for name, kind in kinds.items()))
     line = b'{"amount": "1.50", "at": "2026-01-02 03:04:05", "tags": {"7": "AP8="}}\n'
     [found] = statements.tables(io.BytesIO(line + b"\n  \n"), schema)
     assert found.to_pylist() == [
@@ -123,6 +125,6 @@ def test_lines_are_read_as_the_table_has_them() -> None:
 )
 def test_what_is_no_row_is_said_with_its_line(line: bytes, said: str) -> None:
     kinds = {"at": "timestamp", "amount": "decimal(10,2)", "tags": "map<int,binary>"}
-    schema = Schema(tuple(Column(name, kind) for name, kind in kinds.items()))
+    schema = TableSchema(tuple(TableColumn(name, kind) for name, kind in kinds.items()))
     with pytest.raises(InvalidUsage, match=said):
         list(statements.tables(io.BytesIO(b"{}\n" + line), schema))

@@ -12,7 +12,7 @@ import pytest
 
 from actors import Client, Service
 from actors.errors import DeadlineExceeded, InvalidUsage
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -23,7 +23,7 @@ LONG_MS = 3_000_000
 SHORT_MS = 300
 
 
-def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
     return system.spawn(InMemoryExecutor, "engine")
 
 

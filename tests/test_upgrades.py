@@ -19,11 +19,11 @@ from actors.controller import ddl, upgrades
 from actors.controller.boot import load
 from actors.controller.catalog import CATALOG_KEY
 from actors.errors import EngineUnavailable, StateDirectoryError, StorageError
-from actors.kernel import Address, System, SystemClock
-from actors.persist import Cas, PersistClient
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.persist import CompareAndSet, PersistClient
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -37,8 +37,10 @@ VIEWS = {
 }
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -226,7 +228,7 @@ async def test_a_plan_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
         for entry in document["objects"]:
             if entry["kind"] == "view":
                 entry["plan"] = {"strata": [{"node": {"type": "Unheard"}}], "policy": "full"}
-        changed = Cas(CATALOG_KEY, head.seqno, msgspec.msgpack.encode(document))
+        changed = CompareAndSet(CATALOG_KEY, head.seqno, msgspec.msgpack.encode(document))
         assert await persist.compare_and_set([changed])
     async with running(tmp_path) as client:
         await life.write(client, (2, 7))
@@ -265,7 +267,9 @@ async def test_a_view_that_means_something_else_is_named(
     life = await made(tmp_path)
     with monkeypatch.context() as patched:
         other_rules(patched, "other")
-        output = Schema((Column("k", "string"), Column("n", "bigint"), Column("s", "bigint")))
+        output = TableSchema(
+            (TableColumn("k", "string"), TableColumn("n", "bigint"), TableColumn("s", "bigint"))
+        )
         other_plan(patched, "sum(v)", output=output)
         with pytest.raises(StateDirectoryError, match="view sums means something else"):
             async with running(tmp_path):

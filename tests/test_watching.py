@@ -20,17 +20,17 @@ import pytest
 from rich.console import Console
 
 from actors.client import Client
-from actors.errors import Broken
-from actors.kernel import Address, System
+from actors.errors import ConnectionBroken
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from actors.watching import Sight, lines, picture, summary, take_snapshot, watch
+from actors.watching import StatusSample, lines, picture, summary, take_snapshot, watch
 
 
-def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -48,7 +48,7 @@ async def fill(client: Client) -> None:
     await client.wait_for("w", await client.insert("t", [{"k": 1, "v": 2}]))
 
 
-def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> Sight:
+def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> StatusSample:
     found: dict[str, list[dict[str, Any]]] = {
         "dataflows": [{"state": "gathering", "steps": steps}, {"state": "running", "steps": 1}],
         "connections": [{"session": "a"}, {"session": "b"}],
@@ -64,7 +64,7 @@ def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> Sight:
         ],
         "errors": [],
     }
-    return Sight(at_ms, 61_000, [], found | rows)
+    return StatusSample(at_ms, 61_000, [], found | rows)
 
 
 def test_rates_are_those_between_two_sights_and_never_negative() -> None:
@@ -161,7 +161,7 @@ async def test_without_a_terminal_it_prints_block_after_block(tmp_path: Path) ->
 
 
 async def test_who_cannot_connect_at_first_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionBroken):
         await watch(
             lambda: Client.connect(f"unix:{tmp_path}/nobody"), 0.01, Console(file=io.StringIO())
         )

@@ -12,13 +12,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from actors.channel_adapter import ClientGone, Passed
-from actors.compute.installs import Installs
-from actors.compute.live import Cast, DataflowStopped, FromDataflow
-from actors.compute.partitions import Partitions
-from actors.kernel import Address
+from actors.channel_adapter import ClientGone, ResponsesForwarded
+from actors.compute.installs import IndexInstaller
+from actors.compute.live import ActorFactory, DataflowStopped, FromDataflow
+from actors.compute.partitions import ClusterPartitions
+from actors.kernel import ActorAddress
 from actors.listen_task import ListenTask
-from actors.persist import Append, NewShard, PersistClient
+from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.updates import to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -26,51 +26,51 @@ from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
     Command,
+    CommandBatch,
     CreateDataflow,
     CreateInstance,
     Frontiers,
     Hello,
     IndexTarget,
     InitializationComplete,
-    Lot,
     Peek,
     PeekCanceled,
     PeekError,
     PeekResponse,
     Response,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
-    Tagged,
+    TaggedCommand,
     TaggedResponse,
     TaggedResponses,
     UpdateConfiguration,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     CompactionAllowed,
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Described,
-    Emit,
-    Emitted,
-    Grant,
-    Install,
-    Installed,
+    EmitBatch,
+    GrantDescriptions,
+    InstallUpdates,
     ListenFailed,
-    Propose,
-    Scheduled,
-    Sequenced,
+    PartsDescribed,
+    ProposeCommand,
+    SequencedCommand,
     SourceStarted,
     StartListen,
     StartSources,
     StopSources,
+    UpdatesInstalled,
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -84,7 +84,7 @@ from cluster_house import (  # type: ignore[import-not-found]
 class House:
     """One worker; the sequencer, its adapter, the other workers and its children are probes."""
 
-    def __init__(self, stage: Isolation, name: str) -> None:
+    def __init__(self, stage: ActorIsolation, name: str) -> None:
         self.stage = stage
         self.sequencer = stage.probe(f"{name}-sequencer")
         self.adapter = stage.probe(f"{name}-adapter")
@@ -93,16 +93,16 @@ class House:
         self.listens = stage.casting("listen")
         self.fetches = stage.casting("fetch")
         self.persist: PersistClient
-        self.worker: Subject[Any]
-        self.workers: list[Address[Any]] = []
+        self.worker: SubjectActor[Any]
+        self.workers: list[ActorAddress[Any]] = []
         self.next = 0
         self.nonce = ""
         self.came: deque[tuple[int, Response]] = deque()
         """The rest of a lot of responses."""
 
-    async def do(self, *commands: Command | Lot) -> None:
+    async def do(self, *commands: Command | CommandBatch) -> None:
         for command in commands:
-            await self.worker.send(Sequenced(self.next, 1, command))
+            await self.worker.send(SequencedCommand(self.next, 1, command))
             self.next += 1
 
     async def connect(self, nonce: str, *commands: Command) -> None:
@@ -121,7 +121,7 @@ class House:
                 self.came.extend(tagged.responses)
         serial, response = self.came.popleft()
         assert isinstance(response, kind), response
-        await self.worker.send(Passed(self.nonce, (serial,)))
+        await self.worker.send(ResponsesForwarded(self.nonce, (serial,)))
         return response
 
     async def statistics(self) -> WorkerStatistics:
@@ -129,7 +129,7 @@ class House:
         return statistics
 
 
-def tell_workers(dataflow: Neighbour, *messages: Any) -> None:
+def tell_workers(dataflow: NeighbourProbe, *messages: Any) -> None:
     """A dataflow speaks: one message for each worker (one given: the same for all)."""
     for number, worker in enumerate(dataflow.args[1]):
         worker.reply(messages[number] if len(messages) > 1 else messages[0])
@@ -137,7 +137,7 @@ def tell_workers(dataflow: Neighbour, *messages: Any) -> None:
 
 @asynccontextmanager
 async def house(
-    stage: Isolation,
+    stage: ActorIsolation,
     tmp_path: Path,
     own: int = 0,
     count: int = 1,
@@ -157,7 +157,7 @@ async def house(
             persist, source, id, incarnation, index, consumer, settings, wanted=wanted
         )
 
-    cast = Cast(
+    cast = ActorFactory(
         dataflow=made.dataflows, listen=listen if listening else made.listens, fetch=made.fetches
     )
     adapters = [made.adapter.address] * count
@@ -172,7 +172,7 @@ async def house(
             persist,
             settings,
             tmp_path,
-            Partitions(count),
+            ClusterPartitions(count),
         ),
         f"worker-{own}",
     )
@@ -184,8 +184,10 @@ async def house(
     await persist.close()
 
 
-def install(incarnation: int, lower: int, upper: int, rows: pa.Table, snapshot: bool) -> Install:
-    return Install("i1", incarnation, lower, upper, rows, snapshot)
+def install(
+    incarnation: int, lower: int, upper: int, rows: pa.Table, snapshot: bool
+) -> InstallUpdates:
+    return InstallUpdates("i1", incarnation, lower, upper, rows, snapshot)
 
 
 FIRST = updates((1, "a", 5, 1), (2, "b", 5, 2))
@@ -193,23 +195,25 @@ SECOND = updates((1, "a", 7, -1), (1, "c", 7, 1))
 
 
 async def test_commands_go_to_the_sequencer_and_render_in_its_order(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
-        await h.worker.send(Tagged("a", Hello("a")))
-        await h.worker.send(Tagged("a", Schedule("i1")))
-        await h.sequencer.expect(Propose, generation=1, command=Hello("a"))
-        await h.sequencer.expect(Propose, generation=1, command=Schedule("i1"))
-        await h.connect("a", CreateDataflow(index()), Schedule("i1"), AllowCompaction("i1", 3))
+        await h.worker.send(TaggedCommand("a", Hello("a")))
+        await h.worker.send(TaggedCommand("a", ScheduleDataflow("i1")))
+        await h.sequencer.expect(ProposeCommand, generation=1, command=Hello("a"))
+        await h.sequencer.expect(ProposeCommand, generation=1, command=ScheduleDataflow("i1"))
+        await h.connect(
+            "a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowCompaction("i1", 3)
+        )
         dataflow = await h.dataflows.expect()
         assert dataflow.args[0] == index(as_of=3)
         await h.do(AllowWrites(), AllowCompaction("i1", 4))
-        for command in (Scheduled(), WritesAllowed(), CompactionAllowed(4)):
+        for command in (DataflowScheduled(), WritesAllowed(), CompactionAllowed(4)):
             assert await dataflow.expect(type(command)) == command
 
 
 async def test_sources_start_and_those_of_earlier_incarnations_stop(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
@@ -227,7 +231,7 @@ async def test_sources_start_and_those_of_earlier_incarnations_stop(
 
 
 async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
@@ -241,7 +245,9 @@ async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
         await dataflow.expect_nothing()
 
 
-async def test_a_task_that_crashes_freezes_its_source(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_task_that_crashes_freezes_its_source(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
         dataflow = await h.dataflows.expect()
@@ -252,21 +258,21 @@ async def test_a_task_that_crashes_freezes_its_source(stage: Isolation, tmp_path
 
 
 async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     """Nothing comes any more that could wake it."""
     async with house(stage, tmp_path, listening=True) as h:
         await h.persist.create_shards([NewShard("s1", SCHEMA)])
-        await h.persist.append([Append("s1", 0, 5, ())])
+        await h.persist.append([ShardAppend("s1", 0, 5, ())])
 
-        async def caught_up(dataflow: Neighbour) -> str:
+        async def caught_up(dataflow: NeighbourProbe) -> str:
             """Says by which reader."""
             tell_workers(dataflow, StartSources("i1", 1))
             started = await dataflow.expect(SourceStarted)
             assert started.listen is not None
             await started.listen.send(StartListen(4, True))
-            await dataflow.expect(Described, upper=5)
-            await started.listen.send(Grant(0))
+            await dataflow.expect(PartsDescribed, upper=5)
+            await started.listen.send(GrantDescriptions(0))
             await dataflow.expect_nothing()
             (reader_id,) = await readers()
             return reader_id
@@ -291,7 +297,7 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
 
 
 async def test_an_index_is_installed_read_compacted_and_dropped(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
@@ -299,12 +305,12 @@ async def test_an_index_is_installed_read_compacted_and_dropped(
         await h.do(Peek("p1", IndexTarget("i1"), 6), Peek("p2", IndexTarget("i1"), 9))
         tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         assert await h.response(Frontiers) == Frontiers("i1", write=6, output=6)
-        await dataflow.expect(Installed, incarnation=1, worker=0, upper=6)
+        await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=6)
         tell_workers(dataflow, install(1, 6, 8, SECOND, False))
         answers = [await h.response(Frontiers | PeekResponse) for _ in range(2)]
         (rows,) = [answer for answer in answers if isinstance(answer, PeekResponse)]
         assert rows_of(rows) == [(1, "a", 1), (2, "b", 2)]
-        await dataflow.expect(Installed, incarnation=1, worker=0, upper=8)
+        await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=8)
         key = Peek("p3", IndexTarget("i1"), 7, ("k",), _ipc(k=[1]))
         await h.do(key)
         assert rows_of(await h.response(PeekResponse)) == [(1, "c", 1)]
@@ -325,15 +331,17 @@ def _ipc(**columns: Any) -> bytes:
     return to_ipc(pa.table(columns))
 
 
-async def test_a_fresh_incarnation_replaces_the_index(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_fresh_incarnation_replaces_the_index(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
         dataflow = await h.dataflows.expect()
         tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
         tell_workers(dataflow, install(2, 0, 6, updates((3, "x", 5, 1)), True))
-        await dataflow.expect(Installed, incarnation=1)
-        await dataflow.expect(Installed, incarnation=2)
+        await dataflow.expect(UpdatesInstalled, incarnation=1)
+        await dataflow.expect(UpdatesInstalled, incarnation=2)
         await h.do(Peek("p1", IndexTarget("i1"), 5))
         assert rows_of(await h.response(PeekResponse)) == [(3, "x", 1)]
         await h.do(Peek("p2", IndexTarget("i1"), 4))  # the snapshot does not know it any more
@@ -341,7 +349,7 @@ async def test_a_fresh_incarnation_replaces_the_index(stage: Isolation, tmp_path
 
 
 async def test_commands_of_a_lot_take_effect_one_after_the_other(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
@@ -349,7 +357,7 @@ async def test_commands_of_a_lot_take_effect_one_after_the_other(
         tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
         peeks = [Peek(uuid, IndexTarget("i1"), 5, ("k",), _ipc(k=[1])) for uuid in ("p1", "p2")]
-        await h.do(Lot((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
+        await h.do(CommandBatch((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
         await stage.idle()
         assert isinstance(h.adapter.received[0], TaggedResponses)
         # The first peek was answered before the index was dropped.
@@ -360,7 +368,7 @@ async def test_commands_of_a_lot_take_effect_one_after_the_other(
 
 
 async def test_an_install_that_fails_is_tried_again_and_says_so(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
@@ -369,18 +377,18 @@ async def test_an_install_that_fails_is_tried_again_and_says_so(
         await h.response(Frontiers)
         # Times outside of the interval: the arrangement refuses them.
         tell_workers(dataflow, install(1, 6, 8, updates((1, "a", 3, 1)), False))
-        status = await h.response(Status)
+        status = await h.response(StatusResponse)
         assert status.state == "stalled"
         assert "cannot install" in status.text
         tell_workers(dataflow, install(2, 0, 9, updates((1, "a", 8, 1)), True))
-        while not isinstance(await h.response(Status | Frontiers), Frontiers):
+        while not isinstance(await h.response(StatusResponse | Frontiers), Frontiers):
             await stage.advance(1)
-        await dataflow.expect(Installed, incarnation=1)
-        await dataflow.expect(Installed, incarnation=2)
+        await dataflow.expect(UpdatesInstalled, incarnation=1)
+        await dataflow.expect(UpdatesInstalled, incarnation=2)
 
 
 async def test_worker_1_parks_what_comes_before_it_has_rendered(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path, own=0, count=2) as h0:
         # Worker 0 renders first; its dataflow speaks to worker 1 through the probe.
@@ -402,7 +410,7 @@ async def test_worker_1_parks_what_comes_before_it_has_rendered(
 
 
 async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path, own=1, count=2) as h:
         speaker = stage.probe("speaker")
@@ -422,18 +430,18 @@ async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(
         assert await h.response(Frontiers) == Frontiers("i2", EMPTY, EMPTY, EMPTY)
 
 
-async def test_a_crashed_dataflow_starts_afresh(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_crashed_dataflow_starts_afresh(stage: ActorIsolation, tmp_path: Path) -> None:
     async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()), Schedule("i1"), AllowWrites())
+        await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowWrites())
         await h.do(AllowCompaction("i1", 4))
         first = await h.dataflows.expect()
         await first.pick(CompactionAllowed)
         await first.crash()
-        assert (await h.response(Status)).state == "stalled"
+        assert (await h.response(StatusResponse)).state == "stalled"
         await h.dataflows.expect_none()
         await stage.advance(2)  # a crash has a delay
         second = await h.dataflows.expect()
-        for command in (WritesAllowed(), CompactionAllowed(4), Scheduled()):
+        for command in (WritesAllowed(), CompactionAllowed(4), DataflowScheduled()):
             assert await second.expect(type(command)) == command
         assert second.args[2] != first.args[2]  # a scratch folder of its own
         tell_workers(first, DataflowProgress("i1", 99, 99, 99))  # late words of the dead
@@ -442,23 +450,25 @@ async def test_a_crashed_dataflow_starts_afresh(stage: Isolation, tmp_path: Path
 
 
 async def test_a_replaced_dataflow_starts_when_its_predecessor_has_stopped(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()), Schedule("i1"))
+        await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
         first = await h.dataflows.expect()
-        await h.connect("b", CreateDataflow(index(key=("v",))), Schedule("i1"))
+        await h.connect("b", CreateDataflow(index(key=("v",))), ScheduleDataflow("i1"))
         second = await h.dataflows.expect()
         assert first.stopped
-        await second.expect(Scheduled)
+        await second.expect(DataflowScheduled)
         tell_workers(first, DataflowProgress("i1", 99, 99, 99))
         tell_workers(second, DataflowProgress("i1", 7, 7, 7))
         assert await h.response(Frontiers) == Frontiers("i1", input=7)
 
 
-async def test_a_reconnection_keeps_an_unchanged_dataflow(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_reconnection_keeps_an_unchanged_dataflow(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with house(stage, tmp_path) as h:
-        history = (CreateDataflow(index()), Schedule("i1"))
+        history = (CreateDataflow(index()), ScheduleDataflow("i1"))
         await h.connect("a", *history)
         dataflow = await h.dataflows.expect()
         tell_workers(dataflow, StartSources("i1", 1))
@@ -467,42 +477,42 @@ async def test_a_reconnection_keeps_an_unchanged_dataflow(stage: Isolation, tmp_
         await h.response(Frontiers)
         await h.worker.send(ClientGone("a"))
         tell_workers(dataflow, install(1, 6, 8, SECOND, False))
-        await dataflow.pick(Installed, upper=8)
+        await dataflow.pick(UpdatesInstalled, upper=8)
         await h.adapter.expect_nothing()
         await h.connect("b", *history)
         assert await h.response(Frontiers) == Frontiers("i1", write=8, output=8)
         for casting in (h.dataflows, h.listens, h.fetches):
             assert len(casting.made) == len(casting.running) == 1
-        assert dataflow.received.count(Scheduled()) == 1
+        assert dataflow.received.count(DataflowScheduled()) == 1
 
 
 async def test_receipts_of_a_subscribe_wait_for_the_client(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(subscribe()))
         dataflow = await h.dataflows.expect()
 
-        def emit(lower: int, upper: int) -> Emit:
-            return Emit("t1", 1, SubscribeBatch(lower, upper, b"x"))
+        def emit(lower: int, upper: int) -> EmitBatch:
+            return EmitBatch("t1", 1, SubscribeBatch(lower, upper, b"x"))
 
         tell_workers(dataflow, emit(0, 5))
         tagged = await h.adapter.expect(TaggedResponse, nonce="a")
         assert tagged.response == SubscribeResponse("t1", emit(0, 5).batch)
         await dataflow.expect_nothing()  # the client is slow
-        await h.worker.send(Passed("a", (tagged.serial,)))
-        await dataflow.expect(Emitted, upper=5)
+        await h.worker.send(ResponsesForwarded("a", (tagged.serial,)))
+        await dataflow.expect(BatchEmitted, upper=5)
         tell_workers(dataflow, emit(5, 6))
         await h.adapter.expect(TaggedResponse)
         await h.worker.send(ClientGone("a"))  # what nobody will read is off our hands
-        await dataflow.expect(Emitted, dataflow="t1", incarnation=1, upper=6)
+        await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=6)
         tell_workers(dataflow, emit(6, 7))
-        await dataflow.expect(Emitted, dataflow="t1", incarnation=1, upper=7)
+        await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=7)
         await h.adapter.expect_nothing()
 
 
 async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     settings = Settings(responses_in_flight_max=4, maintenance_ms=5)
     async with house(stage, tmp_path, settings=settings) as h:
@@ -520,10 +530,10 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
         h.adapter.received.clear()
         await h.connect("b", CreateDataflow(index()))
         assert await h.response(Frontiers) == Frontiers("i1", input=5000)
-        assert await h.response(Status) == Status("i1", "gathering", steps=1999)
+        assert await h.response(StatusResponse) == StatusResponse("i1", "gathering", steps=1999)
 
 
-async def test_frontiers_do_not_wait_for_maintenance(stage: Isolation, tmp_path: Path) -> None:
+async def test_frontiers_do_not_wait_for_maintenance(stage: ActorIsolation, tmp_path: Path) -> None:
     async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
         began_ms = stage.now_ms()
         await h.connect("a", CreateDataflow(index()))
@@ -534,10 +544,10 @@ async def test_frontiers_do_not_wait_for_maintenance(stage: Isolation, tmp_path:
 
 
 async def test_an_interval_of_maintenance_that_a_client_configures_counts_at_once(
-    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns_ms: list[float] = []
-    monkeypatch.setattr(Installs, "maintain", lambda _: turns_ms.append(stage.now_ms()))
+    monkeypatch.setattr(IndexInstaller, "maintain", lambda _: turns_ms.append(stage.now_ms()))
     async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
         await h.connect("a", UpdateConfiguration(maintenance_ms=1_000))
         began_ms = stage.now_ms()
@@ -551,7 +561,7 @@ async def test_an_interval_of_maintenance_that_a_client_configures_counts_at_onc
 
 @pytest.mark.parametrize("own", [0, 1])
 async def test_many_runs_are_merged_by_maintenance(
-    stage: Isolation, tmp_path: Path, own: int
+    stage: ActorIsolation, tmp_path: Path, own: int
 ) -> None:
     async with house(stage, tmp_path, own=own, count=2) as h:
         speaker = stage.probe("speaker")

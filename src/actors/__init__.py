@@ -1,12 +1,13 @@
 """Penstock keeps Spark SQL views fresh: live, exact at every time, at the cost of the changes.
 
-The public names: `Service`, `Client`, `TableWrite`, `Change`, `Settings`, `load_settings` and the
-error family (`actors.errors`). Heavy parts are imported on first use.
+The public names: `Service`, `Client`, `TableWrite`, `ChangeBatch`, `Settings`, `load_settings` and
+the error family (`actors.errors`). Heavy parts are imported on first use.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from actors import errors as errors
@@ -15,13 +16,13 @@ from actors.settings import Settings as Settings
 from actors.settings import load as load_settings
 
 if TYPE_CHECKING:
-    from actors.client import Change as Change
+    from actors.client import ChangeBatch as ChangeBatch
     from actors.client import Client as Client
     from actors.client import TableWrite as TableWrite
     from actors.service import Service as Service
 
 _LAZY = {
-    "Change": "actors.client",
+    "ChangeBatch": "actors.client",
     "Client": "actors.client",
     "TableWrite": "actors.client",
     "Service": "actors.service",
@@ -33,10 +34,20 @@ _ERRORS = tuple(
     if isinstance(value, type) and issubclass(value, errors.PenstockError)
 )
 
-__all__ = ["Change", "Client", "Service", "Settings", "TableWrite", "load_settings", *_ERRORS]
+__all__ = ["ChangeBatch", "Client", "Service", "Settings", "TableWrite", "load_settings", *_ERRORS]
+
+
+_FORMER = {"Change": "ChangeBatch"} | {
+    old: new for old, new in errors.FORMER_CODES.items() if hasattr(errors, new)
+}
+"""Names of the release before: understood for one more."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        new = _FORMER[name]
+        warnings.warn(f"actors.{name} is now actors.{new}", DeprecationWarning, stacklevel=2)
+        return globals()[new] if new in globals() else __getattr__(new)
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,8 @@ no client is connected the adapter drains the worker, so frontiers advance and m
 Flow: ``client → adapter → worker`` waits for room, also on the lane of the adapter's half
 (`kernel.lane`). The worker releases the lane when a command is sequenced, so a flood on one half
 keeps few commands ahead of the other's. ``worker → adapter → client`` uses room that the worker's
-window reserved. The client acknowledges sent responses by serial (`Took`); the adapter acknowledges
-to the worker all responses sent, stashed or dropped (`Passed`).
+window reserved. The client acknowledges sent responses by serial (`ResponsesAcked`); the adapter
+acknowledges to the worker all responses sent, stashed or dropped (`ResponsesForwarded`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from typing import Any, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Broken, Closed, LocalProtocolError
-from actors.kernel import Actor, Address, Reply
+from actors.errors import ConnectionBroken, LocalProtocolError, ResourceClosed
+from actors.kernel import Actor, ActorAddress, ReplySlot
 from actors.progress import Nonce
 from actors.protocol import storage
 from actors.protocol.compute import (
     Command,
-    Lot,
+    CommandBatch,
     Peek,
     Response,
-    Schedule,
+    ScheduleDataflow,
     SubscribeBatch,
     SubscribeResponse,
-    Tagged,
+    TaggedCommand,
     TaggedResponse,
     TaggedResponses,
 )
@@ -54,14 +54,14 @@ SERVED_MAX: Final = 1024
 matter."""
 
 
-class Connect(msgspec.Struct, frozen=True, gc=False):
+class ConnectClient(msgspec.Struct, frozen=True, gc=False):
     """A client connected: its `Hello` is the next command. `client` gets `FromWorker`."""
 
     nonce: Nonce
-    client: Address[Any]
+    client: ActorAddress[Any]
 
 
-class Disconnect(msgspec.Struct, frozen=True, gc=False):
+class DisconnectClient(msgspec.Struct, frozen=True, gc=False):
     """The client with that nonce disconnected."""
 
     nonce: Nonce
@@ -71,10 +71,10 @@ class FromClient(msgspec.Struct, frozen=True, gc=False):
     """One or several commands of a connection, to be tagged."""
 
     nonce: Nonce
-    command: Command | Lot
+    command: Command | CommandBatch
 
 
-class Took(msgspec.Struct, frozen=True, gc=False):
+class ResponsesAcked(msgspec.Struct, frozen=True, gc=False):
     """Acknowledges responses that the client has sent on: there is room for as many."""
 
     nonce: Nonce
@@ -82,7 +82,7 @@ class Took(msgspec.Struct, frozen=True, gc=False):
 
 
 class FromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: a response of worker number `worker`; `serial` is for `Took`."""
+    """Adapter → client: a response of worker number `worker`; `serial` is for `ResponsesAcked`."""
 
     worker: int
     nonce: Nonce
@@ -101,7 +101,7 @@ class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
     responses: tuple[tuple[int, Response], ...]
 
 
-class Passed(msgspec.Struct, frozen=True, gc=False):
+class ResponsesForwarded(msgspec.Struct, frozen=True, gc=False):
     """Adapter → worker: acknowledges responses of that nonce."""
 
     nonce: Nonce
@@ -126,15 +126,21 @@ class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
 class InspectAdapter(msgspec.Struct, frozen=True, gc=False):
     """Request for `AdapterStatistics`."""
 
-    reply: Reply[AdapterStatistics]
+    reply: ReplySlot[AdapterStatistics]
 
 
 AdapterMessage: TypeAlias = (
-    Connect | Disconnect | FromClient | Took | TaggedResponse | TaggedResponses | InspectAdapter
+    ConnectClient
+    | DisconnectClient
+    | FromClient
+    | ResponsesAcked
+    | TaggedResponse
+    | TaggedResponses
+    | InspectAdapter
 )
 
 
-class Verdict(enum.Enum):
+class NonceVerdict(enum.Enum):
     """Decision about a response."""
 
     FORWARD = "forward"
@@ -186,18 +192,18 @@ class StashRules:
         self.connected = False
         return True
 
-    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> Verdict:
+    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> NonceVerdict:
         """Return the decision about a response; `STASH` also stashes it."""
         if tagged.nonce == self.current:
             self.clear()
-            return Verdict.FORWARD if self.connected else Verdict.DROP
+            return NonceVerdict.FORWARD if self.connected else NonceVerdict.DROP
         if tagged.nonce in self._served:
-            return Verdict.DROP
+            return NonceVerdict.DROP
         if self._size >= self._limit:
-            return Verdict.HOLD
+            return NonceVerdict.HOLD
         self._stash.setdefault(tagged.nonce, []).append(tagged.response)
         self._size += 1
-        return Verdict.STASH
+        return NonceVerdict.STASH
 
     def clear(self) -> None:
         """Drop the stash: a response of the current nonce came, so all stashed ones are older."""
@@ -217,16 +223,16 @@ class ChannelAdapter(Actor[AdapterMessage]):
     def __init__(
         self,
         index: int,
-        worker: Address[Any],
+        worker: ActorAddress[Any],
         stash_responses_max: int,
-        lane: Address[Any] | None = None,
+        lane: ActorAddress[Any] | None = None,
     ) -> None:
         """Create the adapter; `lane` brings commands to the worker, if they have a lane."""
         self._index = index
         self._worker = worker
         self._lane = worker if lane is None else lane
         self._rules = StashRules(stash_responses_max)
-        self._client: Address[Any] | None = None
+        self._client: ActorAddress[Any] | None = None
         self._held: deque[Any] = deque()
         self._forwarded = 0
         self._dropped = 0
@@ -241,11 +247,11 @@ class ChannelAdapter(Actor[AdapterMessage]):
             case FromClient():
                 if message.nonce == self._rules.current and self._rules.connected:
                     await self._command(message.nonce, message.command)
-            case Took():
+            case ResponsesAcked():
                 await self._took(message)
-            case Connect():
+            case ConnectClient():
                 await self._connect(message)
-            case Disconnect():
+            case DisconnectClient():
                 if self._rules.disconnect(message.nonce):
                     self._client = None
                     await self._down(ClientGone(message.nonce))
@@ -254,7 +260,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
             case _:
                 assert_never(message)
 
-    async def _connect(self, message: Connect) -> None:
+    async def _connect(self, message: ConnectClient) -> None:
         self._client = message.client
         for response in self._rules.connect(message.nonce):
             # Without a serial: the worker got the acknowledgement when the response was stashed.
@@ -264,32 +270,32 @@ class ChannelAdapter(Actor[AdapterMessage]):
         for tagged in held:
             await self._from_worker(tagged)
 
-    async def _command(self, nonce: Nonce, command: Command | Lot) -> None:
-        parent = command.traceparent if isinstance(command, Peek | Schedule) else None
+    async def _command(self, nonce: Nonce, command: Command | CommandBatch) -> None:
+        parent = command.traceparent if isinstance(command, Peek | ScheduleDataflow) else None
         with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
-            if opened is not None and isinstance(command, Peek | Schedule):
+            if opened is not None and isinstance(command, Peek | ScheduleDataflow):
                 command = replace(command, traceparent=opened.traceparent)
-            await self._send_command(Tagged(nonce, command))
+            await self._send_command(TaggedCommand(nonce, command))
 
-    async def _took(self, message: Took) -> None:
+    async def _took(self, message: ResponsesAcked) -> None:
         # Serial 0 is a stashed response, which was acknowledged before.
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
-            await self._down(Passed(message.nonce, serials))
+            await self._down(ResponsesForwarded(message.nonce, serials))
 
     async def _from_worker(self, tagged: Any) -> None:
         match self._rules.judge(tagged):
-            case Verdict.FORWARD:
+            case NonceVerdict.FORWARD:
                 await self._drop_held()
                 self._forward(tagged)
-            case Verdict.DROP:
+            case NonceVerdict.DROP:
                 if tagged.nonce == self._rules.current:
                     await self._drop_held()
                 self._dropped += 1
-                await self._down(Passed(tagged.nonce, (tagged.serial,)))
-            case Verdict.STASH:
-                await self._down(Passed(tagged.nonce, (tagged.serial,)))
-            case Verdict.HOLD:
+                await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+            case NonceVerdict.STASH:
+                await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+            case NonceVerdict.HOLD:
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
@@ -308,7 +314,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
-            await self._down(Passed(stranger.nonce, (stranger.serial,)))
+            await self._down(ResponsesForwarded(stranger.nonce, (stranger.serial,)))
 
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
@@ -331,15 +337,15 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._forwarded += len(responses)
         self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
-    async def _send_command(self, tagged: Tagged | StorageTagged) -> None:
-        with suppress(Closed, Broken):
+    async def _send_command(self, tagged: TaggedCommand | StorageTagged) -> None:
+        with suppress(ResourceClosed, ConnectionBroken):
             await self._lane.send(tagged)
 
-    async def _down(self, message: Passed | ClientGone) -> None:
+    async def _down(self, message: ResponsesForwarded | ClientGone) -> None:
         await self._send_down(message)
 
     async def _send_down(self, message: Any) -> None:
-        with suppress(Closed, Broken):
+        with suppress(ResourceClosed, ConnectionBroken):
             await self._worker.send(message)
 
     def _statistics(self) -> AdapterStatistics:
@@ -381,7 +387,7 @@ class StorageFromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoragePassed(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: acknowledges responses of the storage half, as `Passed`."""
+    """Adapter → worker: acknowledges responses of the storage half, as `ResponsesForwarded`."""
 
     nonce: Nonce
     serials: tuple[int, ...]
@@ -417,14 +423,14 @@ class StorageAdapter(ChannelAdapter):
             StorageFromWorker(self._index, tagged.nonce, tagged.response, tagged.serial)
         )
 
-    async def _down(self, message: Passed | ClientGone) -> None:
+    async def _down(self, message: ResponsesForwarded | ClientGone) -> None:
         match message:
-            case Passed(nonce, serials):
+            case ResponsesForwarded(nonce, serials):
                 await self._send_down(StoragePassed(nonce, serials))
             case ClientGone(nonce):
                 await self._send_down(StorageGone(nonce))
 
-    async def _send_command(self, tagged: Tagged | StorageTagged) -> None:
-        if isinstance(tagged, Tagged):
+    async def _send_command(self, tagged: TaggedCommand | StorageTagged) -> None:
+        if isinstance(tagged, TaggedCommand):
             raise LocalProtocolError("a compute command came to the storage half's adapter")
         await super()._send_command(tagged)

@@ -54,7 +54,7 @@ from actors.wal_push import push
 from actors.wal_relay.command import relay
 
 if TYPE_CHECKING:
-    from actors.tracing.metrics import Metrics
+    from actors.tracing.metrics import MetricCollector
 
 STATUS_WRONG: Final = 1
 STATUS_FAILED: Final = 2
@@ -166,7 +166,7 @@ def serve(
 
 
 @contextmanager
-def watched(settings: Settings) -> Iterator[Metrics | None]:
+def watched(settings: Settings) -> Iterator[MetricCollector | None]:
     """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
     metrics, or None."""
     from actors.tracing import setup
@@ -181,7 +181,7 @@ def watched(settings: Settings) -> Iterator[Metrics | None]:
             yield metrics
 
 
-async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
+async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
     from actors.service import Service
 
     async with anyio.create_task_group() as group:
@@ -259,9 +259,9 @@ def demo(
     shown and makes the exit status 1.
     """
     set_up_logging(log_level)
-    from actors.demo.run import Options, console_of, run
+    from actors.demo.run import DemoOptions, console_of, run
 
-    options = Options(
+    options = DemoOptions(
         start=parse_day(start),
         days=days,
         tick_minutes=tick_minutes,
@@ -308,12 +308,12 @@ def check_views(
     """
     set_up_logging(log_level)
     with needs_extra("testing", "check-views"):
-        from actors.testing.check_views import Command
+        from actors.testing.check_views import CheckCommand
         from actors.testing.check_views import main as check
 
     if bool(paths) == bool(fuzz):
         raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
-    command = Command(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep)
+    command = CheckCommand(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep)
     raise typer.Exit(check(command, load()))
 
 

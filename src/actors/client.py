@@ -11,8 +11,8 @@
 Many tasks may use one client at once. It spawns none: the first task that waits for an answer
 drives the read loop for all, so that nothing is read (and the service is held back) while none
 waits. Errors are those of `actors.errors`, as the service raised them. A lost connection raises
-`Broken` from every call, also later: connect anew. `determinate` of an error says whether the
-operation surely did not happen (False: it may have happened).
+`ConnectionBroken` from every call, also later: connect anew. `determinate` of an error says whether
+the operation surely did not happen (False: it may have happened).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from actors.cluster.address import Address
+from actors.cluster.address import NetworkAddress
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
-from actors.controller.client_answers import Gathering, close_read, collect_answers
-from actors.controller.client_changes import Change as Change
-from actors.controller.client_changes import Wanted, follow
+from actors.controller.client_answers import AnswerCollector, close_read, collect_answers
+from actors.controller.client_changes import ChangeBatch as ChangeBatch
+from actors.controller.client_changes import SubscribeSpec, follow
 from actors.controller.client_changes import concatenate_pieces as concatenate_pieces
 from actors.controller.client_copies import CopiedRows as CopiedRows
 from actors.controller.client_copies import CopiedTo as CopiedTo
 from actors.controller.client_copies import CopyFormat, await_copy_to
-from actors.controller.client_link import Exchange, InProcess, Link, Slot
+from actors.controller.client_link import InProcess, RequestExchange, RequestSlot, ServiceLink
 from actors.controller.client_rows import (
     NO_WISH,
-    Wish,
+    ReadSpec,
     column_of,
     empty_batch,
     encode,
@@ -53,36 +53,36 @@ from actors.errors import (
     RemoteProtocolError,
     from_wire,
 )
-from actors.plan.schema import DIFF, Schema
+from actors.plan.schema import DIFF, TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
     COPY_FILE_BYTES,
     PROTOCOL_VERSION,
     ActorReport,
     ChangeReplicas,
-    CopyProgress,
+    ClientHello,
+    CopyProgressed,
     CopyTo,
     CreateIndex,
     CreateTable,
     CreateView,
-    Done,
-    Drop,
-    Explain,
-    Failed,
+    DropObject,
+    ExplainView,
     ListActors,
-    Query,
+    ReadStatus,
     ReplicaReport,
     Request,
+    RequestDone,
+    RequestFailed,
+    RunQuery,
+    ServiceHello,
     SetTracing,
-    Status,
     StatusReport,
     TableChange,
     TracingReport,
     WaitFor,
-    Welcome,
-    Welcomed,
-    Write,
-    Written,
+    WriteCommitted,
+    WriteTables,
     objects_of,
 )
 from actors.settings import Settings
@@ -101,9 +101,9 @@ class TableWrite(msgspec.Struct, frozen=True):
 class Client(ClientSources):
     """A connection to a Penstock service."""
 
-    def __init__(self, link: Link, settings: Settings) -> None:
+    def __init__(self, link: ServiceLink, settings: Settings) -> None:
         """Use `connect` or `in_process`."""
-        self._exchange = Exchange(link, settings)
+        self._exchange = RequestExchange(link, settings)
         self._settings = settings
 
     # -- connecting ----------------------------------------------------------------------------
@@ -113,11 +113,12 @@ class Client(ClientSources):
         """Connect to ``host:port`` or ``unix:/path``.
 
         The settings `tls_certificate`, `tls_key`, `tls_authority` and `token_file` authenticate the
-        client, `identity` names the service that is meant. Raises `Broken`, `Busy`,
-        `IncompatibleVersion`, `Unauthenticated`, `WrongService`, and `BadSettings`.
+        client, `identity` names the service that is meant. Raises `ConnectionBroken`,
+        `ResourceBusy`, `IncompatibleVersion`, `AuthenticationFailed`, `WrongService`, and
+        `BadSettings`.
         """
         settings = settings or Settings()
-        place = Address.parse(address)
+        place = NetworkAddress.parse(address)
         link = await dial(
             place,
             FromClient,
@@ -136,17 +137,17 @@ class Client(ClientSources):
         return await cls._welcome(await service.connect_in_process(), settings or Settings())
 
     @classmethod
-    async def _welcome(cls, link: Link, settings: Settings) -> Self:
+    async def _welcome(cls, link: ServiceLink, settings: Settings) -> Self:
         try:
-            await link.send(Welcome(PROTOCOL_VERSION, "penstock-python"))
+            await link.send(ClientHello(PROTOCOL_VERSION, "penstock-python"))
             answer = await link.receive()
         except BaseException:
             await link.aclose()
             raise
-        if isinstance(answer, Welcomed):
+        if isinstance(answer, ServiceHello):
             return cls(link, settings)
         await link.aclose()
-        if isinstance(answer, Failed):
+        if isinstance(answer, RequestFailed):
             raise from_wire(answer.code, answer.text, answer.determinate)
         raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
 
@@ -170,7 +171,7 @@ class Client(ClientSources):
     async def create_table(
         self,
         name: str,
-        columns: Mapping[str, str] | Schema,
+        columns: Mapping[str, str] | TableSchema,
         primary_key: Sequence[str] = (),
         *,
         retain_history_ms: int | None = None,
@@ -182,13 +183,13 @@ class Client(ClientSources):
         updating an absent one `AbsentRow`; without, the table is a bag. History is kept for
         `retain_history_ms` (default: the service's). Raises `ObjectExists`, `InvalidUsage`.
         """
-        if isinstance(columns, Schema):
+        if isinstance(columns, TableSchema):
             schema = columns
             if primary_key:
                 schema = msgspec.structs.replace(schema, key=tuple(primary_key))
         else:
             made = tuple(column_of(column, text) for column, text in columns.items())
-            schema = Schema(made, tuple(primary_key))
+            schema = TableSchema(made, tuple(primary_key))
         await self._change(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
 
     async def create_view(
@@ -229,11 +230,11 @@ class Client(ClientSources):
 
     async def drop(self, name: str) -> None:
         """Drop a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
-        await self._change(Drop(self._exchange.number(), name))
+        await self._change(DropObject(self._exchange.number(), name))
 
     async def status(self) -> StatusReport:
         """Return all objects: frontiers, lag, state and step times."""
-        return await self._exchange.ask(Status(self._exchange.number()), StatusReport)
+        return await self._exchange.ask(ReadStatus(self._exchange.number()), StatusReport)
 
     async def actors(self) -> ActorReport:
         """Return every live actor of the service; counters grow, so that two reports give rates."""
@@ -252,7 +253,9 @@ class Client(ClientSources):
 
     async def explain(self, view: str) -> str:
         """Return the plan by which a view is maintained. Raises `UnknownObject`, `InvalidUsage`."""
-        return (await self._exchange.ask(Explain(self._exchange.number(), view), Done)).text
+        return (
+            await self._exchange.ask(ExplainView(self._exchange.number(), view), RequestDone)
+        ).text
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -279,10 +282,10 @@ class Client(ClientSources):
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root(CLIENT_REQUEST) as opened:
-            request = Write(number, encoded, make_request_context(opened))
+            request = WriteTables(number, encoded, make_request_context(opened))
             if opened is not None:
                 opened.describe(number, objects_of(request))
-            return (await self._exchange.ask(request, Written)).time
+            return (await self._exchange.ask(request, WriteCommitted)).time
 
     async def _encoded(self, table: str, change: TableWrite) -> TableChange:
         parts = (change.insert, change.delete, change.update)
@@ -317,7 +320,7 @@ class Client(ClientSources):
         follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
-        wish = Wish.of(name, key, where, columns, order_by, limit, offset)
+        wish = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
             request = wish.read(number, name, as_of, deadline_ms, make_request_context(opened))
@@ -342,13 +345,13 @@ class Client(ClientSources):
         least one table. Neither side holds more than a few pieces, but for an order without a
         limit, which needs all here. Leave the loop to end it sooner; take the pieces within the
         service's `stash_orphan_ms`."""
-        wish = Wish.of(name, key, where, columns, order_by, limit, offset)
+        wish = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
         async with contextlib.aclosing(self._pieces(name, as_of, wish, deadline_ms)) as pieces:
             async for piece in pieces:
                 yield expand(piece)
 
     async def _pieces(
-        self, name: str, as_of: Time | None, wish: Wish, deadline_ms: int | None
+        self, name: str, as_of: Time | None, wish: ReadSpec, deadline_ms: int | None
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield the rows with their weight, finished; at least one table."""
         number = self._exchange.number()
@@ -369,8 +372,10 @@ class Client(ClientSources):
             if opened is not None:
                 opened.end(failed)
 
-    async def _answers(self, number: int, slot: Slot, wish: Wish) -> AsyncGenerator[pa.Table, None]:
-        gathering = Gathering(wish)
+    async def _answers(
+        self, number: int, slot: RequestSlot, wish: ReadSpec
+    ) -> AsyncGenerator[pa.Table, None]:
+        gathering = AnswerCollector(wish)
         try:
             while not gathering.over:
                 rows = gathering.take(await self._exchange.next_answer(slot))
@@ -394,7 +399,7 @@ class Client(ClientSources):
         there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
         loop to end it sooner. Raises `QueryRejected`, `DefiniteError` (the data make it fail),
         `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`,
-        `Busy` and `InvalidUsage`.
+        `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(self._queried(sql, as_of, deadline_ms)) as pieces:
             async for piece in pieces:
@@ -409,13 +414,15 @@ class Client(ClientSources):
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
-            request = Query(number, sql, as_of, deadline_ms, engine, make_request_context(opened))
+            request = RunQuery(
+                number, sql, as_of, deadline_ms, engine, make_request_context(opened)
+            )
             slot = await self._exchange.open(request)
             told = await self._exchange.read_instead(number, slot)
         if told is None:
             found, names = self._answers(number, slot, NO_WISH), None
         else:
-            wish = Wish(None, (), told.filter, told.project, told.finishing)
+            wish = ReadSpec(None, (), told.filter, told.project, told.finishing)
             found, names = self._pieces(told.name, told.as_of, wish, deadline_ms), told.names
         async with contextlib.aclosing(found) as pieces:
             async for piece in pieces:
@@ -435,7 +442,7 @@ class Client(ClientSources):
         up_to: Frontier | None = None,
         snapshot: bool = True,
         progress: bool = True,
-    ) -> AsyncGenerator[Change, None]:
+    ) -> AsyncGenerator[ChangeBatch, None]:
         """Yield the changes of a table or view: first its contents (at `as_of`, or now), then every
         change.
 
@@ -443,13 +450,13 @@ class Client(ClientSources):
         it; the last one has the empty upper. Without `progress`, no changes without rows, but for
         the last. With `from_`, only the changes with ``time >= from_``: a subscriber resumes
         exactly with the `upper` of its last change that was not `partial` (a large change comes in
-        pieces: see `Change`; `concatenate_pieces` concatenates them). Ends when no more changes can
-        come; leave the loop to end it sooner. A client that takes changes more slowly than they
-        come holds back only itself; one that takes none for too long is cut off. Raises
+        pieces: see `ChangeBatch`; `concatenate_pieces` concatenates them). Ends when no more
+        changes can come; leave the loop to end it sooner. A client that takes changes more slowly
+        than they come holds back only itself; one that takes none for too long is cut off. Raises
         `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
-        `Broken`.
+        `ConnectionBroken`.
         """
-        wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
+        wish = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
         stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)
         async with contextlib.aclosing(stream) as changes:
             async for change in changes:
@@ -465,7 +472,7 @@ class Client(ClientSources):
         file_bytes_max: int = COPY_FILE_BYTES,
         overwrite: bool = False,
         deadline_ms: int | None = None,
-        progress: Callable[[CopyProgress], object] | None = None,
+        progress: Callable[[CopyProgressed], object] | None = None,
     ) -> CopiedTo:
         """Write the contents of a table or view at `as_of` (None: the latest written time) into
         files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
@@ -476,8 +483,8 @@ class Client(ClientSources):
         with `overwrite` gives way to the new one when that is whole. Waits until the time is
         sealed. When this is canceled, the connection is lost, or `deadline_ms` have passed
         (`DeadlineExceeded`), the copy is dropped. `progress` is called with each report. Raises
-        `Busy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`, `StorageError`, and
-        `InvalidUsage` and its children.
+        `ResourceBusy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`,
+        `StorageError`, and `InvalidUsage` and its children.
         """
         request = CopyTo(
             self._exchange.number(),
@@ -492,11 +499,11 @@ class Client(ClientSources):
         )
         return await await_copy_to(self._exchange, request, progress)
 
-    async def _change(self, statement: CreateTable | CreateView | CreateIndex | Drop) -> None:
+    async def _change(self, statement: CreateTable | CreateView | CreateIndex | DropObject) -> None:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
             await self._done(
                 msgspec.structs.replace(statement, traceparent=make_request_context(opened))
             )
 
     async def _done(self, request: Request) -> None:
-        await self._exchange.ask(request, Done)
+        await self._exchange.ask(request, RequestDone)

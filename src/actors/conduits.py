@@ -11,11 +11,11 @@ import typer
 
 from actors.errors import BadSettings
 from actors.progress import EMPTY
-from actors.terminal import Target, service_command, set_up_logging, with_client
+from actors.terminal import ServiceTarget, service_command, set_up_logging, with_client
 
 if TYPE_CHECKING:
-    from actors.protocol.api_storage import Health, SourceStatus
-    from actors.protocol.storage import Statistics
+    from actors.protocol.api_storage import ObjectHealth, SourceStatus
+    from actors.protocol.storage import ObjectStatistics
 
 source = typer.Typer(help="Sources: what brings changes in.", no_args_is_help=True)
 sink = typer.Typer(help="Sinks: what carries changes out.", no_args_is_help=True)
@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 @source.command("create")
 @service_command
 def create_source(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The source's name.")],
     kind: Annotated[
         str, typer.Argument(help="postgres, files, wal, nexmark, tpch, counter or churn.")
@@ -57,7 +57,7 @@ def create_source(
 @source.command("alter")
 @service_command
 def alter_source(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The source's name.")],
     add: Annotated[
         list[str], typer.Option("--add", help="OUTSIDE or OUTSIDE=NAME; may be repeated.")
@@ -73,7 +73,7 @@ def alter_source(
 @source.command("drop")
 @service_command
 def drop_source(
-    target: Target, name: Annotated[str, typer.Argument(help="The source's name.")]
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="The source's name.")]
 ) -> None:
     """Drops a source and its tables."""
     set_up_logging("warning")
@@ -84,7 +84,7 @@ def drop_source(
 @source.command("forget")
 @service_command
 def forget_source(
-    target: Target, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
 ) -> None:
     """Gives up removing what a dropped source has left outside (a replication slot)."""
     set_up_logging("warning")
@@ -94,7 +94,7 @@ def forget_source(
 
 @source.command("list")
 @service_command
-def list_sources(target: Target, as_json: AsJson = False) -> None:
+def list_sources(target: ServiceTarget, as_json: AsJson = False) -> None:
     """Shows all sources with their health, tables and statistics."""
     set_up_logging("warning")
     _show(with_client(target, lambda client: client.sources()), as_json=as_json)
@@ -103,7 +103,7 @@ def list_sources(target: Target, as_json: AsJson = False) -> None:
 @sink.command("create")
 @service_command
 def create_sink(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The sink's name.")],
     on: Annotated[str, typer.Argument(help="The table or view that it writes.")],
     kind: Annotated[str, typer.Argument(help="delta or parquet.")],
@@ -119,7 +119,7 @@ def create_sink(
 @sink.command("drop")
 @service_command
 def drop_sink(
-    target: Target, name: Annotated[str, typer.Argument(help="The sink's name.")]
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="The sink's name.")]
 ) -> None:
     """Drops a sink; what it has written stays."""
     set_up_logging("warning")
@@ -129,7 +129,7 @@ def drop_sink(
 
 @sink.command("list")
 @service_command
-def list_sinks(target: Target, as_json: AsJson = False) -> None:
+def list_sinks(target: ServiceTarget, as_json: AsJson = False) -> None:
     """Shows all sinks with their health and statistics."""
     set_up_logging("warning")
     _show(with_client(target, lambda client: client.sinks()), as_json=as_json)
@@ -200,12 +200,12 @@ def _local(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
 
 
-def _health(health: Health) -> str:
+def _health(health: ObjectHealth) -> str:
     why = _why(health)
     return f"{health.status}: {why}" if why else health.status
 
 
-def _why(health: Health) -> str:
+def _why(health: ObjectHealth) -> str:
     if not health.error:
         return health.hint
     return f"{health.error} ({health.hint})" if health.hint else health.error
@@ -215,7 +215,7 @@ def _frontier(upper: int) -> str:
     return "[]" if upper >= EMPTY else f"[{upper}]"
 
 
-def _counts(told: Statistics, *, sink: bool) -> str:
+def _counts(told: ObjectStatistics, *, sink: bool) -> str:
     parts = [f"{told.messages} {'commits' if sink else 'messages'}"]
     parts += [f"{told.rows_inserted} rows in", f"{told.rows_deleted} rows out"]
     if told.lag_ms is not None:

@@ -17,12 +17,12 @@ import typer
 
 from actors.errors import BadSettings
 from actors.progress import EMPTY
-from actors.terminal import Target, run_loop, service_command, set_up_logging
+from actors.terminal import ServiceTarget, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
-    from actors.client import Change, Client
+    from actors.client import ChangeBatch, Client
     from actors.controller.client_copies import CopiedTo, CopyFormat
-    from actors.protocol.api import CopyProgress
+    from actors.protocol.api import CopyProgressed
 
 FORMATS = ("parquet", "csv", "json")
 _SETTLE_S: Final = 1.0
@@ -32,7 +32,7 @@ longer."""
 
 @service_command
 def copy_to(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="A table or view.")],
     destination: Annotated[
         str, typer.Argument(help="A folder below the service's copy_dir, or s3://bucket/path.")
@@ -71,7 +71,7 @@ def copy_to(
 
 
 async def _copy(
-    target: Target,
+    target: ServiceTarget,
     name: str,
     destination: str,
     kind: CopyFormat,
@@ -100,12 +100,12 @@ async def _copy(
             print(file=sys.stderr)
 
 
-def _show(progress: CopyProgress) -> None:
+def _show(progress: CopyProgressed) -> None:
     """Print the progress, over the same line."""
     print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
 
 
-def progress_text(progress: CopyProgress) -> str:
+def progress_text(progress: CopyProgressed) -> str:
     """Return a copy's progress, for people."""
     if not progress.parts_total:
         return "waiting until its time is sealed"
@@ -119,7 +119,7 @@ def progress_text(progress: CopyProgress) -> str:
 
 @service_command
 def subscribe(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="A table or view.")],
     snapshot: Annotated[
         bool, typer.Option("--snapshot/--no-snapshot", help="Whether the contents come first.")
@@ -149,7 +149,7 @@ def subscribe(
         "snapshot": snapshot,
         "progress": progress,
     }
-    printed = Printed(as_json=as_json, progress=progress, upper=resume)
+    printed = PrintedSubscribe(as_json=as_json, progress=progress, upper=resume)
     try:
         run_loop(lambda: _follow(target, name, given, printed))
     except* BrokenPipeError:
@@ -161,7 +161,7 @@ def subscribe(
             print(text, file=sys.stderr)
 
 
-class Printed:
+class PrintedSubscribe:
     """Prints the changes of a subscribe, and tracks the frontier to resume from."""
 
     def __init__(self, *, as_json: bool, progress: bool, upper: int | None) -> None:
@@ -176,7 +176,7 @@ class Printed:
         self.upper = upper
         """Frontier below which everything was printed."""
 
-    def lines(self, change: Change) -> Iterator[str]:
+    def lines(self, change: ChangeBatch) -> Iterator[str]:
         """Yield the lines of a change."""
         from actors.plan.schema import DIFF, TIME
         from actors.sinks.formats import JsonLines
@@ -199,7 +199,7 @@ class Printed:
             else:
                 yield "# the end" if upper is None else f"# upper {upper}"
 
-    async def write(self, change: Change) -> None:
+    async def write(self, change: ChangeBatch) -> None:
         """Print a change, on a thread."""
         text = "".join(f"{line}\n" for line in self.lines(change))
         # Abandoned on cancellation: a write that blocks on its reader must not delay the end.
@@ -207,7 +207,7 @@ class Printed:
         # A slow reader must hold back the changes, not the connection's event loop.
         await anyio.to_thread.run_sync(self._write, text, change, abandon_on_cancel=True)
 
-    def _write(self, text: str, change: Change) -> None:
+    def _write(self, text: str, change: ChangeBatch) -> None:
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -215,7 +215,7 @@ class Printed:
         finally:
             self._settled.set()
 
-    def done(self, change: Change) -> None:
+    def done(self, change: ChangeBatch) -> None:
         """Note that all of a change was printed."""
         self._partial = change.partial
         if not change.partial:
@@ -233,7 +233,9 @@ class Printed:
         return f"resume with --resume {self.upper}{also}"
 
 
-async def _follow(target: Target, name: str, given: dict[str, Any], printed: Printed) -> None:
+async def _follow(
+    target: ServiceTarget, name: str, given: dict[str, Any], printed: PrintedSubscribe
+) -> None:
     """Print changes until the end of the subscribe, or a signal."""
     from actors.client import Client
 
@@ -253,7 +255,9 @@ async def _end_on_signal(scope: anyio.CancelScope) -> None:
             return
 
 
-async def _print(client: Client, name: str, given: dict[str, Any], printed: Printed) -> None:
+async def _print(
+    client: Client, name: str, given: dict[str, Any], printed: PrintedSubscribe
+) -> None:
     async with contextlib.aclosing(client.subscribe(name, **given)) as changes:
         async for change in changes:
             await printed.write(change)

@@ -80,7 +80,7 @@ class WouldBlock(PenstockError):
     """There is no room just now."""
 
 
-class Busy(PenstockError):
+class ResourceBusy(PenstockError):
     """A bounded resource is taken; try again later."""
 
 
@@ -93,22 +93,22 @@ class DeadlineExceeded(PenstockError):
     """The deadline passed first."""
 
 
-class Canceled(PenstockError):
+class OperationCanceled(PenstockError):
     """The operation was canceled on request."""
 
 
 # -- the other side is gone: reconnect ---------------------------------------------------------
 
 
-class Closed(PenstockError):
+class ResourceClosed(PenstockError):
     """This end was closed by its owner."""
 
 
-class Broken(PenstockError):
+class ConnectionBroken(PenstockError):
     """The other end is gone."""
 
 
-class ActorDead(Broken):
+class ActorDead(ConnectionBroken):
     """The actor stopped before it answered."""
 
 
@@ -116,7 +116,7 @@ class AskCycle(PenstockError):
     """Actors ask each other in a circle: none of them would ever be answered."""
 
 
-class Displaced(Broken):
+class ConnectionDisplaced(ConnectionBroken):
     """A newer connection took this one's place."""
 
 
@@ -170,7 +170,7 @@ class PeerRejected(WalRefused):
     system. To wait does not help."""
 
 
-class Unauthenticated(RemoteProtocolError):
+class AuthenticationFailed(RemoteProtocolError):
     """One side did not prove its identity to the other: a certificate or a token was refused."""
 
 
@@ -193,7 +193,7 @@ class StoreBusy(StorageError):
     """The store takes no more requests for now."""
 
 
-class Corrupt(StorageError):
+class CorruptData(StorageError):
     """Stored bytes are not what was written."""
 
 
@@ -205,14 +205,14 @@ class UnsoundFilter(StorageError):
     """Statistics said that a part holds no row that is wanted, and it does."""
 
 
-class Fenced(StorageError):
+class WriterFenced(StorageError):
     """Another process took over; this one must stop writing."""
 
 
 def is_retriable(error: Exception) -> bool:
     """Return whether a read that failed so may do better when it is repeated."""
     # Repeating a read is safe even when the failure is indeterminate: a read changes nothing.
-    final = Corrupt | LeaseLost | UnsoundFilter | Fenced
+    final = CorruptData | LeaseLost | UnsoundFilter | WriterFenced
     return isinstance(error, StorageError) and not isinstance(error, final)
 
 
@@ -248,7 +248,7 @@ class EngineUnavailable(EngineError):
     """The engine cannot be started; the message says why (no Java, for example)."""
 
 
-class Expired(PenstockError):
+class ServiceExpired(PenstockError):
     """The service has run for as long as it was to run (`expiration_ms`)."""
 
 
@@ -272,9 +272,25 @@ def to_wire(error: BaseException) -> tuple[str, str, bool]:
     return "PenstockError", f"{type(error).__name__}: {error}", False
 
 
+FORMER_CODES: Final = {
+    "Broken": "ConnectionBroken",
+    "Busy": "ResourceBusy",
+    "Canceled": "OperationCanceled",
+    "Closed": "ResourceClosed",
+    "Corrupt": "CorruptData",
+    "Displaced": "ConnectionDisplaced",
+    "Expired": "ServiceExpired",
+    "Fenced": "WriterFenced",
+    "Refused": "ServerRefused",
+    "Unauthenticated": "AuthenticationFailed",
+    "Unreachable": "SourceUnreachable",
+}
+"""Codes of the release before, as its peers and durable documents still say them."""
+
+
 def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
     """Return the error that `to_wire` named; an unknown code becomes the root class."""
-    kind = _family(PenstockError).get(code, PenstockError)
+    kind = _family(PenstockError).get(FORMER_CODES.get(code, code), PenstockError)
     if issubclass(kind, StorageError):
         return kind(text, determinate=determinate)
     error = kind(text)

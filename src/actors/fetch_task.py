@@ -1,17 +1,17 @@
 """FetchTask: one worker's fetcher for one source of a dataflow; reads described parts.
 
-Theory of operation. Each `Fetch` is read from the blob store as an effect: at most
+Theory of operation. Each `FetchPart` is read from the blob store as an effect: at most
 `fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of parts
 unless one part alone is larger. Other requests wait in order, bounded by the listen task's credit.
 
-Every request is answered once, by `Fetched` or `FetchFailed`, **with the time it was asked for**.
-Answers come in any order, and the dataflow counts them per time, so a success never hides a
+Every request is answered once, by `PartFetched` or `FetchFailed`, **with the time it was asked
+for**. Answers come in any order, and the dataflow counts them per time, so a success never hides a
 failure. A failure stops nothing here; the dataflow never completes the failed time.
 
 A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and jitter.
 
-`Fetched` holds exactly the updates of the part's interval: a listened part's with ``lower <= time <
-upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
+`PartFetched` holds exactly the updates of the part's interval: a listened part's with ``lower <=
+time < upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import PenstockError, is_retriable
-from actors.kernel import Actor, Address
-from actors.plan.schema import Schema
+from actors.kernel import Actor, ActorAddress
+from actors.plan.schema import TableSchema
 from actors.plan.updates import advance, between
 from actors.progress import TIME_MIN, ObjectId
-from actors.protocol.internal import DescribedPart, Fetch, Fetched, FetchFailed, FetchMessage
+from actors.protocol.internal import (
+    DescribedPart,
+    FetchFailed,
+    FetchMessage,
+    FetchPart,
+    PartFetched,
+)
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import FETCH, TRACEPARENT
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 class _Job(msgspec.Struct, frozen=True, gc=False):
     """A request in progress; `attempt` counts from 1."""
 
-    fetch: Fetch
+    fetch: FetchPart
     attempt: int = 1
     traceparent: str | None = None
 
@@ -59,16 +65,16 @@ _Message: TypeAlias = FetchMessage | _Job | _Done | _Failed
 
 
 class FetchTask(Actor[_Message]):
-    """Receives `Fetch`; sends `Fetched` and `FetchFailed` to `consumer`."""
+    """Receives `FetchPart`; sends `PartFetched` and `FetchFailed` to `consumer`."""
 
     def __init__(
         self,
         persist: PersistClient,
-        schema: Schema,
+        schema: TableSchema,
         dataflow: ObjectId,
         incarnation: int,
         source_index: int,
-        consumer: Address[Any],
+        consumer: ActorAddress[Any],
         settings: Settings,
     ) -> None:
         self._persist = persist
@@ -86,7 +92,7 @@ class FetchTask(Actor[_Message]):
     async def receive(self, message: _Message) -> None:
         """Handle one message."""
         match message:
-            case Fetch():
+            case FetchPart():
                 self._waiting.append(_Job(message, traceparent=TRACEPARENT.get()))
             case _Job():  # retry after the backoff, in the slot that the job kept
                 self._retrying -= 1
@@ -94,7 +100,7 @@ class FetchTask(Actor[_Message]):
             case _Done(job=job, updates=updates):
                 self._finish(job)
                 self._consumer.reply(
-                    Fetched(
+                    PartFetched(
                         dataflow=self._dataflow,
                         incarnation=self._incarnation,
                         source=self._index,

@@ -22,27 +22,27 @@ import anyio
 import msgspec
 
 from actors.arrangement import ArrangementStatistics
-from actors.errors import Fenced, PenstockError, UnknownObject
+from actors.errors import PenstockError, UnknownObject, WriterFenced
 from actors.ingest.contents import KeyedContents
-from actors.ingest.intake import Done, Intake, Work
-from actors.ingest.meters import OF_SOURCE, Meters
+from actors.ingest.intake import IntakeDone, SourceIntake, Work
+from actors.ingest.meters import OF_SOURCE, TaskMeters
 from actors.ingest.shards import IngestShards
-from actors.ingest.staging import Batch, Staging
-from actors.kernel import Actor, Address
+from actors.ingest.staging import IngestBatch, IngestStaging
+from actors.kernel import Actor, ActorAddress
 from actors.memory_ledger import MemoryUse
-from actors.persist import Part
+from actors.persist import BatchPart
 from actors.progress import Frontier, ObjectId
 from actors.protocol.storage import OperatorStatistics
 from actors.settings import Settings
 from actors.sources.source import (
-    Export,
     ExportFailed,
     Given,
-    Lag,
-    Rows,
-    Source,
-    Unreachable,
-    Upserts,
+    SourceConnector,
+    SourceExport,
+    SourceLag,
+    SourceRows,
+    SourceUnreachable,
+    SourceUpserts,
 )
 
 log = logging.getLogger("penstock.ingest")
@@ -59,7 +59,7 @@ class IngestCounts(msgspec.Struct, frozen=True, gc=False):
     commits: int = 0
 
 
-class Ingested(msgspec.Struct, frozen=True, gc=False):
+class IngestProgressed(msgspec.Struct, frozen=True, gc=False):
     """Task → owner: the source is sealed below `upper`, and its exports (`sealed`: name, upper)."""
 
     id: ObjectId
@@ -68,7 +68,7 @@ class Ingested(msgspec.Struct, frozen=True, gc=False):
     sealed: tuple[tuple[str, Frontier], ...]
     position: str
     counts: IngestCounts
-    lag: Lag
+    lag: SourceLag
     failed: tuple[ExportFailed, ...] = ()
     """Exports that failed with this append."""
     rows_staged: int = 0
@@ -111,15 +111,15 @@ class _Given(msgspec.Struct, frozen=True, gc=False):
 
 class _Committed(msgspec.Struct, frozen=True, gc=False):
     upper: Frontier
-    batch: Batch | None
+    batch: IngestBatch | None
 
 
 class _Spilled(msgspec.Struct, frozen=True, gc=False):
-    parts: dict[str, tuple[Part, ...]]
+    parts: dict[str, tuple[BatchPart, ...]]
 
 
 class _Worked(msgspec.Struct, frozen=True, gc=False):
-    done: Done
+    done: IntakeDone
 
 
 class _Gathered(msgspec.Struct, frozen=True, gc=False):
@@ -134,28 +134,37 @@ class _Tick(msgspec.Struct, frozen=True, gc=False):
     """Time to seal the shards of an idle source."""
 
 
-class Reconfigure(msgspec.Struct, frozen=True, gc=False):
+class ReconfigureIngest(msgspec.Struct, frozen=True, gc=False):
     """Owner → task: settings from now on."""
 
     settings: Settings
 
 
 _Message: TypeAlias = (
-    Reconfigure | _Opened | _Given | _Worked | _Committed | _Spilled | _Gathered | _Failed | _Tick
+    ReconfigureIngest
+    | _Opened
+    | _Given
+    | _Worked
+    | _Committed
+    | _Spilled
+    | _Gathered
+    | _Failed
+    | _Tick
 )
 
 
 class IngestTask(Actor[_Message]):
-    """Messages: `IngestRunning`, `Ingested` and `IngestEnded` to `owner`, each with `number`."""
+    """Messages: `IngestRunning`, `IngestProgressed` and `IngestEnded` to `owner`, each with
+    `number`."""
 
     def __init__(
         self,
         id: ObjectId,
         number: int,
-        exports: Sequence[Export],
+        exports: Sequence[SourceExport],
         shards: IngestShards,
-        source: Callable[[], Source],
-        owner: Address[Any],
+        source: Callable[[], SourceConnector],
+        owner: ActorAddress[Any],
         settings: Settings,
         scratch: Path,
     ) -> None:
@@ -170,8 +179,8 @@ class IngestTask(Actor[_Message]):
         self._make = source
         self._owner = owner
         self._settings = settings
-        self._staging: Staging | None = None
-        self._intake: Intake | None = None
+        self._staging: IngestStaging | None = None
+        self._intake: SourceIntake | None = None
         self._asking = self._working = False
         self._committing = self._spilling = self._ended = self._gathering = False
         self._counts = IngestCounts()
@@ -180,7 +189,7 @@ class IngestTask(Actor[_Message]):
     async def on_start(self) -> None:
         """Open the shards, then the source."""
         self._source = self._make()
-        self._meters = Meters(self.ctx.monotonic_ms, OF_SOURCE, self._id)
+        self._meters = TaskMeters(self.ctx.monotonic_ms, OF_SOURCE, self._id)
         self._shards.ledger.add(self.memory)
 
         async def open_all() -> _Opened:
@@ -232,7 +241,7 @@ class IngestTask(Actor[_Message]):
                 self._opened()
             case _Given(given):
                 self._asking = False
-                if isinstance(given, Rows | Upserts):
+                if isinstance(given, SourceRows | SourceUpserts):
                     self._count(given)
                 self._taking.give(given)
             case _Worked(done):
@@ -251,7 +260,7 @@ class IngestTask(Actor[_Message]):
             case _Failed(error):
                 self._end(error)
                 return
-            case Reconfigure(settings):
+            case ReconfigureIngest(settings):
                 self._settings = settings
                 if self._staging is not None:
                     self._staging.bytes_max = settings.source_inflight_bytes_max
@@ -263,20 +272,20 @@ class IngestTask(Actor[_Message]):
         self._go_on()
 
     @property
-    def _stage(self) -> Staging:
+    def _stage(self) -> IngestStaging:
         assert self._staging is not None, "nothing comes before the source is open"
         return self._staging
 
     @property
-    def _taking(self) -> Intake:
+    def _taking(self) -> SourceIntake:
         assert self._intake is not None, "nothing comes before the source is open"
         return self._intake
 
     def _opened(self) -> None:
         shards = self._shards
         bytes_max = self._settings.source_inflight_bytes_max
-        self._staging = Staging(shards.exports, shards.failed, bytes_max)
-        self._intake = Intake(self._staging, shards, self._contents_of, bytes_max // 4)
+        self._staging = IngestStaging(shards.exports, shards.failed, bytes_max)
+        self._intake = SourceIntake(self._staging, shards, self._contents_of, bytes_max // 4)
         self._doing = "reading"
         failed = tuple(sorted(shards.failed.items()))
         self._owner.reply(
@@ -291,10 +300,10 @@ class IngestTask(Actor[_Message]):
         folder = self._scratch / f"{self._kept}"
         return KeyedContents(export, self._shards.exports[export].schema, folder, self.ctx.clock)
 
-    def _count(self, given: Rows | Upserts) -> None:
-        table = given.updates if isinstance(given, Rows) else given.changes
+    def _count(self, given: SourceRows | SourceUpserts) -> None:
+        table = given.updates if isinstance(given, SourceRows) else given.changes
         self._meters["Read"].rows += table.num_rows
-        snapshot = isinstance(given, Rows) and given.snapshot
+        snapshot = isinstance(given, SourceRows) and given.snapshot
         counts = self._counts
         self._counts = msgspec.structs.replace(
             counts,
@@ -324,7 +333,7 @@ class IngestTask(Actor[_Message]):
         with self._meters.timed("Read"):
             return await self._source.next()
 
-    def _take_in(self, stage: Staging) -> None:
+    def _take_in(self, stage: IngestStaging) -> None:
         """Stage rows of the queue as far as they need no effect; start the effect that comes
         first."""
         if self._spilling:
@@ -339,13 +348,13 @@ class IngestTask(Actor[_Message]):
             self._working = True
             self.ctx.effect(lambda: self._do(work), done=_Worked, failed=_Failed)
 
-    async def _do(self, work: Work) -> Done:
+    async def _do(self, work: Work) -> IntakeDone:
         with self._meters.timed("Resolve") as meter:
             done = await self._taking.do(work)
             meter.rows += 0 if done.rows is None else done.rows.updates.num_rows
             return done
 
-    def _gather(self, stage: Staging) -> bool:
+    def _gather(self, stage: IngestStaging) -> bool:
         """Say whether complete rows wait for more before they are committed."""
         wait_ms = stage.gathers_ms(self.ctx.now_ms())
         if wait_ms and not self._gathering:
@@ -353,7 +362,7 @@ class IngestTask(Actor[_Message]):
             self.ctx.after(wait_ms, _Gathered())
         return wait_ms > 0
 
-    def _commit(self, batch: Batch) -> None:
+    def _commit(self, batch: IngestBatch) -> None:
         self._committing = True
 
         async def commit() -> _Committed:
@@ -396,7 +405,7 @@ class IngestTask(Actor[_Message]):
 
         self.ctx.effect(tick, done=lambda done: done, failed=_Failed)
 
-    def _committed(self, upper: Frontier, batch: Batch | None) -> None:
+    def _committed(self, upper: Frontier, batch: IngestBatch | None) -> None:
         failed: tuple[ExportFailed, ...] = ()
         outside_ms = None
         if batch is not None:
@@ -415,7 +424,7 @@ class IngestTask(Actor[_Message]):
         meters["Stage"].bytes_memory = stage.bytes + self._taking.bytes
         meters["Stage"].rows = meters["Append"].rows + stage.rows_staged
         self._owner.reply(
-            Ingested(
+            IngestProgressed(
                 self._id,
                 self._number,
                 upper,
@@ -440,8 +449,8 @@ class IngestTask(Actor[_Message]):
         named = isinstance(error, PenstockError)
         if not named:
             log.error("source %s failed by a fault of ours", self._id, exc_info=error)
-        hint = error.hint if isinstance(error, Unreachable) else ""
-        if isinstance(error, Fenced):
+        hint = error.hint if isinstance(error, SourceUnreachable) else ""
+        if isinstance(error, WriterFenced):
             hint = "it is opened again at what is durable"
         self._doing = f"ended: {error}"
         text, is_dropped = f"{type(error).__name__}: {error}", isinstance(error, UnknownObject)

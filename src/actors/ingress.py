@@ -10,7 +10,7 @@ import typer
 
 from actors.errors import BadSettings
 from actors.kernel import SystemClock
-from actors.terminal import Target, run_loop, service_command, set_up_logging
+from actors.terminal import ServiceTarget, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
     from actors.client import Client
@@ -25,7 +25,7 @@ MIB: Final = 1 << 20
 
 @service_command
 def copy_from(
-    target: Target,
+    target: ServiceTarget,
     table: Annotated[str, typer.Argument(help="A table.")],
     path: Annotated[
         str, typer.Argument(help="A file or folder below one of the service's source_dirs.")
@@ -64,7 +64,7 @@ def copy_from(
         raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
     options = dict(_pair(text) for text in option or ())
-    shown = None if quiet else Shown(sys.stderr)
+    shown = None if quiet else CopyProgressLine(sys.stderr)
 
     async def copy(client: Client) -> CopiedRows:
         return await client.copy_from(
@@ -97,7 +97,7 @@ def copy_from(
         print(f"{done.rows} rows into {table} at {done.time}{before}")
 
 
-class Shown:
+class CopyProgressLine:
     """Progress of a copy on a stream: one line written over on a terminal, else a line from time to
     time, if it has changed."""
 

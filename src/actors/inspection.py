@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from actors.errors import InvalidUsage
-from actors.terminal import Target, run_loop, service_command, set_up_logging
+from actors.terminal import ServiceTarget, run_loop, service_command, set_up_logging
 
 if TYPE_CHECKING:
-    from actors.plan.schema import Schema
+    from actors.plan.schema import TableSchema
     from actors.protocol.api import TracingReport
 
 
 @service_command
 def status(
-    target: Target,
+    target: ServiceTarget,
     seconds: Annotated[
         float, typer.Argument(min=0.05, help="With --watch: how often to look.")
     ] = 2.0,
@@ -47,7 +47,7 @@ def status(
         print(line)
 
 
-async def _watch(target: Target, seconds: float) -> None:
+async def _watch(target: ServiceTarget, seconds: float) -> None:
     from rich.console import Console
 
     from actors.client import Client
@@ -58,7 +58,7 @@ async def _watch(target: Target, seconds: float) -> None:
     )
 
 
-async def _status(target: Target) -> dict[str, Any]:
+async def _status(target: ServiceTarget) -> dict[str, Any]:
     import msgspec
 
     from actors.client import Client
@@ -78,7 +78,7 @@ _CONDITION: Final = re.compile(
 
 @service_command
 def peek(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[
         str, typer.Argument(help="A table or view, or a relation such as penstock.steps.")
     ],
@@ -113,7 +113,7 @@ def peek(
 
 
 async def _peek(
-    target: Target,
+    target: ServiceTarget,
     name: str,
     as_of: int | None,
     conditions: list[str],
@@ -137,7 +137,7 @@ async def _peek(
             first = False
 
 
-def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
+def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
     """Return ``amount > 5`` as a condition of `Client.peek`, with its value in the column's type;
     text may be quoted. Raises `InvalidUsage`."""
     import pyarrow as pa
@@ -166,7 +166,7 @@ def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
 
 
 @service_command
-def relations(target: Target) -> None:
+def relations(target: ServiceTarget) -> None:
     """Lists the relations of a running service about itself, to be read with `penstock peek`."""
     set_up_logging("warning")
     wish: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
@@ -175,7 +175,7 @@ def relations(target: Target) -> None:
 
 @service_command
 def actors(
-    target: Target,
+    target: ServiceTarget,
     interval: Annotated[
         float, typer.Option(min=0.01, help="Seconds between the two looks that rates come from.")
     ] = 1.0,
@@ -197,7 +197,7 @@ def actors(
         )
 
 
-async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
+async def _actors(target: ServiceTarget, interval: float) -> list[dict[str, Any]]:
     """Return the actors with rates between two reports; an actor started between them is measured
     since its start."""
     import anyio
@@ -223,7 +223,7 @@ async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
 
 @service_command
 def replicas(
-    target: Target,
+    target: ServiceTarget,
     add: Annotated[str, typer.Option(help="Adds a replica of that name.")] = "",
     drop: Annotated[str, typer.Option(help="Drops the replica of that name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -243,7 +243,7 @@ def replicas(
         )
 
 
-async def _replicas(target: Target, add: str, drop: str) -> list[dict[str, Any]]:
+async def _replicas(target: ServiceTarget, add: str, drop: str) -> list[dict[str, Any]]:
     import msgspec
 
     from actors.client import Client
@@ -256,7 +256,7 @@ async def _replicas(target: Target, add: str, drop: str) -> list[dict[str, Any]]
 
 @service_command
 def tracing(
-    target: Target,
+    target: ServiceTarget,
     ratio: Annotated[
         float | None, typer.Option(help="Share of new traces to be sampled, from 0 to 1.")
     ] = None,
@@ -270,7 +270,7 @@ def tracing(
         print("the service has no exporter of traces")
 
 
-async def _tracing(target: Target, ratio: float | None) -> TracingReport:
+async def _tracing(target: ServiceTarget, ratio: float | None) -> TracingReport:
     from actors.client import Client
 
     async with await Client.connect(target.address, settings=target.settings) as client:
@@ -296,7 +296,7 @@ def trace(
 
 @service_command
 def explain(
-    target: Target,
+    target: ServiceTarget,
     view: Annotated[str, typer.Argument(help="Name of a view.")],
 ) -> None:
     """Shows how a view is maintained: its plan and, where it is recomputed, why."""
@@ -304,7 +304,7 @@ def explain(
     print(run_loop(lambda: _explain(view, target)))
 
 
-async def _explain(view: str, target: Target) -> str:
+async def _explain(view: str, target: ServiceTarget) -> str:
     from actors.client import Client
 
     async with await Client.connect(target.address, settings=target.settings) as client:
@@ -313,7 +313,7 @@ async def _explain(view: str, target: Target) -> str:
 
 @service_command
 def query(
-    target: Target,
+    target: ServiceTarget,
     sql: Annotated[str, typer.Argument(help="A Spark SQL query over tables and views.")],
     as_of: Annotated[
         int | None, typer.Option(help="At which time; else the latest of all that it names.")
@@ -332,7 +332,7 @@ def query(
 
 
 async def _query(
-    target: Target, sql: str, as_of: int | None, deadline_ms: int | None, as_json: bool
+    target: ServiceTarget, sql: str, as_of: int | None, deadline_ms: int | None, as_json: bool
 ) -> None:
     from actors.client import Client
 

@@ -1,15 +1,16 @@
 """ListenTask: listens to the shard of one source of a dataflow, and describes its parts.
 
 Theory of operation. It opens a leased reader, waits for `StartListen`, takes the snapshot at
-`as_of` if wanted, then listens from ``as_of + 1`` on. It sends `Described`: part descriptions,
+`as_of` if wanted, then listens from ``as_of + 1`` on. It sends `PartsDescribed`: part descriptions,
 never bytes, with their interval of times and progress to the interval's upper. Every wait for the
-shard is an effect, so `Release` and stop are obeyed at once.
+shard is an effect, so `ReleaseLeases` and stop are obeyed at once.
 
-Room. The consumer answers each `Described` with one `Grant`. A description is sent if none is
-unanswered, or if fewer than `described_in_flight_max` are and its bytes fit the credit (initially
-`inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives its own). While
-parts wait the shard is not asked, so at most one answer of the shard is kept here. Progress without
-parts, and small batches, join the waiting description, each part with its own batch's interval.
+Room. The consumer answers each `PartsDescribed` with one `GrantDescriptions`. A description is sent
+if none is unanswered, or if fewer than `described_in_flight_max` are and its bytes fit the credit
+(initially `inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives its own).
+While parts wait the shard is not asked, so at most one answer of the shard is kept here. Progress
+without parts, and small batches, join the waiting description, each part with its own batch's
+interval.
 
 Until. No time at or beyond the `until` of the start signal is listed or described.
 
@@ -24,7 +25,7 @@ all the same, after that.
 
 Errors. A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and
 jitter. If a listing still fails the task sends `ListenFailed` and describes no more, so the
-source's frontier stays; it still obeys `Release` and stop.
+source's frontier stays; it still obeys `ReleaseLeases` and stop.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ import anyio
 import msgspec
 
 from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
-from actors.kernel import Actor, Address
+from actors.kernel import Actor, ActorAddress
 from actors.persist.sieve import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.compute import SourceImport
 from actors.protocol.internal import (
-    Described,
     DescribedPart,
-    Grant,
+    GrantDescriptions,
     ListenFailed,
     ListenMessage,
-    Release,
+    PartsDescribed,
+    ReleaseLeases,
     StartListen,
 )
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import LISTEN
 from actors.threshold_probes import DESCRIBED, LISTEN_CREDIT, LISTEN_JOIN
-from actors.tracing.trail import Trail
+from actors.tracing.trail import AppendTraceIndex
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from actors.persist import Batch, Part, PartFilter, PersistClient, Reader
+    from actors.persist import BatchPart, LeasedReader, PartFilter, PersistClient, ShardBatch
 
 log = logging.getLogger("penstock.listen")
 
@@ -110,7 +111,7 @@ _Message: TypeAlias = ListenMessage | _Opened | _Listed | _Failed
 
 
 class ListenTask(Actor[_Message]):
-    """Receives `ListenMessage`; sends `Described` and `ListenFailed` to `consumer`."""
+    """Receives `ListenMessage`; sends `PartsDescribed` and `ListenFailed` to `consumer`."""
 
     def __init__(
         self,
@@ -119,9 +120,9 @@ class ListenTask(Actor[_Message]):
         dataflow: ObjectId,
         incarnation: int,
         source_index: int,
-        consumer: Address[Any],
+        consumer: ActorAddress[Any],
         settings: Settings,
-        trail: Trail | None = None,
+        trail: AppendTraceIndex | None = None,
         wanted: PartFilter | None = None,
     ) -> None:
         """Create the task.
@@ -139,7 +140,7 @@ class ListenTask(Actor[_Message]):
         self._index = source_index
         self._consumer = consumer
         self._settings = settings
-        self._reader: Reader | None = None
+        self._reader: LeasedReader | None = None
         self._abandoned = False
         self._start: StartListen | None = None
         self._snapshot_due = False
@@ -155,7 +156,7 @@ class ListenTask(Actor[_Message]):
         self._unanswered = 0
         self._leases: dict[str, str] = {}
         """Key of a described part → the reader's key."""
-        self._unproved: list[Part] = []
+        self._unproved: list[BatchPart] = []
         """Parts left out whose audit must precede the description of their interval."""
         self._uses: Counter[str] = Counter()
         """Number of descriptions, sent or waiting, that need each part of the reader."""
@@ -169,7 +170,7 @@ class ListenTask(Actor[_Message]):
             f"-{self.ctx.random.getrandbits(64):016x}"
         )
 
-        async def open_reader() -> Reader:
+        async def open_reader() -> LeasedReader:
             # Shielded: a stop in the middle would leak the lease.
             with anyio.CancelScope(shield=True):
                 reader = await self._persist.open_reader(self._shard, reader_id)
@@ -202,11 +203,11 @@ class ListenTask(Actor[_Message]):
         match message:
             case StartListen():
                 self._started(message)
-            case Grant(bytes=granted):
+            case GrantDescriptions(bytes=granted):
                 whole = self._settings.inflight_bytes_per_dataflow_max
                 self._credit = min(whole, self._credit + granted)
                 self._unanswered = max(0, self._unanswered - 1)
-            case Release(keys=keys):
+            case ReleaseLeases(keys=keys):
                 self._release(self._leases.pop(key, None) for key in keys)
             case _Opened():
                 pass
@@ -262,7 +263,7 @@ class ListenTask(Actor[_Message]):
         parts = tuple(self._describe(item, index) for index in range(len(item.parts)))
         self._unanswered += 1
         self._credit -= item.bytes
-        described = Described(
+        described = PartsDescribed(
             dataflow=self._dataflow,
             incarnation=self._incarnation,
             source=self._index,
@@ -287,7 +288,7 @@ class ListenTask(Actor[_Message]):
 
     def _describe(self, item: _Item, index: int) -> DescribedPart:
         meant = item.parts[index]
-        part: Part = meant.part
+        part: BatchPart = meant.part
         # Unique even for inline and repeated parts, since the intervals are disjoint.
         key = f"{self._shard}[{item.lower},{item.upper})#{index}"
         self._leases[key] = part.key
@@ -319,7 +320,7 @@ class ListenTask(Actor[_Message]):
 
     # -- the shard --------------------------------------------------------------------------------
 
-    def _list(self, reader: Reader, start: StartListen) -> None:
+    def _list(self, reader: LeasedReader, start: StartListen) -> None:
         if self._frontier >= self._until:
             return  # complete; the reader stays open for the leases
         self._listing = True
@@ -378,17 +379,17 @@ class ListenTask(Actor[_Message]):
         if self._reader is not None:
             self._reader.give_up()
 
-    async def _read(self, part: Part) -> pa.Table:
+    async def _read(self, part: BatchPart) -> pa.Table:
         return await self._persist.fetch(part, self._schema)
 
     # The two methods below run in the effect, in the same turn of the loop as the reader's answer:
     # no release can come between the reader's lease of a part and the count of its uses.
 
-    def _take_snapshot(self, parts: Iterable[Part]) -> _Listed:
+    def _take_snapshot(self, parts: Iterable[BatchPart]) -> _Listed:
         kept = self._keep(parts, 0, self._frontier)
         return _Listed((_Item(kept, 0, self._frontier, snapshot=True),))
 
-    def _take_batches(self, batches: Iterable[Batch], upper: Frontier) -> _Listed:
+    def _take_batches(self, batches: Iterable[ShardBatch], upper: Frontier) -> _Listed:
         items = []
         lower = self._frontier
         upper = min(upper, self._until)
@@ -403,7 +404,7 @@ class ListenTask(Actor[_Message]):
         self._frontier = max(self._frontier, upper)
         return _Listed(tuple(items))
 
-    def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[_Meant, ...]:
+    def _keep(self, parts: Iterable[BatchPart], lower: Time, upper: Frontier) -> tuple[_Meant, ...]:
         """Return the parts with wanted rows in the interval, counted as used; release the
         others."""
         kept: list[_Meant] = []

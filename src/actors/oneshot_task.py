@@ -22,20 +22,20 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, PenstockError, StorageError, to_wire
-from actors.kernel import Actor, Address
-from actors.persist import Part, PersistClient
+from actors.kernel import Actor, ActorAddress
+from actors.persist import BatchPart, PersistClient
 from actors.progress import ShardId
 from actors.protocol.storage import (
+    FilesStaged,
     RunOneshotIngestion,
-    Staged,
     StagedBatch,
     StagingFailed,
     StagingResult,
 )
 from actors.settings import Settings
-from actors.sources.file_reading import Malformed
-from actors.sources.oneshot import CopyProgress
-from actors.sources.source import Unreachable
+from actors.sources.file_reading import MalformedFile
+from actors.sources.oneshot import FilesProgress
+from actors.sources.source import SourceUnreachable
 
 log = logging.getLogger("penstock.ingest")
 
@@ -51,7 +51,7 @@ class OneshotReading(Protocol):
         """Yield the rows, with `DIFF`. Raises `PenstockError`."""
         ...
 
-    def progress(self) -> CopyProgress:
+    def progress(self) -> FilesProgress:
         """Return the number of files, bytes and rows read."""
         ...
 
@@ -65,7 +65,7 @@ class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
     """Task → owner: files, bytes and rows that were read, and rows that are in parts."""
 
     number: int
-    progress: CopyProgress
+    progress: FilesProgress
     rows_staged: int
 
 
@@ -106,7 +106,7 @@ class OneshotTask(Actor[_Message]):
         shard: ShardId,
         make: Callable[[], OneshotReading],
         persist: PersistClient,
-        owner: Address[Any],
+        owner: ActorAddress[Any],
         settings: Settings,
     ) -> None:
         """Make a task. `make` may raise `PenstockError`."""
@@ -120,7 +120,7 @@ class OneshotTask(Actor[_Message]):
         self._pieces: AsyncGenerator[pa.Table, None] | None = None
         self._gathered: list[pa.Table] = []
         self._bytes = 0
-        self._parts: list[Part] = []
+        self._parts: list[BatchPart] = []
         self._asking = self._writing = self._exhausted = self._ended = False
 
     async def on_start(self) -> None:
@@ -224,7 +224,7 @@ class OneshotTask(Actor[_Message]):
         batches = tuple(
             StagedBatch(msgspec.msgpack.encode(part), part.rows, part.bytes) for part in parts
         )
-        self._owner.reply(OneshotEnded(self._number, Staged(batches, far.files, far.bytes)))
+        self._owner.reply(OneshotEnded(self._number, FilesStaged(batches, far.files, far.bytes)))
         self.ctx.stop()
 
     def _fail(self, error: Exception) -> None:
@@ -234,10 +234,10 @@ class OneshotTask(Actor[_Message]):
         if not isinstance(error, PenstockError):
             log.error("a copy from files failed by a fault of ours", exc_info=error)
         code, text, _ = to_wire(error)
-        if isinstance(error, Malformed):
+        if isinstance(error, MalformedFile):
             # A malformed file is the user's to repair; for this copy it is no matter of waiting.
             code = InvalidUsage.__name__
-        if isinstance(error, Unreachable) and error.hint:
+        if isinstance(error, SourceUnreachable) and error.hint:
             text = f"{text} ({error.hint})"
         self._owner.reply(OneshotEnded(self._number, StagingFailed(code, text)))
         self.ctx.stop()

@@ -13,33 +13,33 @@ from typing import Any
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.kernel import Actor, Address, Clock
+from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.oneshot_task import OneshotReading
 from actors.persist import PersistClient
-from actors.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, Run
+from actors.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, SubmitJob
 from actors.progress import ObjectId
-from actors.protocol.storage import Configuration, RunOneshotIngestion, SinkDescription
+from actors.protocol.storage import ConnectorConfiguration, RunOneshotIngestion, SinkDescription
 from actors.settings import Settings
 from actors.sink_task import SinkTask
 from actors.sinks import kinds as sink_kinds
 from actors.sinks.messages import SinkWork
-from actors.sinks.sink import Sink
+from actors.sinks.sink import SinkConnector
 from actors.sources import kinds as source_kinds
-from actors.sources.oneshot import CopyFrom, OneshotCopy
-from actors.sources.source import Source
-from actors.sources.surroundings import Surroundings
-from actors.storage.half import Outside
+from actors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.sources.source import SourceConnector
+from actors.sources.surroundings import ConnectorContext
+from actors.storage.half import StorageConnectors
 
 
 class WorldOutside:
-    """Makes sources and sinks; see `controller.storage_ddl.Makers`."""
+    """Makes sources and sinks; see `controller.storage_ddl.ConnectorMakers`."""
 
     def __init__(
         self,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
         random: Random,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         scratch: Path,
     ) -> None:
         self._settings = settings
@@ -50,14 +50,14 @@ class WorldOutside:
         self._jobs = count(1)
         self._tasks = count(1)
 
-    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+    def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
         """Return a source that is not opened yet. Raises `InvalidUsage`."""
         config = source_kinds.decode(configuration.encoded)
         scratch = self._scratch / f"source-{id}-{next(self._tasks)}"
-        around = Surroundings(self._clock, self._settings, scratch, self._run_job, id)
+        around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, id)
         return source_kinds.make_source(config, around)
 
-    def new_source(self, kind: str, config: bytes) -> Configuration:
+    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
         """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`."""
         if kind not in source_kinds.KINDS:
             known = ", ".join(source_kinds.KINDS)
@@ -67,20 +67,22 @@ class WorldOutside:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
         # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
-        return Configuration(kind, source_kinds.encode(source_kinds.with_token(found, token)))
+        return ConnectorConfiguration(
+            kind, source_kinds.encode(source_kinds.with_token(found, token))
+        )
 
-    def kept(self, configuration: Configuration, id: ObjectId) -> str:
+    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
         return source_kinds.external_resource(source_kinds.decode(configuration.encoded), id)
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
         """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""
         try:
-            request = msgspec.json.decode(oneshot.request.encoded, type=CopyFrom)
+            request = msgspec.json.decode(oneshot.request.encoded, type=CopyFromConfig)
         except msgspec.DecodeError as error:
             raise InvalidUsage(f"not a copy from files: {error}") from None
         scratch = self._scratch / f"copy-{oneshot.uuid}-{next(self._tasks)}"
-        around = Surroundings(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
+        around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
         return OneshotCopy(request, oneshot.schema, around)
 
     async def _run_job(self, job: Job) -> Answer:
@@ -89,20 +91,20 @@ class WorldOutside:
         named: Any = msgspec.structs.replace(job, job_id=f"outside/{next(self._jobs)}")
         done = False
         try:
-            answer: Answer = await self._executor.ask(lambda reply: Run(named, reply))
+            answer: Answer = await self._executor.ask(lambda reply: SubmitJob(named, reply))
             done = True
             return answer
         finally:
             if not done:
                 self._executor.reply(CancelJob(named.job_id))
 
-    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+    def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
         """Return a sink that is not opened yet. Raises `InvalidUsage`."""
         config = sink_kinds.decode(configuration.encoded)
         scratch = self._scratch / f"sink-{id}-{next(self._tasks)}"
         return sink_kinds.make_sink(config, id, self._settings, self._clock, self._random, scratch)
 
-    def new_sink(self, kind: str, options: bytes) -> Configuration:
+    def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Return the configuration of a new sink from the user's JSON. Raises `InvalidUsage`."""
         try:
             given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
@@ -111,12 +113,14 @@ class WorldOutside:
         # Tells this sink's commits from those of a dropped sink of the same id.
         creation = f"{self._random.getrandbits(128):032x}"
         config = sink_kinds.config_of(kind, given, creation)
-        return Configuration(kind, sink_kinds.encode(config))
+        return ConnectorConfiguration(kind, sink_kinds.encode(config))
 
-    def half(self, persist: PersistClient) -> Outside:
+    def half(self, persist: PersistClient) -> StorageConnectors:
         """Return the connectors for the storage half of a worker."""
 
-        def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
+        def sink_task(
+            description: SinkDescription, number: int, owner: ActorAddress[Any]
+        ) -> Actor[Any]:
             work = SinkWork(
                 description.id,
                 description.name,
@@ -128,4 +132,4 @@ class WorldOutside:
             scratch = self._scratch / f"sink-{description.id}-{next(self._tasks)}"
             return SinkTask(work, number, persist, self._settings, owner, scratch, writable=True)
 
-        return Outside(self.source, sink_task, self._scratch, self.oneshot)
+        return StorageConnectors(self.source, sink_task, self._scratch, self.oneshot)

@@ -1,8 +1,8 @@
 """The sequencer: gives all commands that change dataflows one total order.
 
-Theory of operation. Worker 0 sends `Propose` for each command of a client; the sequencer gives it
-the next index and sends it to every worker. All workers see the same indices in the same order, so
-they render the same dataflows in the same order.
+Theory of operation. Worker 0 sends `ProposeCommand` for each command of a client; the sequencer
+gives it the next index and sends it to every worker. All workers see the same indices in the same
+order, so they render the same dataflows in the same order.
 
 Both halves share the order, whose indices start at 0 and have no gap. Each half has connections of
 its own, so a new connection of one drops no proposals of the other.
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from actors.errors import Broken, Closed
-from actors.kernel import Actor, Address
-from actors.protocol.internal import Half, Propose, Sequenced
+from actors.errors import ConnectionBroken, ResourceClosed
+from actors.kernel import Actor, ActorAddress
+from actors.protocol.internal import Half, ProposeCommand, SequencedCommand
 
 
-class Order:
+class CommandOrder:
     """Assigns the indices."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Order:
         self.generations: dict[Half, int] = {"compute": 0, "storage": 0}
         self.dropped = 0
 
-    def propose(self, proposal: Propose) -> Sequenced | None:
+    def propose(self, proposal: ProposeCommand) -> SequencedCommand | None:
         """Return the ordered command, or None if its connection was displaced."""
         half = proposal.half
         # A displaced connection's command must never be applied after its successor's.
@@ -38,22 +38,22 @@ class Order:
             self.dropped += 1
             return None
         self.generations[half] = proposal.generation
-        ordered = Sequenced(self.next_index, proposal.generation, proposal.command)
+        ordered = SequencedCommand(self.next_index, proposal.generation, proposal.command)
         self.next_index += 1
         return ordered
 
 
-class Sequencer(Actor[Propose]):
+class Sequencer(Actor[ProposeCommand]):
     """Sends every ordered command to every worker.
 
     `workers` may be filled after construction, before the first proposal.
     """
 
-    def __init__(self, workers: Sequence[Address[Any]]) -> None:
+    def __init__(self, workers: Sequence[ActorAddress[Any]]) -> None:
         self._workers = workers
-        self._order = Order()
+        self._order = CommandOrder()
 
-    async def receive(self, message: Propose) -> None:
+    async def receive(self, message: ProposeCommand) -> None:
         """Order one command, and send it to all workers."""
         ordered = self._order.propose(message)
         if ordered is None:
@@ -62,7 +62,7 @@ class Sequencer(Actor[Propose]):
             if index == 0:
                 worker.reply(ordered)
                 continue
-            with suppress(Closed, Broken):
+            with suppress(ResourceClosed, ConnectionBroken):
                 await worker.send(ordered)
 
     def describe(self) -> str:

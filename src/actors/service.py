@@ -23,21 +23,21 @@ from typing import Any, Final, Self, TypeAlias
 
 import anyio
 
-from actors.cluster.address import Address as Place
+from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
-from actors.cluster.cluster import Cluster
-from actors.cluster.hosts import Hosts
+from actors.cluster.cluster import WorkerCluster
+from actors.cluster.hosts import LocalReplicas
 from actors.cluster.security import for_listener
-from actors.cluster.transport import Listener
+from actors.cluster.transport import TransportListener
 from actors.controller import boot, replica_set
 from actors.controller.analyses import analyzer
 from actors.controller.controller import Controller
 from actors.controller.following import FollowTask
-from actors.controller.instance import Fixed, Several, Supply
+from actors.controller.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
 from actors.controller.maintenance import MaintenanceTask
 from actors.controller.memory_link import MemoryConnection
-from actors.controller.replica import ClusterClient
+from actors.controller.replica import ReplicaClient
 from actors.controller.server import (
     MAGIC,
     MAGIC_VERSION,
@@ -47,8 +47,8 @@ from actors.controller.server import (
     ToClient,
 )
 from actors.controller.upgrades import upgrade_views
-from actors.errors import Closed, Expired
-from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
+from actors.errors import ResourceClosed, ServiceExpired
+from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.threads import ThreadedClock
 from actors.outside import WorldOutside
 from actors.persist import PersistClient
@@ -56,19 +56,21 @@ from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings, without_user
 from actors.spark.cores import cores, format_cores, pin_threads
 from actors.spark_executor import SparkExecutor
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 from actors.threshold_probes import use_kernel_limits
 
 log = logging.getLogger("penstock.service")
 
 SCRATCH: Final = "scratch"
-StartEngine: TypeAlias = Callable[[System, Settings, Path], Address[ExecutorMessage]]
+StartEngine: TypeAlias = Callable[[ActorSystem, Settings, Path], ActorAddress[ExecutorMessage]]
 """Starts an engine with a scratch directory of its own."""
 
 
-def start_spark(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+def start_spark(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
     """Start the executor that holds Spark; it does not wait for Spark."""
-    address: Address[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
+    address: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
     return address
 
 
@@ -83,21 +85,21 @@ class Service:
         settings: Settings | None = None,
         *,
         engine: StartEngine = start_spark,
-        clock: Clock | None = None,
+        clock: ActorClock | None = None,
         seed: int | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self._engine = engine
         self._given_clock = clock
-        self._clock: Clock = clock or SystemClock()
+        self._clock: ActorClock = clock or SystemClock()
         self._seed = seed
         self._stack: AsyncExitStack | None = None
-        self._system: System | None = None
-        self._server: Address[Any] | None = None
-        self._listener: Listener | None = None
-        self._cluster_listener: Listener | None = None
-        self._storage_listener: Listener | None = None
-        self._clusters: Cluster | Hosts | None = None
+        self._system: ActorSystem | None = None
+        self._server: ActorAddress[Any] | None = None
+        self._listener: TransportListener | None = None
+        self._cluster_listener: TransportListener | None = None
+        self._storage_listener: TransportListener | None = None
+        self._clusters: WorkerCluster | LocalReplicas | None = None
         self._stopping = anyio.Event()
         self._expired = False
         self._halted: Exception | None = None
@@ -136,7 +138,7 @@ class Service:
         stack.push_async_callback(listener.aclose)
         scratch = directory / SCRATCH
         await clock.run_blocking(lambda: _empty(scratch))
-        system = System(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
         await stack.enter_async_context(system)
         self._system = system
         # Runs before the system's own exit, which would wait without a deadline.
@@ -172,22 +174,22 @@ class Service:
     async def _replicas(
         self,
         stack: AsyncExitStack,
-        system: System,
+        system: ActorSystem,
         persist: PersistClient,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         scratch: Path,
-    ) -> Supply:
+    ) -> ReplicaSupply:
         """Start the replicas: one in this process's actors alone, or several that are made and
         dropped."""
         settings, place = self.settings, scratch / "cluster"
         outside = self._half(persist)
         if settings.replicas > 1:
             names = await replica_set.load(persist, settings)
-            self._clusters = hosts = Hosts(
+            self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, outside, names
             )
-            return Several(hosts, self._connect, self._connect_storage)
-        self._clusters = cluster = await Cluster.start(
+            return LocalReplicaSupply(hosts, self._connect, self._connect_storage)
+        self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, outside=outside
         )
         if settings.cluster_listen:
@@ -197,43 +199,43 @@ class Service:
             self._storage_listener = await cluster.listen_storage(settings.storage_listen)
             stack.push_async_callback(self._storage_listener.aclose)
 
-        async def connect() -> ClusterClient:
+        async def connect() -> ReplicaClient:
             return self._connect(await cluster.connect(), "r1")
 
-        async def connect_storage() -> ClusterClient:
+        async def connect_storage() -> ReplicaClient:
             return self._connect_storage(await cluster.connect_storage())
 
         storage = None if outside is None else connect_storage
-        return Fixed({"r1": connect}, cluster.statistics, storage)
+        return FixedReplicas({"r1": connect}, cluster.statistics, storage)
 
     # The methods that reach the outside world: a simulation overrides them.
 
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
 
-    def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
+    def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         return CheckedClient(client, self.settings)
 
     def _reach_out(
-        self, system: System, executor: Address[ExecutorMessage], scratch: Path
+        self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> WorldOutside:
         return WorldOutside(self.settings, self._clock, system.random, executor, scratch)
 
-    def _half(self, persist: PersistClient) -> Outside | None:
+    def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
         return self._outside.half(persist)
 
-    def _connect_storage(self, client: LocalClient) -> ClusterClient:
+    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
         return CheckedClient(client, self.settings, "storage")
 
-    def _reach(self, adapter: Address[Any]) -> Address[Any]:
+    def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""
         return adapter
 
-    async def _bind(self, address: str) -> Listener:
+    async def _bind(self, address: str) -> TransportListener:
         place = Place.parse(address, "listen")
         settings = self.settings
-        return await Listener.bind(
+        return await TransportListener.bind(
             place,
             ToClient,
             FromClient,
@@ -265,7 +267,7 @@ class Service:
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """Return a client's connection without a socket; see `Client.in_process`."""
         if self._server is None:
-            raise Closed("the service has not been started")
+            raise ResourceClosed("the service has not been started")
         return await self._server.ask(ConnectInProcess)
 
     def stop(self) -> None:
@@ -282,8 +284,8 @@ class Service:
 
     async def wait_stopped(self) -> None:
         """Wait until `stop` was called or an actor failed for good (leaving the context then raises
-        `ActorCrashed`). Raises `Expired` when `expiration_ms` is over, `Fenced` when another
-        service took over the stores."""
+        `ActorCrashed`). Raises `ServiceExpired` when `expiration_ms` is over, `WriterFenced` when
+        another service took over the stores."""
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
             for event in (self._stopping, self._system.failed):
@@ -291,7 +293,7 @@ class Service:
         if self._halted is not None:
             raise self._halted
         if self._expired:
-            raise Expired(
+            raise ServiceExpired(
                 f"the service has run for {self.settings.expiration_ms} ms (expiration_ms): start "
                 "it again; nothing is lost"
             )

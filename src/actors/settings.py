@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     responses_in_flight_max: int = 64
     """Responses of one worker handed to its channel adapter and not yet taken by the client."""
     peeks_pending_max: int = 16_384
-    """Unanswered peeks of one replica's client; more are refused with `Busy`."""
+    """Unanswered peeks of one replica's client; more are refused with `ResourceBusy`."""
     requests_in_flight_max: int = 256
     """Unanswered requests of one client connection."""
     dataflows_max: int = 65_536
@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     query_deadline_ms: int = 300_000
     """A query's rows must be there by then, unless it says otherwise."""
     queries_in_flight_max: int = 4
-    """Queries that Spark runs for clients at a time; more are refused with `Busy`."""
+    """Queries that Spark runs for clients at a time; more are refused with `ResourceBusy`."""
     group_commit_ms: int = 2
     """Wait of the first write of a group for others."""
     hold_downgrade_ms: int = 1_000
@@ -244,7 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     in no other bucket; empty: in none. In text: separated by commas."""
     copies_max: int = 4
     """Copies at a time, of all clients, into files and again from files; more are refused with
-    `Busy`."""
+    `ResourceBusy`."""
     copy_request_timeout_ms: int = 30_000
     """Timeout of one request to the store of a bucket, also those of sources and sinks."""
     copy_request_retries_max: int = 4
@@ -276,7 +276,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 16
     engine_queue_max: int = 1024
-    """Jobs that wait for a place in the engine; more are refused with `Busy`."""
+    """Jobs that wait for a place in the engine; more are refused with `ResourceBusy`."""
     engine_cancel_timeout_ms: int = 30_000
     """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024

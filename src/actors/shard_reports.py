@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from actors.progress import EMPTY, Frontier
 
 if TYPE_CHECKING:
-    from actors.persist.garbage import Waste
-    from actors.persist.shard import Batch, Part, ShardState
-    from actors.persist.verifying import Verified
+    from actors.persist.garbage import GarbageBlob
+    from actors.persist.shard import BatchPart, ShardBatch, ShardState
+    from actors.persist.verifying import VerifiedShard
 
 SHOWN_MAX: Final = 200
 """Limit of lines of one kind; JSON has all."""
@@ -104,7 +104,7 @@ def inspected(
     }
 
 
-def _batch(batch: Batch) -> dict[str, Any]:
+def _batch(batch: ShardBatch) -> dict[str, Any]:
     return {
         "lower": batch.lower,
         "upper": _frontier(batch.upper),
@@ -114,7 +114,7 @@ def _batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: BatchPart) -> dict[str, Any]:
     told: dict[str, Any] = {
         "key": part.key or None,
         "rows": part.rows,
@@ -219,10 +219,10 @@ def _cut(lines: Iterable[str], more: str) -> Iterator[str]:
         yield f"    … {count - SHOWN_MAX} {more}"
 
 
-def waste_lines(found: Sequence[Waste], done: str) -> Iterator[str]:
+def waste_lines(found: Sequence[GarbageBlob], done: str) -> Iterator[str]:
     """Yield unreferenced blobs, and their sums."""
 
-    def line(one: Waste) -> str:
+    def line(one: GarbageBlob) -> str:
         stays = f"; stays: {one.kept}" if one.kept else ""
         return f"{one.kind:<8} {one.key}  {size_text(one.bytes)}, {_span(one.age_ms)} old{stays}"
 
@@ -234,7 +234,9 @@ def waste_lines(found: Sequence[Waste], done: str) -> Iterator[str]:
     )
 
 
-def verified_lines(reports: Sequence[Verified], unnamed: Sequence[Waste]) -> Iterator[str]:
+def verified_lines(
+    reports: Sequence[VerifiedShard], unnamed: Sequence[GarbageBlob]
+) -> Iterator[str]:
     """Yield the shards that were read, and every fault."""
     for report in reports:
         faults = len(report.faults)

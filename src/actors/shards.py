@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from actors.errors import (
-    Corrupt,
+    CorruptData,
     InvalidUsage,
     PenstockError,
     StorageError,
@@ -28,8 +28,8 @@ from actors.settings import Settings, load
 from actors.terminal import command_with_options, parse_settings, run_loop, set_up_logging
 
 if TYPE_CHECKING:
-    from actors.kernel import Clock
-    from actors.persist.attach import Attached, Place
+    from actors.kernel import ActorClock
+    from actors.persist.attach import AttachedClient, ShardPlace
 
 R = TypeVar("R")
 
@@ -39,7 +39,7 @@ shard = typer.Typer(
 )
 
 
-class Stores(msgspec.Struct, frozen=True):
+class CommandStores(msgspec.Struct, frozen=True):
     """Stores that a command works on."""
 
     place: Any
@@ -65,7 +65,7 @@ def _stores(
         list[str] | None,
         typer.Option("--set", help="Any other setting: name=value. May be repeated."),
     ] = None,
-) -> Stores:
+) -> CommandStores:
     from actors.persist.attach import place_of
 
     chosen = load(config, flags=parse_settings(settings or []))
@@ -73,7 +73,7 @@ def _stores(
     if given == (None, None, None):
         given = (chosen.state_dir, chosen.blob_url or None, chosen.consensus_url or None)
     set_up_logging("warning")
-    return Stores(place_of(*given), chosen)
+    return CommandStores(place_of(*given), chosen)
 
 
 stands_on_stores = command_with_options("stores", _stores)
@@ -82,9 +82,12 @@ Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or vi
 
 
 def _with(
-    stores: Stores,
-    call: Callable[[Attached, Clock], Awaitable[R]],
-    opened: Callable[[Place, Settings, Clock], AbstractAsyncContextManager[Attached]] | None = None,
+    stores: CommandStores,
+    call: Callable[[AttachedClient, ActorClock], Awaitable[R]],
+    opened: Callable[
+        [ShardPlace, Settings, ActorClock], AbstractAsyncContextManager[AttachedClient]
+    ]
+    | None = None,
 ) -> R:
     """Return the result of a call on the open stores."""
 
@@ -99,18 +102,18 @@ def _with(
     return run_loop(run)
 
 
-async def _owners(attached: Attached) -> dict[str, str]:
+async def _owners(attached: AttachedClient) -> dict[str, str]:
     """Return each shard's object; nothing if the catalog cannot be read."""
     from actors.persist.objects import CATALOG, objects_of, owners
 
     try:
         return owners(objects_of(await attached.client.head(CATALOG)))
-    except (Corrupt, InvalidUsage) as error:
+    except (CorruptData, InvalidUsage) as error:
         print(f"penstock: names are not known: {error}", file=sys.stderr)
         return {}
 
 
-async def _found(attached: Attached, name: str) -> str:
+async def _found(attached: AttachedClient, name: str) -> str:
     """Return the shard of that id, or else of the table or view of that name. Raises
     `UnknownObject`."""
     from actors.persist.attach import find_shard
@@ -126,7 +129,7 @@ async def _found(attached: Attached, name: str) -> str:
 
 @shard.command("list")
 @stands_on_stores
-def list_shards(stores: Stores, as_json: Json = False) -> None:
+def list_shards(stores: CommandStores, as_json: Json = False) -> None:
     """Shows every shard: what it is of, its frontiers, its parts and their size.
 
     Times are those of the service: milliseconds since 1970, and where the upper is empty nothing
@@ -134,7 +137,7 @@ def list_shards(stores: Stores, as_json: Json = False) -> None:
     """
     from actors.shard_reports import listed, listed_lines
 
-    async def call(attached: Attached, clock: Clock) -> list[dict[str, Any]]:
+    async def call(attached: AttachedClient, clock: ActorClock) -> list[dict[str, Any]]:
         of = await _owners(attached)
         rows = []
         for name in await attached.client.list_shards():
@@ -159,13 +162,13 @@ def list_shards(stores: Stores, as_json: Json = False) -> None:
 
 @shard.command("inspect")
 @stands_on_stores
-def inspect_shard(stores: Stores, name: Name, as_json: Json = False) -> None:
+def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> None:
     """Shows all that the document of a shard says: batches and parts, holds, leases, writers."""
     from actors.persist.documents import size_of
     from actors.persist.shard import shard_key
     from actors.shard_reports import inspected, inspected_lines
 
-    async def call(attached: Attached, clock: Clock) -> dict[str, Any]:
+    async def call(attached: AttachedClient, clock: ActorClock) -> dict[str, Any]:
         found = await _found(attached, name)
         state = await attached.client.upkeep.state_now(found)
         upper = await attached.client.upper(found)
@@ -199,7 +202,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @shard.command("compact")
 @stands_on_stores
-def compact_shard(stores: Stores, name: Name) -> None:
+def compact_shard(stores: CommandStores, name: Name) -> None:
     """Merges all batches of a shard, and raises times as far as its since allows.
 
     What is replaced is deleted by the service when nobody reads it any more, or by
@@ -208,7 +211,7 @@ def compact_shard(stores: Stores, name: Name) -> None:
 
     from actors.shard_reports import size_text
 
-    async def call(attached: Attached, clock: Clock) -> str:
+    async def call(attached: AttachedClient, clock: ActorClock) -> str:
         found = await _found(attached, name)
         with _progress(f"compacting {found}, rows") as told:
             done = await attached.client.upkeep.compact(found, told)
@@ -232,7 +235,7 @@ def compact_shard(stores: Stores, name: Name) -> None:
 @shard.command("gc")
 @stands_on_stores
 def collect(
-    stores: Stores,
+    stores: CommandStores,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tells what would be deleted, and deletes nothing.")
     ] = False,
@@ -262,7 +265,7 @@ def collect(
         stores = replace(stores, settings=replace(stores.settings, blob_orphan_grace_ms=grace_ms))
     settings = stores.settings
 
-    async def call(attached: Attached, clock: Clock) -> list[str]:
+    async def call(attached: AttachedClient, clock: ActorClock) -> list[str]:
         found = await _waste(attached, settings, clock)
         if dry_run:
             return list(waste_lines(found, "would be deleted"))
@@ -297,7 +300,7 @@ def collect(
 @shard.command("release")
 @stands_on_stores
 def release(
-    stores: Stores,
+    stores: CommandStores,
     name: Name,
     consumer: Annotated[str, typer.Argument(help="As a stream's option consumer named it.")],
 ) -> None:
@@ -306,7 +309,7 @@ def release(
     Until then the shard keeps every change from the consumer's offset on, however old.
     """
 
-    async def call(attached: Attached, clock: Clock) -> str:
+    async def call(attached: AttachedClient, clock: ActorClock) -> str:
         from actors.persist.handed import CONSUMER, HandedLeases
 
         found = await _found(attached, name)
@@ -325,7 +328,7 @@ def release(
     print(_with(stores, call))
 
 
-async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[Any]:
+async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock) -> list[Any]:
     from actors.persist.garbage import list_garbage
     from actors.persist.guests import is_guest
 
@@ -354,7 +357,7 @@ async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[A
 @shard.command("verify")
 @stands_on_stores
 def verify_shards(
-    stores: Stores,
+    stores: CommandStores,
     names: Annotated[
         list[str] | None, typer.Argument(help="Shards, tables or views; none: all shards.")
     ] = None,
@@ -369,7 +372,7 @@ def verify_shards(
     from actors.persist.verifying import verify
     from actors.shard_reports import verified_lines
 
-    async def call(attached: Attached, clock: Clock) -> tuple[list[Any], list[Any]]:
+    async def call(attached: AttachedClient, clock: ActorClock) -> tuple[list[Any], list[Any]]:
         client = attached.client
         chosen = [await _found(attached, name) for name in names or []]
         chosen = chosen or await client.list_shards()

@@ -30,19 +30,19 @@ import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.gathered import Gathered, check_positive
+from actors.arrangement.gathered import GatheredUpdates, check_positive
 from actors.errors import InvalidUsage, PenstockError
-from actors.ingest.meters import OF_SINK, Meters
-from actors.kernel import Actor, Address, Clock, Effect
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.ingest.meters import OF_SINK, TaskMeters
+from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import advance, between, sliced, split_errors
 from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.internal import WritesAllowed
 from actors.settings import Settings
 from actors.sinks.batches import (
-    Cut,
-    Listed,
-    Stretch,
+    EmptyStretch,
+    ListedBatch,
+    SinkCut,
     choose_batch,
     move_out_of_stretches,
     stretches_in_error,
@@ -56,18 +56,20 @@ from actors.sinks.messages import (
     StopSink,
     hold_of,
 )
-from actors.sinks.sink import Sink
-from actors.sources.source import Unreachable
+from actors.sinks.sink import SinkConnector
+from actors.sources.source import SourceUnreachable
 from actors.threshold_probes import SINK_COMMIT
 
 if TYPE_CHECKING:
-    from actors.persist import PersistClient, Reader
+    from actors.persist import LeasedReader, PersistClient
 
 R = TypeVar("R")
 
 log = logging.getLogger("penstock.sinks")
 
-MakeSink: TypeAlias = Callable[[SinkConfig, ObjectId, Settings, Clock, Random, Path], Sink]
+MakeSink: TypeAlias = Callable[
+    [SinkConfig, ObjectId, Settings, ActorClock, Random, Path], SinkConnector
+]
 Tell: TypeAlias = Callable[[Any], object]
 
 
@@ -92,7 +94,7 @@ class SinkTask(Actor[_Message]):
         number: int,
         persist: PersistClient,
         settings: Settings,
-        consumer: Address[Any],
+        consumer: ActorAddress[Any],
         scratch: Path,
         *,
         writable: bool = False,
@@ -108,7 +110,7 @@ class SinkTask(Actor[_Message]):
         self._scratch = scratch
         self._writable = writable
         self._make = make
-        self._running: Effect | None = None
+        self._running: RunningEffect | None = None
         self._stopping = False
         self._driver: _Driver | None = None
 
@@ -170,7 +172,7 @@ class SinkTask(Actor[_Message]):
     def _end(self, error: PenstockError | None) -> None:
         if error is not None:
             text = str(error).encode()[: self._settings.error_text_bytes_max]
-            hint = error.hint if isinstance(error, Unreachable) else ""
+            hint = error.hint if isinstance(error, SourceUnreachable) else ""
             self._tell(
                 SinkStatus(
                     self._work.id,
@@ -209,7 +211,7 @@ class _Found(msgspec.Struct, frozen=True, gc=False):
     (`known`)."""
 
     parts: tuple[Any, ...]
-    listed: tuple[Listed, ...]
+    listed: tuple[ListedBatch, ...]
     known: Frontier
 
 
@@ -223,7 +225,7 @@ class _Driver:
         persist: PersistClient,
         settings: Settings,
         scratch: Path,
-        clock: Clock,
+        clock: ActorClock,
         random: Random,
         make: MakeSink,
         tell: Tell,
@@ -237,13 +239,13 @@ class _Driver:
         self._random = random
         self._make = make
         self._tell = tell
-        self._sink: Sink
-        self._reader: Reader
+        self._sink: SinkConnector
+        self._reader: LeasedReader
         self._opened: list[Callable[[], Awaitable[None]]] = []
         """Functions that close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
         self._known: Frontier = 0
-        self._meters = Meters(clock.monotonic_ms, OF_SINK, work.id)
+        self._meters = TaskMeters(clock.monotonic_ms, OF_SINK, work.id)
         persist.ledger.add(self._meters.memory)
         self._first = True
         self._committed_ms: float | None = None
@@ -336,7 +338,7 @@ class _Driver:
         self._progress()
         self._show(chosen.error, upper)
 
-    async def _due(self) -> tuple[_Found, Cut]:
+    async def _due(self) -> tuple[_Found, SinkCut]:
         """Return the next batch when it is time to commit it."""
         self.doing = f"waits for changes from {self._lower} on"
         as_of = self._lower
@@ -388,9 +390,9 @@ class _Driver:
             as_of = min(as_of, TIME_MAX)
             parts, _ = await self._reader.snapshot(as_of)
             size = sum(part.bytes for part in parts)
-            return _Found(parts, (Listed(as_of + 1, size),), as_of + 1)
+            return _Found(parts, (ListedBatch(as_of + 1, size),), as_of + 1)
         batches, known = await self._reader.next(self._lower)
-        listed = tuple(Listed(each.upper, each.bytes) for each in batches)
+        listed = tuple(ListedBatch(each.upper, each.bytes) for each in batches)
         every = (part for batch in batches for part in batch.parts)
         return _Found(tuple(part for part in every if part.time_min < known), listed, known)
 
@@ -430,7 +432,9 @@ class _Driver:
 
     # -- writing a batch --------------------------------------------------------------------------
 
-    async def _write(self, found: _Found, upper: Frontier, stretches: tuple[Stretch, ...]) -> None:
+    async def _write(
+        self, found: _Found, upper: Frontier, stretches: tuple[EmptyStretch, ...]
+    ) -> None:
         """Give the sink all updates below `upper`, consolidated."""
         parts = [part for part in found.parts if part.time_min < upper]
         times = self._sink.keeps_times
@@ -440,9 +444,9 @@ class _Driver:
         schema = self._work.schema
         shape = schema
         if times:
-            shape = Schema((*schema.columns, Column(_at(schema), "bigint")))
+            shape = TableSchema((*schema.columns, TableColumn(_at(schema), "bigint")))
         # Where the sink keeps times, the time is one of the columns that rows are summed by.
-        gathered = None if plain else Gathered(shape, self._scratch / "gathered")
+        gathered = None if plain else GatheredUpdates(shape, self._scratch / "gathered")
         try:
             for part in parts:
                 with self._meters.timed("Read") as meter:
@@ -472,7 +476,11 @@ class _Driver:
                     await self._clock.run_blocking(gathered.close)
 
     def _meant(
-        self, updates: pa.Table, upper: Frontier, stretches: tuple[Stretch, ...], collapse: bool
+        self,
+        updates: pa.Table,
+        upper: Frontier,
+        stretches: tuple[EmptyStretch, ...],
+        collapse: bool,
     ) -> pa.Table:
         """Return the batch's updates without errors, at the times at which they are written."""
         plain, _ = split_errors(between(updates, self._from, upper))
@@ -486,7 +494,7 @@ class _Driver:
                 await self._sink.write(piece)
             meter.rows += piece.num_rows
 
-    async def _give_sums(self, gathered: Gathered, upper: Frontier) -> None:
+    async def _give_sums(self, gathered: GatheredUpdates, upper: Frontier) -> None:
         contents = await self._blocking(gathered.contents)
         batches: Iterator[pa.RecordBatch] = contents.rows()
         while (batch := await self._blocking(partial(next, batches, None))) is not None:
@@ -502,7 +510,7 @@ class _Driver:
             await self._give(rows.select(self._work.schema.arrow_updates().names))
 
 
-def _at(schema: Schema) -> str:
+def _at(schema: TableSchema) -> str:
     """Return the name of a column for times that no column of the schema has."""
     name = "__at"
     while name in schema.names:

@@ -43,7 +43,7 @@ from actors.telemetry import (
     SYSTEM,
     TRACEPARENT,
     UNSAMPLED,
-    Hop,
+    SpanDefinition,
     activate_context,
     deactivate_context,
 )
@@ -53,7 +53,7 @@ Value: TypeAlias = str | int | float | bool
 LINKS_MAX: Final = 32
 
 
-class Instruments(Protocol):
+class MeasureInstruments(Protocol):
     """The receiver of measures (`actors.tracing.metrics`)."""
 
     def measure(self, name: str, value: float, key: str, /) -> None:
@@ -68,7 +68,7 @@ class Instruments(Protocol):
 # -- what was started ------------------------------------------------------------------------------
 
 
-class Exporting(Protocol):
+class TraceExport(Protocol):
     """The tracing that `actors.tracing.setup` puts in place."""
 
     tracer: Tracer
@@ -83,23 +83,23 @@ class Exporting(Protocol):
         ...
 
 
-_exporting: Exporting | None = None
-_instruments: Instruments | None = None
+_exporting: TraceExport | None = None
+_instruments: MeasureInstruments | None = None
 
 
-def export_by(exporting: Exporting | None) -> None:
+def export_by(exporting: TraceExport | None) -> None:
     """Start (None: end) the tracing of this process."""
     global _exporting
     _exporting = exporting
 
 
-def measure_by(instruments: Instruments | None) -> None:
+def measure_by(instruments: MeasureInstruments | None) -> None:
     """Start (None: end) the measuring of this process."""
     global _instruments
     _instruments = instruments
 
 
-def exporting() -> Exporting | None:
+def exporting() -> TraceExport | None:
     """Return the tracing that was started; None if there is none."""
     return _exporting
 
@@ -157,12 +157,12 @@ def ids(traceparent: str) -> tuple[str, str]:
 # -- spans -----------------------------------------------------------------------------------------
 
 
-class Opened:
+class OpenSpan:
     """An open span of a sampled trace. End it once; it is exported when it ends."""
 
     __slots__ = ("_ended", "_hop", "_span", "traceparent")
 
-    def __init__(self, hop: Hop, span: Span) -> None:
+    def __init__(self, hop: SpanDefinition, span: Span) -> None:
         self._hop = hop
         self._span = span
         self._ended = False
@@ -193,7 +193,7 @@ class Opened:
         self._span.end()
 
 
-Spanning: TypeAlias = AbstractContextManager[Opened | None]
+Spanning: TypeAlias = AbstractContextManager[OpenSpan | None]
 
 
 class _Spanning:
@@ -202,16 +202,16 @@ class _Spanning:
     __slots__ = ("_hop", "_links", "_opened", "_parent", "_token", "_values")
 
     def __init__(
-        self, hop: Hop, values: Sequence[Value], parent: str | None, links: Iterable[str]
+        self, hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
     ) -> None:
         self._hop = hop
         self._values = values
         self._parent = parent
         self._links = links
-        self._opened: Opened | None = None
+        self._opened: OpenSpan | None = None
         self._token: Token[str | None] | None = None
 
-    def __enter__(self) -> Opened | None:
+    def __enter__(self) -> OpenSpan | None:
         self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
         if opened is not None:
             self._token = activate_context(opened.traceparent)
@@ -246,7 +246,7 @@ class _Carrying:
 _NOTHING: Final[nullcontext[None]] = nullcontext()
 
 
-def span(hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
+def span(hop: SpanDefinition, *values: Value, links: Iterable[str] = ()) -> Spanning:
     """Return a span below the current context; one that does nothing where there is no context."""
     parent = TRACEPARENT.get()
     if parent is None or _exporting is None:
@@ -254,7 +254,9 @@ def span(hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
     return _Spanning(hop, values, parent, links)
 
 
-def span_below(parent: str | None, hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
+def span_below(
+    parent: str | None, hop: SpanDefinition, *values: Value, links: Iterable[str] = ()
+) -> Spanning:
     """Return a span below a context that was kept. None: messages sent in the block carry no
     context."""
     if parent is None or _exporting is None:
@@ -263,7 +265,7 @@ def span_below(parent: str | None, hop: Hop, *values: Value, links: Iterable[str
     return _Spanning(hop, values, parent, links)
 
 
-def root(hop: Hop, *values: Value) -> Spanning:
+def root(hop: SpanDefinition, *values: Value) -> Spanning:
     """Return a span where a trace may begin: the sampler decides. The span is below the current
     context if there is one, or else below the program's own span."""
     if _exporting is None or not _exporting.begins:
@@ -271,19 +273,21 @@ def root(hop: Hop, *values: Value) -> Spanning:
     return _Spanning(hop, values, TRACEPARENT.get(), ())
 
 
-def begin_root(hop: Hop, *values: Value) -> Opened | None:
+def begin_root(hop: SpanDefinition, *values: Value) -> OpenSpan | None:
     """Begin a span as `root` does, when one block cannot hold it: the caller ends it."""
     if _exporting is None or not _exporting.begins:
         return None
     return _open(hop, values, TRACEPARENT.get(), ())
 
 
-def begin(hop: Hop, *values: Value, parent: str | None, links: Iterable[str] = ()) -> Opened | None:
+def begin(
+    hop: SpanDefinition, *values: Value, parent: str | None, links: Iterable[str] = ()
+) -> OpenSpan | None:
     """Begin a span as `span_below` does, when one block cannot hold it: the caller ends it."""
     return None if parent is None or _exporting is None else _open(hop, values, parent, links)
 
 
-def begin_request(hop: Hop, *values: Value, traceparent: str | None) -> Opened | None:
+def begin_request(hop: SpanDefinition, *values: Value, traceparent: str | None) -> OpenSpan | None:
     """Begin the span of a request that came in: below its context, or as a root when it has
     none."""
     if _exporting is None:
@@ -300,7 +304,7 @@ def use_context(traceparent: str | None) -> AbstractContextManager[None]:
     return _Carrying(traceparent)
 
 
-def make_request_context(opened: Opened | None) -> str | None:
+def make_request_context(opened: OpenSpan | None) -> str | None:
     """Return the context for a request to the service, or the mark that the request is not
     traced."""
     if opened is not None:
@@ -309,8 +313,8 @@ def make_request_context(opened: Opened | None) -> str | None:
 
 
 def _open(
-    hop: Hop, values: Sequence[Value], parent: str | None, links: Iterable[str]
-) -> Opened | None:
+    hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
+) -> OpenSpan | None:
     assert _exporting is not None, "callers look first"
     context = None
     if parent is not None:
@@ -326,17 +330,17 @@ def _open(
         links=_links(links, parent),
         record_exception=False,
     )
-    return Opened(hop, made) if made.is_recording() else None
+    return OpenSpan(hop, made) if made.is_recording() else None
 
 
-def attributes_of(hop: Hop, values: Sequence[Value]) -> dict[str, Value]:
+def attributes_of(hop: SpanDefinition, values: Sequence[Value]) -> dict[str, Value]:
     """Return a hop's attributes: the conventions' and its own, unless `describe` is to give
     these."""
     own = dict(zip(hop.attributes, values, strict=True)) if values else {}
     return {**own, **_conventions(hop)}
 
 
-def _conventions(hop: Hop) -> dict[str, Value]:
+def _conventions(hop: SpanDefinition) -> dict[str, Value]:
     if not hop.type:
         return {}
     return {

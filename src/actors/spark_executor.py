@@ -6,7 +6,7 @@ answers, and finally kills it and all processes that it started. A child that di
 a delay that doubles with each failure.
 
 Rules
-- Every `Run` is answered exactly once; a job's entry then leaves the tables.
+- Every `SubmitJob` is answered exactly once; a job's entry then leaves the tables.
 - A new child is first sent every prepared plan, then the jobs that were in flight, in their order.
 - Jobs in flight when a child died by itself are suspects, and run alone until they have an answer,
   so an innocent job is cleared at its next run. A job during which `engine_attempts_max` children
@@ -31,32 +31,32 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from actors.errors import (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
+    ConnectionBroken,
     EngineUnavailable,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
+    ResourceBusy,
+    ResourceClosed,
     from_wire,
 )
-from actors.kernel import Actor, Clock, Effect
+from actors.kernel import Actor, ActorClock, RunningEffect
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Answer,
-    Cancel,
+    CancelChildJob,
     CancelJob,
     EngineReady,
     ExecutorMessage,
-    Forget,
+    ForgetPlan,
     InspectJobs,
     Job,
     JobFailed,
-    Prepare,
-    Prepared,
-    Progress,
+    JobProgress,
+    PlanPrepared,
+    PreparePlan,
     RowsDone,
-    Run,
+    SubmitJob,
 )
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch, make_clean_folder
@@ -69,7 +69,7 @@ DEATHS_OUTSIDE: Final = 3
 They come from an operator or from a system short of memory, so a job may not be to blame.
 """
 
-Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
+Launch: TypeAlias = Callable[[Settings, Path, ActorClock], Awaitable[EngineProcess]]
 """Starts a child (tests replace it)."""
 
 
@@ -111,7 +111,7 @@ class _Entry:
 
     __slots__ = ("alone", "attempts", "canceled", "order", "overdue", "run")
 
-    def __init__(self, run: Run, order: int, *, alone: bool) -> None:
+    def __init__(self, run: SubmitJob, order: int, *, alone: bool) -> None:
         self.run = run
         self.order = order
         self.attempts = Fraction(0)
@@ -119,7 +119,7 @@ class _Entry:
         self.alone = alone
         """True if no other job may run beside it."""
         self.canceled = False
-        self.overdue: Effect | None = None
+        self.overdue: RunningEffect | None = None
         """Timer of a canceled job."""
 
     @property
@@ -131,9 +131,10 @@ class SparkExecutor(Actor[_Message]):
     """Runs jobs in a child process that holds PySpark; see the module's docstring.
 
     `directory` is the engine's scratch folder, used by no other engine. Answers are written to its
-    folder ``out``; files of an earlier service are removed at the start. Answers of `Run` are
-    `Analyzed`, `Prepared` or `RowsDone`; errors are `DefiniteError`, `QueryRejected`,
-    `JobTooLarge`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and `InvalidUsage`.
+    folder ``out``; files of an earlier service are removed at the start. Answers of `SubmitJob` are
+    `QueryAnalyzed`, `PlanPrepared` or `RowsDone`; errors are `DefiniteError`, `QueryRejected`,
+    `JobTooLarge`, `OperationCanceled`, `EngineLost`, `EngineUnavailable`, `ResourceBusy` and
+    `InvalidUsage`.
     """
 
     def __init__(self, settings: Settings, directory: Path, launch_engine: Launch = launch) -> None:
@@ -141,7 +142,7 @@ class SparkExecutor(Actor[_Message]):
         self._launch = launch_engine
         self._directory = directory
         self._number = 0
-        self._life: Effect | None = None
+        self._life: RunningEffect | None = None
         self._process: EngineProcess | None = None
         self._ready: EngineReady | None = None
         self._failures = 0
@@ -151,7 +152,7 @@ class SparkExecutor(Actor[_Message]):
         self._replaced = False
         """True if this actor itself has killed the child."""
         self._quarantine = JobQuarantine(settings)
-        self._plans: dict[str, Prepare] = {}
+        self._plans: dict[str, PreparePlan] = {}
         self._waiting: deque[_Entry] = deque()
         self._flying: dict[str, _Entry] = {}
         self._log = JobLog(settings.log_rows_max)
@@ -164,13 +165,13 @@ class SparkExecutor(Actor[_Message]):
     async def on_stop(self) -> None:
         """Fail the remaining jobs; the child is dead by now."""
         for entry in self._entries():
-            entry.run.reply.fail(Closed("the engine was stopped"))
+            entry.run.reply.fail(ResourceClosed("the engine was stopped"))
         await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""
         match message:
-            case Run():
+            case SubmitJob():
                 self._run(message)
             case CancelJob():
                 self._cancel(message.job_id)
@@ -217,17 +218,17 @@ class SparkExecutor(Actor[_Message]):
 
     # -- jobs -----------------------------------------------------------------------------------
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: SubmitJob) -> None:
         job = run.job
-        if isinstance(job, Forget):
+        if isinstance(job, ForgetPlan):
             self._plans.pop(job.dataflow, None)
             self._quarantine.forget(job.dataflow)
             self._send(job)
-            run.reply.set(Prepared(job.job_id))
+            run.reply.set(PlanPrepared(job.job_id))
             return
-        if isinstance(job, Cancel):
+        if isinstance(job, CancelChildJob):
             self._cancel(job.job_id)
-            run.reply.set(Prepared(job.job_id))
+            run.reply.set(PlanPrepared(job.job_id))
             return
         if any(entry.job.job_id == job.job_id for entry in self._entries()):
             run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is running already"))
@@ -237,7 +238,7 @@ class SparkExecutor(Actor[_Message]):
             run.reply.fail(EngineUnavailable(str(self._unavailable)))
         elif len(self._waiting) >= self._settings.engine_queue_max:
             run.reply.fail(
-                Busy(
+                ResourceBusy(
                     f"{len(self._waiting)} jobs wait for the engine "
                     f"(engine_queue_max = {self._settings.engine_queue_max}); try again later"
                 )
@@ -251,15 +252,15 @@ class SparkExecutor(Actor[_Message]):
         for entry in self._waiting:
             if entry.job.job_id == job_id:
                 self._waiting.remove(entry)
-                self._fail(entry, Canceled(f"job {job_id} was canceled"))
+                self._fail(entry, OperationCanceled(f"job {job_id} was canceled"))
                 return
         flying = self._flying.get(job_id)
         if flying is None or flying.canceled:
             return
         # The entry stays: its slot is taken until the child confirms.
         flying.canceled = True
-        self._fail(flying, Canceled(f"job {job_id} was canceled"))
-        self._send(Cancel(job_id))
+        self._fail(flying, OperationCanceled(f"job {job_id} was canceled"))
+        self._send(CancelChildJob(job_id))
         overdue = _CancelOverdue(self._number, job_id)
         flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
 
@@ -279,7 +280,9 @@ class SparkExecutor(Actor[_Message]):
         while self._process is not None and self._waiting and self._has_room(self._waiting[0]):
             entry = self._waiting.popleft()
             if entry.run.reply.answered:  # the caller has gone
-                self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
+                self._log.ended(
+                    entry.job.job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__
+                )
                 continue
             try:
                 self._process.send(entry.job)
@@ -288,7 +291,7 @@ class SparkExecutor(Actor[_Message]):
                 continue
             self._log.started(entry.job.job_id, self.ctx.monotonic_ms())
             self._flying[entry.job.job_id] = entry
-            if isinstance(entry.job, Prepare):
+            if isinstance(entry.job, PreparePlan):
                 self._plans[entry.job.dataflow] = entry.job
 
     def _has_room(self, entry: _Entry) -> bool:
@@ -302,11 +305,11 @@ class SparkExecutor(Actor[_Message]):
             self._process.send(job)
 
     def _answered(self, answer: Answer) -> None:
-        if isinstance(answer, Progress):
+        if isinstance(answer, JobProgress):
             self._log.progressed(answer)
             running = self._flying.get(answer.job_id)
             if running is not None and running.run.watcher is not None:
-                with suppress(Closed, Broken):
+                with suppress(ResourceClosed, ConnectionBroken):
                     running.run.watcher.reply(answer)
             return
         entry = self._flying.pop(answer.job_id, None)
@@ -317,7 +320,10 @@ class SparkExecutor(Actor[_Message]):
         elif isinstance(answer, JobFailed):
             self._failures = 0
             # A plan that failed must not be sent to new children.
-            if isinstance(entry.job, Prepare) and self._plans.get(entry.job.dataflow) is entry.job:
+            if (
+                isinstance(entry.job, PreparePlan)
+                and self._plans.get(entry.job.dataflow) is entry.job
+            ):
                 del self._plans[entry.job.dataflow]
             self._fail(entry, from_wire(answer.code, answer.text, True))
         else:
@@ -408,7 +414,9 @@ class SparkExecutor(Actor[_Message]):
             if entry.canceled:
                 continue
             if entry.run.reply.answered:
-                self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
+                self._log.ended(
+                    entry.job.job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__
+                )
             elif entry.attempts and entry.attempts >= self._attempts_max(entry):
                 self._give_up(entry, why)
             else:
@@ -429,7 +437,7 @@ class SparkExecutor(Actor[_Message]):
         times = words.get(int(entry.attempts), f"{int(entry.attempts)} times")
         text = f"{type(job).__name__} {job.job_id} ended the engine {times}, alone; last: {why}"
         self._fail(entry, self._quarantine.convict(job, text, self.ctx.monotonic_ms()))
-        if isinstance(job, Prepare) and self._plans.get(job.dataflow) is job:
+        if isinstance(job, PreparePlan) and self._plans.get(job.dataflow) is job:
             del self._plans[job.dataflow]
 
 

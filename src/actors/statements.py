@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from actors.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
-from actors.terminal import Target, run_loop, service_command, set_up_logging, with_client
+from actors.terminal import ServiceTarget, run_loop, service_command, set_up_logging, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from actors.plan.schema import Schema
+    from actors.plan.schema import TableSchema
 
 table = typer.Typer(help="Tables: what clients write.", no_args_is_help=True)
 view = typer.Typer(help="Views: what is kept fresh.", no_args_is_help=True)
@@ -35,7 +35,7 @@ Retain = Annotated[
 @table.command("create")
 @service_command
 def create_table(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     columns: Annotated[
         list[str], typer.Argument(help="NAME=TYPE, of Spark's types: id=bigint 'at=timestamp'.")
@@ -62,7 +62,7 @@ def create_table(
 @view.command("create")
 @service_command
 def create_view(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The view's name.")],
     sql: Annotated[str, typer.Argument(help="SELECT …, in Spark SQL; - reads it from stdin.")],
     policy: Annotated[
@@ -98,7 +98,7 @@ def create_view(
 @index.command("create")
 @service_command
 def create_index(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The index's name.")],
     on: Annotated[str, typer.Argument(help="A table or view.")],
     key: Annotated[list[str], typer.Argument(help="Columns that reads will name.")],
@@ -111,7 +111,7 @@ def create_index(
 
 @service_command
 def drop(
-    target: Target, name: Annotated[str, typer.Argument(help="A table, view or index.")]
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="A table, view or index.")]
 ) -> None:
     """Drops a table, view or index that nothing else needs."""
     set_up_logging("warning")
@@ -121,7 +121,7 @@ def drop(
 
 @service_command
 def insert(
-    target: Target,
+    target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     file: Annotated[
         Path, typer.Argument(help="Of JSON objects, a line each; - or nothing: stdin.")
@@ -145,7 +145,7 @@ def insert(
     print(f"{rows} rows are in {name}" + (f" at {time}" if rows else ""))
 
 
-async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]:
+async def _insert(target: ServiceTarget, name: str, lines: BinaryIO) -> tuple[int, int]:
     from actors.client import Client
 
     done = time = 0
@@ -165,11 +165,11 @@ async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]
     return done, time
 
 
-def tables(lines: BinaryIO, schema: Schema) -> Iterator[pa.Table]:
+def tables(lines: BinaryIO, schema: TableSchema) -> Iterator[pa.Table]:
     """Yield the rows of the lines, `ROWS_AT_ONCE` at a time. Raises `InvalidUsage` with the number
     of a line that is no row of the table."""
     from actors.plan.schema import DIFF
-    from actors.sources.json_rows import Misfit, RowsOfTable
+    from actors.sources.json_rows import RowMisfit, RowsOfTable
 
     rows = RowsOfTable(schema, schema, skips=False, naive=True)
     numbers: list[int] = []
@@ -181,13 +181,13 @@ def tables(lines: BinaryIO, schema: Schema) -> Iterator[pa.Table]:
         if line.strip():
             try:
                 rows.add(line, 1)
-            except Misfit as error:
+            except RowMisfit as error:
                 raise _no_row(number, error) from None
             numbers.append(number)
         if numbers and (not line or len(rows) == ROWS_AT_ONCE):
             try:
                 yield rows.updates().drop_columns([DIFF])
-            except Misfit as error:
+            except RowMisfit as error:
                 raise _no_row(numbers[error.row or 0], error) from None
             rows.clear()
             numbers.clear()

@@ -18,14 +18,14 @@ TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 Set by `activate_context` alone."""
 
 
-class Held(msgspec.Struct):
+class ContextCount(msgspec.Struct):
     """Counts the blocks that hold a context now."""
 
     # While it is 0 no message looks for a context, a look that is a tenth of what a message costs.
     blocks: int = 0
 
 
-HELD: Final = Held()
+HELD: Final = ContextCount()
 
 
 def activate_context(traceparent: str | None) -> Token[str | None]:
@@ -86,7 +86,7 @@ MESSAGE_BYTES: Final = "messaging.message.body.size"
 # -- the table: spans ------------------------------------------------------------------------------
 
 
-class Hop(msgspec.Struct, frozen=True):
+class SpanDefinition(msgspec.Struct, frozen=True):
     """One kind of span. `attributes` name the values that `span` is given, in their order."""
 
     operation: str
@@ -108,24 +108,30 @@ class Hop(msgspec.Struct, frozen=True):
 _CLIENT, _SERVER, _INTERNAL = SpanKind.CLIENT, SpanKind.SERVER, SpanKind.INTERNAL
 _PRODUCER, _CONSUMER = SpanKind.PRODUCER, SpanKind.CONSUMER
 
-CLIENT_REQUEST: Final = Hop("send", "request", _CLIENT, (REQUEST, OBJECT), "send")
+CLIENT_REQUEST: Final = SpanDefinition("send", "request", _CLIENT, (REQUEST, OBJECT), "send")
 """The client, from sending a request until it is answered."""
-SESSION_REQUEST: Final = Hop("process", "request", _SERVER, (REQUEST, OBJECT, SESSION), "process")
+SESSION_REQUEST: Final = SpanDefinition(
+    "process", "request", _SERVER, (REQUEST, OBJECT, SESSION), "process"
+)
 """The session, from reading a request until its answer is on its way."""
-STATEMENT: Final = Hop("process", "statement", _INTERNAL, (REQUEST, OBJECT))
+STATEMENT: Final = SpanDefinition("process", "statement", _INTERNAL, (REQUEST, OBJECT))
 """A change of the catalog, from its turn until it is durable."""
-HYDRATION: Final = Hop(
+HYDRATION: Final = SpanDefinition(
     "process", "hydration", _CONSUMER, (DATAFLOW, OBJECT, INCARNATION), "process", True
 )
 """A dataflow, from its permission to run until its first contents are durable, or read."""
-GROUP_COMMIT: Final = Hop("commit", "group", _CONSUMER, (BATCH,), "process")
+GROUP_COMMIT: Final = SpanDefinition("commit", "group", _CONSUMER, (BATCH,), "process")
 """The table writer: one group of writes, made durable at one time. Links to all its writes."""
-APPEND: Final = Hop("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
+APPEND: Final = SpanDefinition("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
 """The compare-and-append; `SHARD` names all, with commas between."""
-LISTEN: Final = Hop("receive", "shard", _CONSUMER, (SHARD, DATAFLOW, LO, HI, ROWS), "receive", True)
+LISTEN: Final = SpanDefinition(
+    "receive", "shard", _CONSUMER, (SHARD, DATAFLOW, LO, HI, ROWS), "receive", True
+)
 """The listen task describes what was appended. Links to the other appends it describes."""
-FETCH: Final = Hop("fetch", "part", _CLIENT, (SHARD, DATAFLOW, LO, HI, ROWS, BYTES), "", True)
-STEP: Final = Hop(
+FETCH: Final = SpanDefinition(
+    "fetch", "part", _CLIENT, (SHARD, DATAFLOW, LO, HI, ROWS, BYTES), "", True
+)
+STEP: Final = SpanDefinition(
     "process",
     "step",
     _CONSUMER,
@@ -134,36 +140,40 @@ STEP: Final = Hop(
     True,
 )
 """A step, from its cut until its delta is installed. Links to all changes that it serves."""
-SPARK_JOB: Final = Hop("run", "job", _CLIENT, (JOB, DATAFLOW), "send")
+SPARK_JOB: Final = SpanDefinition("run", "job", _CLIENT, (JOB, DATAFLOW), "send")
 """The service's side of a job, its wait for a place included."""
-ENGINE_JOB: Final = Hop("process", "job", _SERVER, (JOB,), "process")
+ENGINE_JOB: Final = SpanDefinition("process", "job", _SERVER, (JOB,), "process")
 """The engine's own process: a worker thread has the job."""
-ENGINE_STAGE: Final = Hop("run", "stage", _INTERNAL, (STAGE,))
+ENGINE_STAGE: Final = SpanDefinition("run", "stage", _INTERNAL, (STAGE,))
 """A stage of Spark's, by Spark's own clock."""
-STEP_COMMIT: Final = Hop("commit", "step", _INTERNAL, (SHARD, LO, HI, ROWS))
-CONNECTION_COMMAND: Final = Hop(
+STEP_COMMIT: Final = SpanDefinition("commit", "step", _INTERNAL, (SHARD, LO, HI, ROWS))
+CONNECTION_COMMAND: Final = SpanDefinition(
     "process", "command", _SERVER, (NONCE, REQUEST, OBJECT), "process", True
 )
 """The cluster's connection splits a command over the workers."""
-ADAPTER_COMMAND: Final = Hop("forward", "command", _CONSUMER, (NONCE, WORKER), "process", True)
-WORKER_PEEK: Final = Hop(
+ADAPTER_COMMAND: Final = SpanDefinition(
+    "forward", "command", _CONSUMER, (NONCE, WORKER), "process", True
+)
+WORKER_PEEK: Final = SpanDefinition(
     "process", "peek", _CONSUMER, (NONCE, WORKER, OBJECT, TIME), "process", True
 )
 """A worker reads its partition, or one of them a shard."""
-WORKER_EMIT: Final = Hop(
+WORKER_EMIT: Final = SpanDefinition(
     "emit", "changes", _PRODUCER, (NONCE, WORKER, DATAFLOW, LO, HI), "send", True
 )
 """Worker 0 has a batch for a subscriber."""
-ADAPTER_RESPONSE: Final = Hop("forward", "response", _CONSUMER, (NONCE, WORKER), "process", True)
-SESSION_CHANGES: Final = Hop(
+ADAPTER_RESPONSE: Final = SpanDefinition(
+    "forward", "response", _CONSUMER, (NONCE, WORKER), "process", True
+)
+SESSION_CHANGES: Final = SpanDefinition(
     "send", "changes", _PRODUCER, (SESSION, REQUEST, LO, HI, MESSAGE_BYTES), "send", True
 )
-CLIENT_CHANGES: Final = Hop(
+CLIENT_CHANGES: Final = SpanDefinition(
     "receive", "changes", _CONSUMER, (REQUEST, LO, HI, MESSAGE_BYTES), "receive", True
 )
 """The subscriber has a batch."""
 
-HOPS: Final[dict[str, Hop]] = {
+HOPS: Final[dict[str, SpanDefinition]] = {
     hop.name: hop
     for hop in (
         CLIENT_REQUEST,

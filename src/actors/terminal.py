@@ -55,14 +55,14 @@ Identity = Annotated[
 DEFAULT_ADDRESS: Final = Settings().listen
 
 
-class Target(msgspec.Struct, frozen=True):
+class ServiceTarget(msgspec.Struct, frozen=True):
     """Service that a command connects to, with the settings for authentication there."""
 
     address: str
     settings: Settings
 
 
-def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
+def with_client(target: ServiceTarget, call: Callable[[Client], Awaitable[R]]) -> R:
     """Return the result of a call with a client that is connected to the service for it alone."""
 
     async def run() -> R:
@@ -118,7 +118,7 @@ def service_command(command: Callable[..., None]) -> Callable[..., None]:
         tls_authority: Authority = None,
         token_file: TokenFile = None,
         identity: Identity = None,
-    ) -> Target:
+    ) -> ServiceTarget:
         flags = {
             "tls_certificate": tls_certificate,
             "tls_key": tls_key,
@@ -126,7 +126,7 @@ def service_command(command: Callable[..., None]) -> Callable[..., None]:
             "token_file": token_file,
             "identity": identity,
         }
-        return Target(connect, load(flags=flags))
+        return ServiceTarget(connect, load(flags=flags))
 
     made: Callable[..., None] = command_with_options("target", options)(command)
     return made

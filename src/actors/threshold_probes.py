@@ -28,7 +28,7 @@ COUNT_BYTES: Final = 8
 """Size of one count in a file, a native unsigned integer."""
 
 
-class Threshold:
+class ThresholdProbe:
     """A named decision. `within` and `beyond` say what happens on its two sides."""
 
     __slots__ = ("beyond", "name", "place", "within")
@@ -47,7 +47,7 @@ class Threshold:
         return beyond
 
 
-class SettingThreshold(Threshold):
+class SettingThreshold(ThresholdProbe):
     """A decision by a field of `Settings`, named `setting`."""
 
     __slots__ = ("setting",)
@@ -58,7 +58,7 @@ class SettingThreshold(Threshold):
         self.setting: Final = setting
 
 
-class KernelLimit(Threshold):
+class KernelLimit(ThresholdProbe):
     """A decision of a pure function by a limit of the process, an integer of at least 1."""
 
     __slots__ = ("default", "limit")
@@ -75,7 +75,7 @@ class KernelLimit(Threshold):
         return beyond
 
 
-THRESHOLDS: Final[list[Threshold]] = []
+THRESHOLDS: Final[list[ThresholdProbe]] = []
 """All thresholds, in the order of their counts."""
 
 # -- persist ---------------------------------------------------------------------------------------
@@ -188,12 +188,12 @@ FILTER_KEYS: Final = KernelLimit(
     "a peek's keys leave out parts",
     "so many keys do not",
 )  # fmt: skip
-BUCKET_PIECE: Final = Threshold(
+BUCKET_PIECE: Final = ThresholdProbe(
     "bucket object written",  # S3 takes no piece that is much smaller, so this is no setting
     "an object of a bucket is written by one request",
     "it is written in pieces",
 )
-BUCKET_READ: Final = Threshold(
+BUCKET_READ: Final = ThresholdProbe(
     "bucket object read",
     "an object of a bucket is read by one request",
     "it is read in pieces",
@@ -564,7 +564,7 @@ FILE_PIECE: Final = KernelLimit(
     "a file is taken as one piece",
     "it is taken in several",
 )  # fmt: skip
-LISTED_FILES: Final = Threshold(
+LISTED_FILES: Final = ThresholdProbe(
     "files that a listing remembers",  # what is forgotten decides what is new: no setting
     "all files that were taken are remembered",
     "the oldest are forgotten",

@@ -29,11 +29,11 @@ from actors.terminal import (
 if TYPE_CHECKING:
     import ssl
 
-    from actors.kernel import Clock, System
-    from actors.tracing.metrics import Metrics
+    from actors.kernel import ActorClock, ActorSystem
+    from actors.tracing.metrics import MetricCollector
     from actors.wal.dialling import AcceptorAddress, AcceptorConnection
-    from actors.wal.inspection import Inspected
-    from actors.wal.timelines import Timelines
+    from actors.wal.inspection import InspectedFile
+    from actors.wal.timelines import TimelineRegistry
 
 log = logging.getLogger("penstock.wal")
 
@@ -101,19 +101,19 @@ def serve(
         run_loop(lambda: _serve(chosen, metrics))
 
 
-async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
-    from actors.cluster.security import Security, dialling_tls
-    from actors.kernel import System, SystemClock
+async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
+    from actors.cluster.security import TransportSecurity, dialling_tls
+    from actors.kernel import ActorSystem, SystemClock
     from actors.kernel.threads import ThreadedClock
-    from actors.wal.archive import Archive
+    from actors.wal.archive import WalArchive
     from actors.wal.dialling import dial
-    from actors.wal.offload import Offload
-    from actors.wal.peers import Peers
-    from actors.wal.timelines import FileDisk, Timelines
+    from actors.wal.offload import SegmentOffload
+    from actors.wal.peers import PeerExchange
+    from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
     tls = dialling_tls(settings)
     own = settings.token_file
-    token = Security.of(settings, own).token.decode() if own else ""
+    token = TransportSecurity.of(settings, own).token.decode() if own else ""
 
     async def dialled(address: AcceptorAddress, tenant: str, timeline: str) -> AcceptorConnection:
         limit_ms = settings.connect_timeout_ms
@@ -122,17 +122,23 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
     # As many threads as an executor has. Uploads have their own, so that no flush waits for one.
     clock, node_id = ThreadedClock((os.cpu_count() or 1) + 4), settings.wal_node_id
     url = settings.wal_blob_url
-    archive = await Archive.at(url, settings, SystemClock()) if url else None
-    served = Timelines(Path(settings.wal_dir), node_id, FileDisk(), clock, settings, archive)
+    archive = await WalArchive.at(url, settings, SystemClock()) if url else None
+    served = TimelineRegistry(
+        Path(settings.wal_dir), node_id, FileTimelineStore(), clock, settings, archive
+    )
     # Before anything listens: a proposer must find every timeline that is on disk.
     await served.open()
     try:
-        async with System(clock=clock) as system, anyio.create_task_group() as group:
+        async with ActorSystem(clock=clock) as system, anyio.create_task_group() as group:
             group.start_soon(served.run_maintenance)
             if archive is not None:
-                offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
+                offload = SegmentOffload(
+                    lambda: served.all, node_id, archive, clock, settings, Random()
+                )
                 group.start_soon(offload.run)
-            group.start_soon(Peers(lambda: served.all, node_id, dialled, clock, settings).run)
+            group.start_soon(
+                PeerExchange(lambda: served.all, node_id, dialled, clock, settings).run
+            )
             group.start_soon(_listen, served, system, clock, settings, metrics)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
@@ -146,15 +152,19 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
 
 
 async def _listen(
-    served: Timelines, system: System, clock: Clock, settings: Settings, metrics: Metrics | None
+    served: TimelineRegistry,
+    system: ActorSystem,
+    clock: ActorClock,
+    settings: Settings,
+    metrics: MetricCollector | None,
 ) -> None:
     from actors.cluster import sockets
-    from actors.cluster.address import Address
+    from actors.cluster.address import NetworkAddress
     from actors.cluster.security import for_listener
     from actors.wal.listener import WalListener
     from actors.wal.tokens import token_check
 
-    address = Address.parse(settings.wal_listen, "wal_listen")
+    address = NetworkAddress.parse(settings.wal_listen, "wal_listen")
     check = token_check(settings)
     security = for_listener("wal_listen", address, settings, "token_file", checks=check is not None)
     tls = security.context(server=True) if security and security.has_tls else None
@@ -265,9 +275,9 @@ def inspect(
         print(line)
 
 
-async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> Inspected:
+async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> InspectedFile:
     from actors.kernel import SystemClock
-    from actors.wal.archive import Archive
+    from actors.wal.archive import WalArchive
     from actors.wal.inspection import inspect_bytes
     from actors.wal.lsn import SEGMENT_BYTES, parse_segment_name
     from actors.wal.startup import checked_id
@@ -275,7 +285,7 @@ async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> Inspec
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
     number, _ = parse_segment_name(name)
-    archive = await Archive.at(url, load(), SystemClock())
+    archive = await WalArchive.at(url, load(), SystemClock())
     data = await archive.segment(tenant, timeline, number)
     if data is None:
         raise InvalidUsage(f"{url} keeps no segment {name} of timeline {timeline}")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import anyio
 import typer
 
-from actors.errors import Broken, InvalidUsage, PenstockError
+from actors.errors import ConnectionBroken, InvalidUsage, PenstockError
 from actors.settings import Settings, load
 from actors.terminal import Authority, Certificate, Key, run_loop, set_up_logging
 
 if TYPE_CHECKING:
-    from actors.wal.pushing import Pushed
+    from actors.wal.pushing import LinesPushed
 
 ELECT_S: Final = 60.0
 
@@ -53,7 +53,7 @@ def push(
     from actors.wal.dialling import parse_addresses
     from actors.wal.framing import PG_VERSION, START_LSN
     from actors.wal.proposer import ProposerConfig
-    from actors.wal.proposing import Timing, propose
+    from actors.wal.proposing import ProposerTiming, propose
     from actors.wal.pushing import parse_pushed, push, pushed_text, read_lines
 
     acceptors = parse_addresses(addresses)
@@ -61,24 +61,24 @@ def push(
     resume = None if after is None else parse_pushed(after)
     token = "" if token_file is None else token_of(token_file)
     settings = settings_of(tls_certificate, tls_key, tls_authority)
-    tls, timing = dialling_tls(settings), Timing.of(settings)
+    tls, timing = dialling_tls(settings), ProposerTiming.of(settings)
     config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION).timed(settings)
     last = resume
     source = _source_of(file)
 
-    def told(done: Pushed) -> None:
+    def told(done: LinesPushed) -> None:
         nonlocal last
         last = done
         if not quiet:
             print(f"{done.lines} lines acknowledged", file=sys.stderr)
 
-    async def run() -> Pushed:
+    async def run() -> LinesPushed:
         async with propose(config, acceptors, timing=timing, token=token, tls=tls) as log:
             try:
                 with anyio.fail_after(timeout):
                     await log.elected()
             except TimeoutError:
-                raise Broken(
+                raise ConnectionBroken(
                     f"no majority of {addresses} has elected this writer in {timeout:g} s:"
                     " are they up?"
                 ) from None

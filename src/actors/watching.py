@@ -1,8 +1,9 @@
 """The lines of `penstock status` for a running service, once or repeatedly.
 
-A `Sight` is a snapshot of the service: its objects, and rows of its relations about itself. `lines`
-and `picture` render it, for a file or a terminal, and are pure; rates need two snapshots. `watch`
-takes one every few seconds until it is interrupted, and reconnects when the service goes away.
+A `StatusSample` is a snapshot of the service: its objects, and rows of its relations about itself.
+`lines` and `picture` render it, for a file or a terminal, and are pure; rates need two snapshots.
+`watch` takes one every few seconds until it is interrupted, and reconnects when the service goes
+away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.client import Client
-from actors.errors import Broken, Busy, Closed, DeadlineExceeded, PenstockError
+from actors.errors import (
+    ConnectionBroken,
+    DeadlineExceeded,
+    PenstockError,
+    ResourceBusy,
+    ResourceClosed,
+)
 from actors.progress import format_frontier
 from actors.protocol.relations import PREFIX
 
@@ -42,7 +49,7 @@ _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
 """Relations that `take_snapshot` reads, and their columns."""
 
 
-class Sight(msgspec.Struct, frozen=True):
+class StatusSample(msgspec.Struct, frozen=True):
     """Snapshot of a service: `at_ms` is of this process's monotonic clock, `time` the service's."""
 
     at_ms: float
@@ -51,7 +58,7 @@ class Sight(msgspec.Struct, frozen=True):
     rows: dict[str, list[dict[str, Any]]]
 
 
-class Connect(Protocol):
+class ClientFactory(Protocol):
     """Makes a client of the service that is watched."""
 
     def __call__(self) -> Awaitable[Client]:
@@ -59,7 +66,7 @@ class Connect(Protocol):
         ...
 
 
-async def take_snapshot(client: Client) -> Sight:
+async def take_snapshot(client: Client) -> StatusSample:
     """Return a snapshot of the service."""
     report = msgspec.to_builtins(await client.status())
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -67,7 +74,7 @@ async def take_snapshot(client: Client) -> Sight:
         wanted: Any = [("state", "=", "running")] if name == "spark_jobs" else []
         found = await client.peek(f"{PREFIX}{name}", columns=columns, where=wanted)
         rows[name] = found.to_pylist()
-    return Sight(anyio.current_time() * 1000, report["time"], report["objects"], rows)
+    return StatusSample(anyio.current_time() * 1000, report["time"], report["objects"], rows)
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ def doing(found: dict[str, Any]) -> str:
     return f"{read}; {found['text']}" if found["text"] else read
 
 
-def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
+def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str, str]]:
     """Return the service's activity as (name, value); rates are those since `before`."""
     rows = sight.rows
     reconciled = rows["reconciliation"]
@@ -179,7 +186,7 @@ def _states(states: Iterator[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
 
 
-def _rate(sight: Sight, before: Sight | None) -> str:
+def _rate(sight: StatusSample, before: StatusSample | None) -> str:
     """Return the steps a second since `before`."""
     if before is None:
         return "…"
@@ -189,11 +196,11 @@ def _rate(sight: Sight, before: Sight | None) -> str:
     return f"{max(0, done) / seconds:.1f}"
 
 
-def _steps(sight: Sight) -> int:
+def _steps(sight: StatusSample) -> int:
     return sum(row["steps"] for row in sight.rows["dataflows"])
 
 
-def lines(sight: Sight, before: Sight | None) -> Iterator[str]:
+def lines(sight: StatusSample, before: StatusSample | None) -> Iterator[str]:
     """Yield the lines of a snapshot."""
     yield from object_lines(sight.objects)
     yield ""
@@ -201,7 +208,7 @@ def lines(sight: Sight, before: Sight | None) -> Iterator[str]:
         yield f"{what:<24} {much}".rstrip()
 
 
-def picture(sight: Sight, before: Sight | None, note: str = "") -> Group:
+def picture(sight: StatusSample, before: StatusSample | None, note: str = "") -> Group:
     """Return a snapshot for a terminal; `note` is a present problem."""
     objects = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
@@ -219,7 +226,7 @@ def picture(sight: Sight, before: Sight | None, note: str = "") -> Group:
 # -- again and again -------------------------------------------------------------------------------
 
 
-async def watch(connect: Connect, seconds: float, console: Console) -> None:
+async def watch(connect: ClientFactory, seconds: float, console: Console) -> None:
     """Show the service's activity every so many seconds, until SIGINT or SIGTERM.
 
     Raises the first connection's error; later connections are retried forever.
@@ -232,13 +239,13 @@ async def watch(connect: Connect, seconds: float, console: Console) -> None:
             return
         with Live(console=console, auto_refresh=False) as screen:
 
-            def show(sight: Sight, before: Sight | None, note: str) -> None:
+            def show(sight: StatusSample, before: StatusSample | None, note: str) -> None:
                 screen.update(picture(sight, before, note), refresh=True)
 
             await _look_on(connect, client, seconds, show)
 
 
-def _print(console: Console, sight: Sight, before: Sight | None, note: str) -> None:
+def _print(console: Console, sight: StatusSample, before: StatusSample | None, note: str) -> None:
     told = [note] if note else [*lines(sight, before), ""]
     print(*told, sep="\n", file=console.file, flush=True)
 
@@ -251,13 +258,13 @@ async def _until_stopped(scope: anyio.CancelScope) -> None:
 
 
 async def _look_on(
-    connect: Connect,
+    connect: ClientFactory,
     client: Client,
     seconds: float,
-    show: Callable[[Sight, Sight | None, str], None],
+    show: Callable[[StatusSample, StatusSample | None, str], None],
 ) -> None:
-    before: Sight | None = None
-    last: Sight | None = None
+    before: StatusSample | None = None
+    last: StatusSample | None = None
     lost = False
     try:
         while True:
@@ -267,7 +274,13 @@ async def _look_on(
                 sight = await take_snapshot(client)
                 show(sight, before, "")
                 before = last = sight
-            except (Broken, Closed, Busy, DeadlineExceeded, OSError) as error:
+            except (
+                ConnectionBroken,
+                ResourceClosed,
+                ResourceBusy,
+                DeadlineExceeded,
+                OSError,
+            ) as error:
                 if last is None:
                     # The first snapshot has failed: no outage to wait out.
                     raise

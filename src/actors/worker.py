@@ -9,13 +9,13 @@ Sends that wait for room form an acyclic graph, so no cycle of actors can deadlo
     worker 0 → sequencer → worker i (i > 0)
     worker 0 → worker i (i > 0);  worker 0 → dataflow → listen and fetch tasks, executor
 
-All other messages use `Address.reply`, in reserved room that is bounded:
+All other messages use `ActorAddress.reply`, in reserved room that is bounded:
 
 - sequencer → worker 0: one for each proposal of worker 0;
-- dataflow → worker: one `StartSources` for each incarnation; one `Install` or `Emit` until
-  `Installed` or `Emitted`; progress and status once a step;
+- dataflow → worker: one `StartSources` for each incarnation; one `InstallUpdates` or `EmitBatch`
+  until `Installed` or `BatchEmitted`; progress and status once a step;
 - task → dataflow: bounded by grants and requested fetches;
-- worker → adapter: a window (`compute.outbox`), reopened by `Passed`;
+- worker → adapter: a window (`compute.outbox`), reopened by `ResponsesForwarded`;
 - a worker's own effects: one result each.
 
 A drop stops the dataflow on worker 0, which then informs the other workers (`DataflowStopped`);
@@ -32,63 +32,63 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, Passed
+from actors.channel_adapter import ClientGone, ResponsesForwarded
 from actors.compute import events as e
-from actors.compute.children import Children
+from actors.compute.children import DataflowChildren
 from actors.compute.index import IndexPartition, IndexStatistics
-from actors.compute.installs import Installs
+from actors.compute.installs import IndexInstaller
 from actors.compute.live import (
-    Cast,
+    ActorFactory,
     ChildrenTurn,
     DataflowEnded,
+    DataflowRemoved,
     DataflowStopped,
     FromDataflow,
-    Gone,
     IndexTurn,
     InsertAgain,
-    Inserted,
-    Live,
-    Maintained,
-    Read,
-    Site,
+    InstallFinished,
+    LiveRendering,
+    MaintenanceDue,
+    MaintenanceFinished,
+    PeekFinished,
     SpawnAgain,
     TaskEnded,
     TasksStopped,
     TasksTurn,
-    Tick,
+    WorkerSite,
 )
-from actors.compute.logs import Logs
-from actors.compute.outbox import Outbox
-from actors.compute.partitions import Partitions
-from actors.compute.peeking import Peeking
-from actors.compute.reconcile import Flag
+from actors.compute.logs import WorkerLogs
+from actors.compute.outbox import ResponseOutbox
+from actors.compute.partitions import ClusterPartitions
+from actors.compute.peeking import PeekRunner
+from actors.compute.reconcile import ReconcileObstacle
 from actors.compute.state import ComputeState
-from actors.compute.tasks import Tasks
-from actors.errors import Broken, Closed
-from actors.kernel import Actor, Address, Lane, Reply
+from actors.compute.tasks import InputTasks
+from actors.errors import ConnectionBroken, ResourceClosed
+from actors.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.persist import PersistClient
 from actors.protocol.compute import (
     IndexExport,
-    Tagged,
+    TaggedCommand,
     TaggedResponse,
     TaggedResponses,
 )
 from actors.protocol.internal import (
-    Copied,
+    BatchEmitted,
+    CopyFinished,
     DataflowProgress,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Install,
-    Propose,
-    Sequenced,
+    EmitBatch,
+    InstallUpdates,
+    ProposeCommand,
+    SequencedCommand,
     StartSources,
     StopSources,
 )
 from actors.protocol.storage_internal import ForStorage
 from actors.settings import Settings
 from actors.spans import measure, span_below
-from actors.storage.half import Outside, StorageHalf, StorageMessage
+from actors.storage.half import StorageConnectors, StorageHalf, StorageMessage
 from actors.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
@@ -127,22 +127,22 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
     """Request for `WorkerStatistics`."""
 
-    reply: Reply[WorkerStatistics]
+    reply: ReplySlot[WorkerStatistics]
 
 
 WorkerMessage: TypeAlias = (
-    Tagged
-    | Sequenced
-    | Passed
+    TaggedCommand
+    | SequencedCommand
+    | ResponsesForwarded
     | ClientGone
     | FromDataflow
     | InspectWorker
-    | Tick
-    | Read
+    | MaintenanceDue
+    | PeekFinished
     | IndexTurn
     | TasksTurn
     | ChildrenTurn
-    | Gone
+    | DataflowRemoved
     | StorageMessage
 )
 
@@ -159,19 +159,19 @@ class Worker(Actor[WorkerMessage]):
         self,
         index: int,
         count: int,
-        sequencer: Address[Propose],
-        workers: Sequence[Address[Any]],
-        adapters: Sequence[Address[Any]],
-        cast: Cast,
+        sequencer: ActorAddress[ProposeCommand],
+        workers: Sequence[ActorAddress[Any]],
+        adapters: Sequence[ActorAddress[Any]],
+        cast: ActorFactory,
         persist: PersistClient,
         settings: Settings,
         state_dir: Path,
-        partitions: Partitions,
+        partitions: ClusterPartitions,
         replica: str = "",
-        storage_adapters: Sequence[Address[Any]] = (),
-        outside: Outside | None = None,
-        lanes: Sequence[Lane[Any]] = (),
-        storage_lanes: Sequence[Lane[Any]] = (),
+        storage_adapters: Sequence[ActorAddress[Any]] = (),
+        outside: StorageConnectors | None = None,
+        lanes: Sequence[FlowWindow[Any]] = (),
+        storage_lanes: Sequence[FlowWindow[Any]] = (),
     ) -> None:
         self._index = index
         self._replica = replica
@@ -191,13 +191,13 @@ class Worker(Actor[WorkerMessage]):
             result_bytes_max=settings.result_bytes_max,
             peeks_max=settings.peeks_pending_max,
         )
-        self._outbox: Outbox[tuple[int, Emitted]] = Outbox(
+        self._outbox: ResponseOutbox[tuple[int, BatchEmitted]] = ResponseOutbox(
             settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
-        self._live: dict[int, Live] = {}
+        self._live: dict[int, LiveRendering] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Latest message of each kind from dataflows that this worker has not rendered yet."""
-        self._logs = Logs(
+        self._logs = WorkerLogs(
             self._state, self._live, settings.log_rows_max, cast.shared, replica_name(replica)
         )
         persist.ledger.add(self._logs.memory)
@@ -209,7 +209,7 @@ class Worker(Actor[WorkerMessage]):
 
     async def on_start(self) -> None:
         """Create the parts that need the context, and start the maintenance timer."""
-        site = Site(
+        site = WorkerSite(
             self.ctx,
             self._index,
             self._count,
@@ -221,15 +221,15 @@ class Worker(Actor[WorkerMessage]):
             self._feed,
             self._replica,
         )
-        self._tasks = Tasks(site)
-        self._installs = Installs(site)
-        self._peeking = Peeking(site, self._persist, self._logs)
+        self._tasks = InputTasks(site)
+        self._installs = IndexInstaller(site)
+        self._peeking = PeekRunner(site, self._persist, self._logs)
         # One worker does it for all.
         if self._index == 0:
             self._peeking.clear_stash()
-        self._children = Children(site, self._tasks, self._state.commands_for)
+        self._children = DataflowChildren(site, self._tasks, self._state.commands_for)
         self._tick_ms = self._settings.maintenance_ms
-        self._tick = self.ctx.after(self._tick_ms, Tick())
+        self._tick = self.ctx.after(self._tick_ms, MaintenanceDue())
         if self._outside is not None:
             self._storage = StorageHalf(
                 self.ctx,
@@ -249,14 +249,14 @@ class Worker(Actor[WorkerMessage]):
         """Handle one message and send the responses that have room to the adapter."""
         self._peeking.new_turn()
         match message:
-            case Tagged():
+            case TaggedCommand():
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
                 # Without a proposal the command needs no place in the order.
                 if not effects:
                     self._done_with_one()
-            case Sequenced():
+            case SequencedCommand():
                 for effects in self._state.steps(message):
                     for effect in effects:
                         await self._perform(effect)
@@ -267,28 +267,28 @@ class Worker(Actor[WorkerMessage]):
                     self._done_with_one()
             case FromDataflow():
                 await self._from_dataflow(message)
-            case Passed():
+            case ResponsesForwarded():
                 self._deliver(self._outbox.taken(message.nonce, message.serials))
-            case Read():
+            case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
             case ClientGone():
-                await self._feed(e.ClientLost(message.nonce))
-            case Inserted() | InsertAgain() | Maintained():
+                await self._feed(e.ComputeClientLost(message.nonce))
+            case InstallFinished() | InsertAgain() | MaintenanceFinished():
                 await self._installs.turn(message)
             case TasksStopped() | TaskEnded():
                 self._tasks.turn(message)
             case DataflowEnded() | SpawnAgain() | DataflowStopped():
                 await self._children.turn(message)
-            case Gone():
+            case DataflowRemoved():
                 live = self._live.pop(message.number, None)
                 if live is not None:
                     self._children.gone(live)
-                await self._feed(e.Stopped(message.number))
-            case Tick():
+                await self._feed(e.DropCompleted(message.number))
+            case MaintenanceDue():
                 self._installs.maintain()
                 self._peeking.collect()
-                self._tick = self.ctx.after(self._tick_ms, Tick())
+                self._tick = self.ctx.after(self._tick_ms, MaintenanceDue())
             case InspectWorker():
                 message.reply.set(self._statistics())
             case _:
@@ -305,7 +305,7 @@ class Worker(Actor[WorkerMessage]):
             # The new interval counts at once, however long the former was.
             self._tick.cancel()
             self._tick_ms = wanted_ms
-            self._tick = self.ctx.after(wanted_ms, Tick())
+            self._tick = self.ctx.after(wanted_ms, MaintenanceDue())
 
     def _done_with_one(self) -> None:
         """Release the lane: a compute command was sequenced, or needs no place in the order."""
@@ -331,45 +331,45 @@ class Worker(Actor[WorkerMessage]):
 
     async def _perform(self, effect: e.Effect) -> None:
         match effect:
-            case e.Offer():
-                with suppress(Closed, Broken):
+            case e.OfferCommand():
+                with suppress(ResourceClosed, ConnectionBroken):
                     await self._sequencer.send(effect.propose)
-            case e.Respond(response=response, number=number, receipt=receipt):
+            case e.SendComputeResponse(response=response, number=number, receipt=receipt):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
                 done = self._peeking.start(effect, self._live.get(effect.number), nonce)
                 if done is not None:
                     await self._feed(done)
-            case e.SwitchClient():
+            case e.SwitchComputeClient():
                 self._deliver(self._outbox.switch(effect.nonce))
-            case e.Receipt():
+            case e.AcknowledgeBatch():
                 self._deliver([(effect.number, effect.emitted)])
-            case e.Render():
+            case e.RenderDataflow():
                 await self._render(effect)
-            case e.Respawn():
+            case e.RespawnDataflow():
                 self._children.respawn(self._live[effect.number])
-            case e.Tell():
+            case e.TellDataflow():
                 await self._children.tell(self._live[effect.number], effect.message)
-            case e.Compact():
+            case e.CompactIndex():
                 index = self._live[effect.number].index
                 if index is not None:
                     index.compact(effect.since)
-            case e.DropDataflow():
+            case e.StopDataflow():
                 self._drop(self._live[effect.number])
-            case e.Reconciled():
+            case e.LogReconciliation():
                 self._reconciled(effect)
             case e.StopPeek():
                 self._peeking.stop(effect.ticket)
 
-    def _deliver(self, receipts: list[tuple[int, Emitted]]) -> None:
+    def _deliver(self, receipts: list[tuple[int, BatchEmitted]]) -> None:
         for number, emitted in receipts:
             live = self._live.get(number)
             if live is not None and live.dataflow is not None:
                 live.dataflow.reply(emitted)
 
-    async def _render(self, effect: e.Render) -> None:
-        live = self._live[effect.number] = Live(effect.number, effect.description)
+    async def _render(self, effect: e.RenderDataflow) -> None:
+        live = self._live[effect.number] = LiveRendering(effect.number, effect.description)
         export = effect.description.export
         if isinstance(export, IndexExport):
             live.index = IndexPartition(self._arrangements / f"d{live.number}", export)
@@ -378,13 +378,13 @@ class Worker(Actor[WorkerMessage]):
         for parked in self._parked.pop(effect.number, {}).values():
             await self._from_dataflow(parked)
 
-    def _drop(self, live: Live) -> None:
+    def _drop(self, live: LiveRendering) -> None:
         # First: no read may find a partition that is being removed.
         if live.index is not None:
             self._partitions.take(live.id, self._index, live.index)
         self._children.drop(live)
 
-    def _reconciled(self, done: e.Reconciled) -> None:
+    def _reconciled(self, done: e.LogReconciliation) -> None:
         """Count a reconciliation, and log it on worker 0."""
         self._logs.reconciliation.note(done)
         # All workers decide alike, so one logs for all.
@@ -404,7 +404,7 @@ class Worker(Actor[WorkerMessage]):
             done.dropped,
         )
         for each in done.replaced[:REPLACED_LOGGED_MAX]:
-            usual = each.flags[0] in (Flag.SUBSCRIBE, Flag.COPY)
+            usual = each.flags[0] in (ReconcileObstacle.SUBSCRIBE, ReconcileObstacle.COPY)
             log.log(
                 logging.INFO if usual else logging.WARNING,
                 "client %s: %s",
@@ -412,7 +412,7 @@ class Worker(Actor[WorkerMessage]):
                 each.text(self._settings.error_text_bytes_max),
             )
 
-    def _signed(self, emit: Emit) -> Emit:
+    def _signed(self, emit: EmitBatch) -> EmitBatch:
         """Return the batch with the context of this worker's span."""
         batch = emit.batch
         with span_below(batch.traceparent, WORKER_EMIT) as opened:
@@ -444,19 +444,19 @@ class Worker(Actor[WorkerMessage]):
             return
         match message:
             case DataflowProgress():
-                await self._feed(e.Progressed(number, message))
+                await self._feed(e.DataflowProgressed(number, message))
             case DataflowStatus() if self._index == 0:
                 self._note_step(number, message)
                 await self._feed(e.StatusSeen(number, message))
-            case Emit() if self._index == 0:
-                await self._feed(e.Emitting(number, self._signed(message)))
-            case Copied() if self._index == 0:
+            case EmitBatch() if self._index == 0:
+                await self._feed(e.SubscribeBatchReady(number, self._signed(message)))
+            case CopyFinished() if self._index == 0:
                 await self._feed(e.CopyEnded(number, message.result))
             case StartSources():
                 self._tasks.start(live, message, signed.dataflow)
             case StopSources():
                 self._tasks.finish(live)
-            case Install() if live.index is not None:
+            case InstallUpdates() if live.index is not None:
                 await self._installs.queue(live, message, signed.dataflow)
 
     def _note_step(self, number: int, status: DataflowStatus) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.arrangement import Arrangement, Limits, partition, run
+from actors.arrangement import Arrangement, ArrangementLimits, partition, run
 from actors.arrangement.merge import merge_from
-from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError, StoreFull
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.errors import InvalidUsage, ReadBelowSince, ResourceClosed, StorageError, StoreFull
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import consolidate
 from actors.progress import EMPTY
 
-SCHEMA = Schema((Column("k", "bigint"), Column("v", "string")))
-TINY = Limits(
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
+TINY = ArrangementLimits(
     memory_run_bytes_max=2_000, memory_bytes_max=4_000, memory_runs_max=2, block_bytes=2_000
 )
 
@@ -259,7 +259,7 @@ def test_tables_read_survive_merges_and_the_close(tmp_path: Path) -> None:
         lambda: arrangement.lookup(keys(1), 1),
         lambda: arrangement.insert(updates(), 9),
     ):
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             use()
     arrangement.maintain()  # nothing left to do
     arrangement.close()
@@ -314,7 +314,7 @@ def test_a_lookup_reads_what_its_keys_match_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_merge_writes_bounded_blocks(tmp_path: Path) -> None:
-    limits = Limits(memory_run_bytes_max=1_000, block_bytes=20_000)
+    limits = ArrangementLimits(memory_run_bytes_max=1_000, block_bytes=20_000)
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",), limits)
     arrangement.insert(many(3000, 0), 1)
     arrangement.insert(many(3000, 1, first=1500), 2)

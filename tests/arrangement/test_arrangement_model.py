@@ -15,8 +15,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.arrangement import Arrangement, Limits, partition
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.arrangement import Arrangement, ArrangementLimits, partition
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
 DAY = datetime.date(2013, 1, 1)
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 1, tzinfo=datetime.UTC)
@@ -37,7 +37,9 @@ POOLS: dict[str, list[Any]] = {
     "array<double>": [None, [], [0.0], [-0.0], [None], [1.0, 2.0], [2.0, 1.0]],
     "struct<a:int,b:string>": [None, {"a": 1, "b": None}, {"a": None, "b": None}],
 }
-TINY = Limits(memory_run_bytes_max=600, memory_bytes_max=1200, memory_runs_max=2, block_bytes=400)
+TINY = ArrangementLimits(
+    memory_run_bytes_max=600, memory_bytes_max=1200, memory_runs_max=2, block_bytes=400
+)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -67,10 +69,10 @@ class Model:
         self.kinds = kinds
         self.updates: list[tuple[tuple[Any, ...], int, int]] = []
         names = [f"k{index}" for index in range(len(kinds))]
-        self.schema = Schema(
+        self.schema = TableSchema(
             (
-                Column("payload", "int"),
-                *(Column(name, kind) for name, kind in zip(names, kinds, strict=True)),
+                TableColumn("payload", "int"),
+                *(TableColumn(name, kind) for name, kind in zip(names, kinds, strict=True)),
             )
         )
         self.key = tuple(names)

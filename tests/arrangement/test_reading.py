@@ -14,12 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors import threshold_probes
-from actors.arrangement import Arrangement, Limits
+from actors.arrangement import Arrangement, ArrangementLimits
 from actors.arrangement.hashing import hash_columns, hash_values
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 
-SCHEMA = Schema((Column("k", "bigint"), Column("s", "string"), Column("v", "double")))
-TINY = Limits(memory_run_bytes_max=600, memory_bytes_max=1200, memory_runs_max=3, block_bytes=400)
+SCHEMA = TableSchema(
+    (TableColumn("k", "bigint"), TableColumn("s", "string"), TableColumn("v", "double"))
+)
+TINY = ArrangementLimits(
+    memory_run_bytes_max=600, memory_bytes_max=1200, memory_runs_max=3, block_bytes=400
+)
 KEYS: list[tuple[str, ...]] = [("k",), ("s", "k"), ()]
 
 

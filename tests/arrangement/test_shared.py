@@ -17,17 +17,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.arrangement import Handle, Limits, SharedArrangements
-from actors.errors import Closed, InvalidUsage, ReadBelowSince
-from actors.persist.filtering import Condition, PartFilter
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.arrangement import ArrangementHandle, ArrangementLimits, SharedArrangements
+from actors.errors import InvalidUsage, ReadBelowSince, ResourceClosed
+from actors.persist.filtering import PartCondition, PartFilter
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
-PAIRS = Schema((Column("k", "bigint"), Column("v", "bigint")))
-TINY = Limits(memory_run_bytes_max=300, memory_bytes_max=900, memory_runs_max=2, block_bytes=200)
+PAIRS = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
+TINY = ArrangementLimits(
+    memory_run_bytes_max=300, memory_bytes_max=900, memory_runs_max=2, block_bytes=200
+)
 
-KEYS = Schema(PAIRS.columns[:1])
-LARGE = PartFilter(PAIRS, [Condition("v", ">=", (pa.scalar(1, pa.int64()),))])
-KINDS: tuple[tuple[Schema, PartFilter | None], ...] = (
+KEYS = TableSchema(PAIRS.columns[:1])
+LARGE = PartFilter(PAIRS, [PartCondition("v", ">=", (pa.scalar(1, pa.int64()),))])
+KINDS: tuple[tuple[TableSchema, PartFilter | None], ...] = (
     (PAIRS, None),
     (KEYS, None),
     (PAIRS, LARGE),
@@ -82,7 +84,7 @@ class Shard:
         kept = found if rows is None else found.filter(pc.greater_equal(found["v"], 1))
         return sums(kept, schema.names)
 
-    def check(self, handle: Handle, some: list[int], kind: int = 0) -> None:
+    def check(self, handle: ArrangementHandle, some: list[int], kind: int = 0) -> None:
         """What the user reads is the shard before its `lo`, as far as it looks at it."""
         whole, names = self.at(handle.lo, kind), KINDS[kind][0].names
         assert sums(handle.scan(), names) == whole
@@ -93,7 +95,7 @@ class Shard:
         assert {row: diff for row, diff in read if row[0] in some} == wanted
 
 
-def fill(handle: Handle, shard: Shard) -> bool:
+def fill(handle: ArrangementHandle, shard: Shard) -> bool:
     """As a dataflow does; False when another is at it."""
     filling = handle.claim()
     if filling is None:
@@ -106,7 +108,7 @@ def fill(handle: Handle, shard: Shard) -> bool:
     return True
 
 
-def ready(handle: Handle, shard: Shard) -> bool:
+def ready(handle: ArrangementHandle, shard: Shard) -> bool:
     """As a dataflow does before it reads; False when it has to begin anew."""
     if not handle.upper and not fill(handle, shard):
         return False
@@ -177,7 +179,7 @@ class Play:
         elif first in self.handles:
             self.use(word, first, second)
 
-    def open(self, user: int, lo: int) -> Handle:
+    def open(self, user: int, lo: int) -> ArrangementHandle:
         schema, rows = KINDS[self.kinds[user]]
         return self.shared.open("s", ("k",), schema, lo, rows)
 
@@ -212,7 +214,7 @@ class Play:
             self.detached += 1
             self.again(user)
 
-    def again(self, user: int) -> Handle:
+    def again(self, user: int) -> ArrangementHandle:
         """A new incarnation."""
         lo = self.handles[user].lo
         self.close(user)
@@ -362,7 +364,7 @@ def test_slack_lets_one_in_that_comes_a_little_late() -> None:
 
 
 def test_keys_shards_and_schemas_are_kept_apart() -> None:
-    other_schema = Schema((Column("k", "bigint"), Column("v", "int")))
+    other_schema = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "int")))
     with registry() as shared:
         handles = [
             shared.open("s", ("k",), PAIRS, 1),
@@ -373,7 +375,7 @@ def test_keys_shards_and_schemas_are_kept_apart() -> None:
         ]
         assert len(shared.statistics()) == len(handles)
         with pytest.raises(InvalidUsage, match="no equality"):
-            shared.open("s", ("m",), Schema((Column("m", "map<string,int>"),)), 1)
+            shared.open("s", ("m",), TableSchema((TableColumn("m", "map<string,int>"),)), 1)
         for handle in handles:
             handle.close()
 
@@ -450,7 +452,7 @@ def test_a_filling_that_fails_can_be_begun_again_by_who_waits() -> None:
         filling.abandon()  # nothing more
         shard.check(other, [1])
         other.close()
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             other.scan()
         other.close()
 
@@ -471,7 +473,7 @@ def test_a_filling_that_nobody_waits_for_leaves_nothing() -> None:
         filling = handle.claim()
         assert filling is not None
         filling.abandon()
-        with pytest.raises(Closed, match="given up"):
+        with pytest.raises(ResourceClosed, match="given up"):
             filling.start(0)  # a thread that was late
         handle.close()
 
@@ -520,7 +522,7 @@ def test_users_in_threads_read_what_their_shard_held() -> None:
         shard.updates.append((k, v, time, random.choice([1, 1, -1])))
     shard.upper = ends
 
-    def live(shared: SharedArrangements, handle: Handle, seed: int) -> None:
+    def live(shared: SharedArrangements, handle: ArrangementHandle, seed: int) -> None:
         own = Random(seed)
         try:
             while handle.lo < ends:

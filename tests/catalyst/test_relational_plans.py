@@ -16,20 +16,20 @@ from actors.catalyst.relations import (
     RelationalBuilder,
 )
 from actors.plan.relational import (
-    Constants,
-    Equal,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Key,
-    Limit,
-    Named,
+    ColumnEquality,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    GroupKey,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
     OuterJoin,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     UnionAll,
+    ValuesNode,
 )
 from actors.plan.relational_text import render
 
@@ -86,7 +86,7 @@ def project(below: TreeNode, *items: TreeNode) -> TreeNode:
     return node("Project", below, projectList=list(items))
 
 
-def built(root: TreeNode, *names: str) -> Project:
+def built(root: TreeNode, *names: str) -> ProjectNode:
     builder = RelationalBuilder(NAMES, dict(enumerate(TABLES)), ansi=True, zone="UTC")
     return builder.build(root, names)
 
@@ -117,14 +117,14 @@ def sort_of(below: TreeNode) -> TreeNode:
 
 
 def test_a_column_that_nobody_reads_is_left_out() -> None:
-    assert built(project(A, column(2)), "v").input == Scan(0, (("i0_v", "v"),))
+    assert built(project(A, column(2)), "v").input == ScanNode(0, (("i0_v", "v"),))
 
 
 def test_two_visits_of_a_table_have_columns_of_their_own() -> None:
     twice = join(A, table(0, 5), "Inner", both("EqualTo", column(1), column(5)))
     plan = built(twice, "k", "v", "k2", "v2").input
-    assert isinstance(plan, Join)
-    assert plan.equal == (Equal("i0_k", "i0b_k"),)
+    assert isinstance(plan, JoinNode)
+    assert plan.equal == (ColumnEquality("i0_k", "i0b_k"),)
 
 
 def test_a_chain_of_inner_joins_is_one_join_of_all_inputs() -> None:
@@ -137,15 +137,15 @@ def test_a_chain_of_inner_joins_is_one_join_of_all_inputs() -> None:
         "k2",
         "v",
     ).input
-    assert isinstance(plan, Join)
+    assert isinstance(plan, JoinNode)
     assert len(plan.inputs) == 3
-    assert plan.equal == (Equal("i0_k", "i1_k"), Equal("i0_k", "i0b_k"))
+    assert plan.equal == (ColumnEquality("i0_k", "i1_k"), ColumnEquality("i0_k", "i0b_k"))
 
 
 def test_what_is_no_equality_of_two_inputs_is_the_residual() -> None:
     more = both("LessThan", column(2), column(4))
     plan = built(join(A, B, "Inner", both("And", KEYS, more)), "k", "v", "k2", "w").input
-    assert isinstance(plan, Join)
+    assert isinstance(plan, JoinNode)
     assert plan.residual == ("(i0_v < i1_w)",)
 
 
@@ -166,21 +166,21 @@ def test_what_one_side_decides_filters_only_the_side_that_is_padded(
         assert isinstance(plan, OuterJoin)
         test = f"({name} > 3)"
         assert plan.residual == ((test,) if where == "residual" else ())
-        filters = [each for each in (plan.left, plan.right) if isinstance(each, Filter)]
+        filters = [each for each in (plan.left, plan.right) if isinstance(each, FilterNode)]
         assert [each.predicate for each in filters] == ([test] if where == "filter" else [])
 
 
 def test_a_right_join_is_a_left_one_turned_around() -> None:
     plan = built(join(A, B, "RightOuter", KEYS), "k", "v", "k2", "w").input
     assert isinstance(plan, OuterJoin)
-    assert (plan.kind, plan.equal) == ("left", (Equal("i1_k", "i0_k"),))
+    assert (plan.kind, plan.equal) == ("left", (ColumnEquality("i1_k", "i0_k"),))
 
 
 def test_semi_and_anti_joins_keep_the_left_columns() -> None:
     for kind, anti in (("LeftSemi", False), ("LeftAnti", True)):
         plan = built(join(A, B, kind, both("EqualNullSafe", column(1), column(3))), "k", "v").input
         assert isinstance(plan, SemiJoin)
-        assert (plan.anti, plan.equal) == (anti, (Equal("i0_k", "i1_k", True),))
+        assert (plan.anti, plan.equal) == (anti, (ColumnEquality("i0_k", "i1_k", True),))
 
 
 def test_a_test_of_the_left_alone_filters_it_but_under_an_anti_join() -> None:
@@ -190,9 +190,9 @@ def test_a_test_of_the_left_alone_filters_it_but_under_an_anti_join() -> None:
     anti = built(join(A, B, "LeftAnti", condition), "k", "v").input
     assert isinstance(semi, SemiJoin)
     assert isinstance(anti, SemiJoin)
-    assert isinstance(semi.left, Filter)
+    assert isinstance(semi.left, FilterNode)
     assert (semi.residual, anti.residual) == ((), ("(i0_v > 3)",))
-    assert isinstance(anti.left, Scan)
+    assert isinstance(anti.left, ScanNode)
 
 
 def test_not_in_is_three_anti_joins_where_a_null_can_occur() -> None:
@@ -226,9 +226,9 @@ def test_one_aggregate_that_stands_twice_is_computed_once() -> None:
 def test_a_union_has_columns_of_its_own() -> None:
     plan = built(node("Union", A, B, byName=False), "k", "v").input
     assert isinstance(plan, UnionAll)
-    assert [each.columns[1] for each in plan.inputs if isinstance(each, Project)] == [
-        Named("u1", "i0_v"),
-        Named("u1", "i1_w"),
+    assert [each.columns[1] for each in plan.inputs if isinstance(each, ProjectNode)] == [
+        NamedExpression("u1", "i0_v"),
+        NamedExpression("u1", "i1_w"),
     ]
 
 
@@ -236,8 +236,8 @@ def test_a_limit_keeps_the_order_that_stands_below_a_projection() -> None:
     ordered = project(sort_of(A), column(1))
     local = node("LocalLimit", node("Offset", ordered, offsetExpr=literal(2)), limitExpr=literal(3))
     plan = built(node("GlobalLimit", local, limitExpr=literal(3)), "k").input
-    found = plan.input if isinstance(plan, Project) else plan
-    assert isinstance(found, Limit)
+    found = plan.input if isinstance(plan, ProjectNode) else plan
+    assert isinstance(found, LimitNode)
     assert (found.order, found.count, found.offset) == (("i0_v DESC NULLS LAST",), 3, 2)
 
 
@@ -245,7 +245,7 @@ def test_expansions_have_a_list_of_expressions_for_each_row() -> None:
     rows = [[column(1), literal(0)], [literal(7), literal(1)]]
     tree = node("Expand", A, output=[column(5), column(6)], projections=rows)
     plan = built(tree, "k", "g").input
-    assert isinstance(plan, Expansion)
+    assert isinstance(plan, ExpandNode)
     assert plan.rows == (("i0_k", "0"), ("7", "1"))
 
 
@@ -262,22 +262,22 @@ def test_generators_keep_what_is_read_of_their_input(outer: bool) -> None:
         generatorOutput=[column(7)],
     )
     root = built(tree, "k", "e")
-    assert root.columns == (Named("k", "i0_k"), Named("e", "g0"))
-    assert isinstance(root.input, Generation)
+    assert root.columns == (NamedExpression("k", "i0_k"), NamedExpression("e", "g0"))
+    assert isinstance(root.input, GenerateNode)
     assert (root.input.generator, root.input.outer) == ("explode(array(i0_v))", outer)
 
 
 def test_rows_in_the_text_are_written_as_they_are() -> None:
     values = node("LocalRelation", output=[column(5)], rows=[[literal(7)], [literal(8)]])
     plan = built(values, "x").input
-    assert plan == Constants(
-        (Key("v0", "v0", "int", True),),
+    assert plan == ValuesNode(
+        (GroupKey("v0", "v0", "int", True),),
         "VALUES (7), (8)",
         "inline(array(named_struct('c0', 7), named_struct('c0', 8)))",
     )
     assert text_of(values, "x").endswith("FROM VALUES (7), (8) AS v(v0)) r1")
     numbers = built(node("Range", start=1, end=6, step=2, output=[column(5)]), "id").input
-    assert isinstance(numbers, Constants)
+    assert isinstance(numbers, ValuesNode)
     assert numbers.generator == "explode(sequence(1L, 5L, 2L))"
     one = project(node("OneRowRelation", output=[]), alias(9, literal(3)))
     assert text_of(one, "x").endswith("FROM (SELECT 1 AS no_column) r1) r2")

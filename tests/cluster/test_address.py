@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.cluster.address import Address
+from actors.cluster.address import NetworkAddress
 from actors.errors import BadSettings
 
 
@@ -24,9 +24,9 @@ from actors.errors import BadSettings
     ],
 )
 def test_what_is_read(text: str, shown: str, local: bool) -> None:
-    address = Address.parse(text)
+    address = NetworkAddress.parse(text)
     assert (str(address), address.is_local) == (shown, local)
-    assert Address.parse(str(address)) == address
+    assert NetworkAddress.parse(str(address)) == address
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_what_is_read(text: str, shown: str, local: bool) -> None:
 )
 def test_what_is_refused_is_named(text: str) -> None:
     with pytest.raises(BadSettings, match="cluster_listen = '"):
-        Address.parse(text, "cluster_listen")
+        NetworkAddress.parse(text, "cluster_listen")

@@ -11,22 +11,22 @@ import anyio
 import pytest
 
 from actors.arrangement import partition
-from actors.cluster import Cluster, ClusterClient, connect
+from actors.cluster import ClusterClient, WorkerCluster, connect
 from actors.cluster.client import LOCAL_QUEUE_MAX, REPLICA_MAGIC, REPLICA_VERSION
-from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import (
     AddressInUse,
-    Broken,
-    Closed,
-    Displaced,
+    ConnectionBroken,
+    ConnectionDisplaced,
     FrameTooLarge,
     InvalidUsage,
     LocalProtocolError,
     PenstockError,
     RemoteProtocolError,
+    ResourceClosed,
     UnknownCommand,
 )
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.progress import EMPTY
 from actors.protocol import api
@@ -43,24 +43,24 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     Response,
-    Schedule,
-    Status,
+    ScheduleDataflow,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     DataflowProgress,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Install,
-    Installed,
+    EmitBatch,
+    InstallUpdates,
     SourceStarted,
     StartSources,
+    UpdatesInstalled,
 )
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.probe import MessageProbe, settle
 from cluster_house import (  # type: ignore[import-not-found]
     InlineClock,
     Stage,
@@ -74,11 +74,11 @@ from cluster_house import (  # type: ignore[import-not-found]
 class World:
     """A running cluster, and its fakes."""
 
-    def __init__(self, cluster: Cluster, stage: Stage, settings: Settings) -> None:
+    def __init__(self, cluster: WorkerCluster, stage: Stage, settings: Settings) -> None:
         self.cluster = cluster
         self.stage = stage
         self.settings = settings
-        self.listener: Listener | None = None
+        self.listener: TransportListener | None = None
 
     async def client(self, wire: bool = False) -> ClusterClient:
         if not wire:
@@ -101,9 +101,9 @@ async def world(tmp_path: Path, workers: int = 2, **fields: Any) -> AsyncIterato
     clock, stage = InlineClock(), Stage()
     persist = await PersistClient.in_memory(settings, clock)
     with anyio.fail_after(200):
-        async with System(clock=clock, seed=1) as system:
-            executor = Probe.start(system, "executor")
-            cluster = await Cluster.start(
+        async with ActorSystem(clock=clock, seed=1) as system:
+            executor = MessageProbe.start(system, "executor")
+            cluster = await WorkerCluster.start(
                 system, settings, persist, executor.address, tmp_path, cast=stage.cast()
             )
             yield World(cluster, stage, settings)
@@ -116,14 +116,17 @@ async def next_of(client: ClusterClient, kind: Any) -> Any:
     return response
 
 
-def installs(workers: int, lower: int, upper: int, rows: Any, snapshot: bool) -> list[Install]:
+def installs(
+    workers: int, lower: int, upper: int, rows: Any, snapshot: bool
+) -> list[InstallUpdates]:
     return [
-        Install("i1", 1, lower, upper, part, snapshot) for part in partition(rows, ("k",), workers)
+        InstallUpdates("i1", 1, lower, upper, part, snapshot)
+        for part in partition(rows, ("k",), workers)
     ]
 
 
 FIRST = updates(*[(k, "a", 5, 1) for k in range(20)])
-HISTORY = (CreateDataflow(index()), Schedule("i1"))
+HISTORY = (CreateDataflow(index()), ScheduleDataflow("i1"))
 
 
 @pytest.mark.parametrize("wire", [False, True])
@@ -142,11 +145,11 @@ async def test_one_answer_from_all_workers(tmp_path: Path, workers: int, wire: b
         assert await client.receive() == Frontiers("i1", write=6, output=6)
         answer = await next_of(client, PeekResponse)
         assert rows_of(answer) == sorted(((k, "a", 1) for k in range(20)), key=str)
-        assert len(await w.stage.message(dataflow, Installed, workers)) == workers
+        assert len(await w.stage.message(dataflow, UpdatesInstalled, workers)) == workers
         dataflow.tell_workers(DataflowProgress("i1", 6, 6, 6))
         assert await client.receive() == Frontiers("i1", input=6)
         dataflow.tell_workers(DataflowStatus("i1", "gathering"))
-        assert await client.receive() == Status("i1", "gathering")
+        assert await client.receive() == StatusResponse("i1", "gathering")
         await client.send(AllowCompaction("i1", EMPTY))
         assert await client.receive() == Frontiers("i1", EMPTY, EMPTY, EMPTY)
         await settle()
@@ -156,7 +159,7 @@ async def test_one_answer_from_all_workers(tmp_path: Path, workers: int, wire: b
         assert len({worker.commands_applied for worker in statistics.workers}) == 1
         await client.close()
         await client.close()
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await client.receive()
 
 
@@ -167,9 +170,9 @@ async def test_a_subscribe_over_several_workers(tmp_path: Path, wire: bool) -> N
         dataflow = await w.stage.dataflow()
         for lower, upper in ((0, 6), (6, 9)):
             batch = SubscribeBatch(lower, upper, b"x" if lower == 0 else None)
-            dataflow.args[1][0].reply(Emit("t1", 1, batch))
+            dataflow.args[1][0].reply(EmitBatch("t1", 1, batch))
             assert await client.receive() == SubscribeResponse("t1", batch)
-            await w.stage.message(dataflow, Emitted, 1 if lower == 0 else 2)
+            await w.stage.message(dataflow, BatchEmitted, 1 if lower == 0 else 2)
         await client.send(AllowCompaction("t1", EMPTY))
         assert await client.receive() == SubscribeResponse("t1", SubscribeDropped(9))
         await client.close()
@@ -189,7 +192,7 @@ async def test_a_newer_connection_displaces_and_nothing_is_run_again(
         await old.send(Peek("old", IndexTarget("i1"), 50))  # waits
         made = len(w.stage.made)
         new = await w.joined("b", *HISTORY, wire=wire)
-        with pytest.raises(Displaced):
+        with pytest.raises(ConnectionDisplaced):
             await next_of(old, ())
         with pytest.raises(PenstockError):
             while True:
@@ -215,8 +218,10 @@ async def test_dataflows_go_on_and_nothing_piles_up_without_a_client(tmp_path: P
         await client.close()
         for time in range(1, 300):
             dataflow.tell_workers(DataflowProgress("i1", time, time, time))
-            streaming.args[1][0].reply(Emit("t1", 1, SubscribeBatch(time - 1, time, bytes(100))))
-        await w.stage.message(streaming, Emitted, 299)
+            streaming.args[1][0].reply(
+                EmitBatch("t1", 1, SubscribeBatch(time - 1, time, bytes(100)))
+            )
+        await w.stage.message(streaming, BatchEmitted, 299)
         statistics = await w.cluster.statistics()
         assert [worker.responses_waiting for worker in statistics.workers] == [0, 0]
         assert [adapter.stashed + adapter.holding for adapter in statistics.adapters] == [0, 0]
@@ -231,9 +236,9 @@ async def test_a_slow_client_holds_back_its_subscribe_alone(tmp_path: Path) -> N
         streaming, dataflow = await w.stage.dataflow(0), await w.stage.dataflow(1)
         sent = 0
         for time in range(1, 200):
-            if len([m for m in streaming.received if isinstance(m, Emitted)]) == sent:
+            if len([m for m in streaming.received if isinstance(m, BatchEmitted)]) == sent:
                 batch = SubscribeBatch(time - 1, time)
-                streaming.args[1][0].reply(Emit("t1", 1, batch))
+                streaming.args[1][0].reply(EmitBatch("t1", 1, batch))
                 sent += 1
             dataflow.tell_workers(DataflowProgress("i1", time, time, time))
             await settle()
@@ -261,7 +266,7 @@ async def test_the_window_of_bytes_holds_with_any_number_of_workers(
         index = await w.stage.dataflow(60)
         for number, stream in enumerate(streams):  # each has one batch of 4 kB
             batch = SubscribeBatch(0, 5, bytes(4000))
-            stream.args[1][0].reply(Emit(f"t{number}", 1, batch))
+            stream.args[1][0].reply(EmitBatch(f"t{number}", 1, batch))
             # Taken at once, because it completes nothing while the others say nothing.
             index.args[1][0].reply(DataflowProgress("i1", number + 1, number + 1, number + 1))
             await settle()
@@ -353,7 +358,7 @@ async def test_who_is_not_fit_to_be_served_displaces_nobody(tmp_path: Path, wire
         dataflow.tell_workers(DataflowProgress("i1", 5, 5, 5))
         assert await good.receive() == Frontiers("i1", input=5)
         second = await w.joined("second", wire=wire)
-        with pytest.raises(Displaced):
+        with pytest.raises(ConnectionDisplaced):
             await good.receive()
         for client in (silent, other, again, second):
             await client.close()
@@ -419,7 +424,7 @@ async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_pat
         await unknown.send(api.WaitFor(1, "x", 5))
         refused = await unknown.receive()
         assert refused.code == UnknownCommand.__name__
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await unknown.receive()
         large = await raw(w)
         large._stream.write(b"\xff\xff\xff\xff")

@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.cluster import Cluster, ClusterClient
-from actors.kernel import Address, System
-from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.cluster import ClusterClient, WorkerCluster
+from actors.kernel import ActorAddress, ActorSystem
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.updates import from_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -32,15 +32,15 @@ from actors.protocol.compute import (
     Peek,
     PeekCanceled,
     PeekResponse,
-    Schedule,
+    ScheduleDataflow,
     ShardTarget,
     SourceImport,
     SubscribeResponse,
     ViewExport,
 )
 from actors.settings import Settings
-from actors.testing.engine import Controls, InMemoryExecutor
-from actors.testing.maintain import Engine
+from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.maintain import EngineCaller
 from actors.views.compile import compile_view
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -55,11 +55,11 @@ from cluster_house import (  # type: ignore[import-not-found]
 class World:
     def __init__(
         self,
-        system: System,
-        cluster: Cluster,
+        system: ActorSystem,
+        cluster: WorkerCluster,
         persist: PersistClient,
-        executor: Address[Any],
-        controls: Controls,
+        executor: ActorAddress[Any],
+        controls: EngineControls,
         workers: int,
     ) -> None:
         self.system = system
@@ -72,8 +72,8 @@ class World:
 
     async def append(self, upper: int, *rows: tuple[int, str, int, int]) -> None:
         parts = await self.persist.write_parts("s1", updates(*rows)) if rows else ()
-        appended = await self.persist.append([Append("s1", self.upper, upper, tuple(parts))])
-        assert isinstance(appended, Appended)
+        appended = await self.persist.append([ShardAppend("s1", self.upper, upper, tuple(parts))])
+        assert isinstance(appended, AppendCommitted)
         self.upper = upper
 
     async def joined(self, nonce: str, *commands: Command) -> ClusterClient:
@@ -86,13 +86,13 @@ class World:
 
 @asynccontextmanager
 async def world(tmp_path: Path, workers: int) -> AsyncIterator[World]:
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         settings = Settings(workers=workers, maintenance_ms=5)
         persist = await PersistClient.in_memory(settings, system.clock)
         await persist.create_shards([NewShard("s1", SCHEMA, holds={"test": 0})])
-        controls = Controls()
+        controls = EngineControls()
         executor = system.spawn(lambda: InMemoryExecutor(controls), "executor")
-        cluster = await Cluster.start(system, settings, persist, executor, tmp_path)
+        cluster = await WorkerCluster.start(system, settings, persist, executor, tmp_path)
         with anyio.fail_after(200):
             yield World(system, cluster, persist, executor, controls, workers)
         await system.stop()
@@ -110,7 +110,7 @@ async def reached(client: ClusterClient, frontier: int) -> None:
         pass
 
 
-INDEX = (CreateDataflow(index()), Schedule("i1"))
+INDEX = (CreateDataflow(index()), ScheduleDataflow("i1"))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -148,7 +148,7 @@ async def test_a_view_is_maintained_and_a_reconnection_runs_no_step(
     tmp_path: Path, workers: int
 ) -> None:
     async with world(tmp_path, workers) as w:
-        engine = Engine(w.executor, "analysis")
+        engine = EngineCaller(w.executor, "analysis")
         sql = "SELECT v, count(*) AS n FROM t GROUP BY v"
         plan = await compile_view(sql, {"t": SCHEMA}, engine.analyze(), ())
         new = [NewShard("out", plan.output, holds={"test": 0})]
@@ -157,7 +157,7 @@ async def test_a_view_is_maintained_and_a_reconnection_runs_no_step(
         await w.persist.create_shards(new)
         await w.append(6, (1, "a", 5, 1), (2, "b", 5, 1))
         flow = DataflowDescription("u2", "v", (SOURCE,), ViewExport(plan, "out", hidden), 5)
-        history = (CreateDataflow(flow), Schedule("u2"))
+        history = (CreateDataflow(flow), ScheduleDataflow("u2"))
         client = await w.joined("a", *history)
         await reached(client, 6)
         await w.append(9, (3, "a", 7, 1), (2, "b", 8, -1))
@@ -182,7 +182,7 @@ async def test_a_subscribe_streams_every_change_once(tmp_path: Path, workers: in
     async with world(tmp_path, workers) as w:
         await w.append(6, (1, "a", 5, 1))
         flow = subscribe(as_of=5)
-        client = await w.joined("a", CreateDataflow(flow), Schedule("t1"))
+        client = await w.joined("a", CreateDataflow(flow), ScheduleDataflow("t1"))
         seen: list[Any] = []
         upper = 0
 
@@ -230,9 +230,9 @@ async def test_sends_that_wait_form_an_acyclic_graph(
 ) -> None:
     """Draws who waits for whom while everything happens, and looks for a cycle."""
     edges: set[tuple[str, str]] = set()
-    send = Address.send
+    send = ActorAddress.send
 
-    async def drawn(self: Address[Any], message: Any) -> None:
+    async def drawn(self: ActorAddress[Any], message: Any) -> None:
         task = asyncio.current_task()
         sender = task.get_name() if task is not None else ""
         # An actor's own task bears its path; an effect's does not, and blocks no actor.
@@ -243,11 +243,11 @@ async def test_sends_that_wait_form_an_acyclic_graph(
             edges.add((source, target))
         await send(self, message)
 
-    monkeypatch.setattr(Address, "send", drawn)
+    monkeypatch.setattr(ActorAddress, "send", drawn)
     async with world(tmp_path, 3) as w:
         await w.append(6, (1, "a", 5, 1))
         flow = subscribe(as_of=5)
-        client = await w.joined("a", *INDEX, CreateDataflow(flow), Schedule("t1"))
+        client = await w.joined("a", *INDEX, CreateDataflow(flow), ScheduleDataflow("t1"))
         await reached(client, 6)
         await w.append(9, (2, "b", 7, 1))
         await reached(client, 9)

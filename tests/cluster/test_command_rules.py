@@ -10,7 +10,7 @@ import pytest
 from actors.cluster.rules import CommandRules, check_instance
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
@@ -25,7 +25,7 @@ from actors.protocol.compute import (
     IndexTarget,
     InitializationComplete,
     Peek,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     SubscribeExport,
     UpdateConfiguration,
@@ -33,7 +33,7 @@ from actors.protocol.compute import (
 )
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("k", "bigint"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 SOURCE = SourceImport("s1", SCHEMA)
 FLOW = DataflowDescription("i1", "", (SOURCE,), IndexExport(("k",), SCHEMA), 0)
 TALK = DataflowDescription("t1", "", (SOURCE,), SubscribeExport(SCHEMA), 0)
@@ -55,8 +55,8 @@ def test_a_good_conversation() -> None:
         UpdateConfiguration(),
         UpdateConfiguration(4096),
         CreateDataflow(FLOW),
-        Schedule("i1"),
-        Schedule("unknown"),
+        ScheduleDataflow("i1"),
+        ScheduleDataflow("unknown"),
         Peek("p", IndexTarget("i1"), 5),
         InitializationComplete(),
         AllowWrites(),
@@ -166,8 +166,8 @@ def test_what_waits_is_bounded() -> None:
 
 
 PLAN = DeltaPlan(("a", "b"), (SCHEMA, SCHEMA), SCHEMA, "select", "incremental", "")
-OTHER = SourceImport("s2", Schema((Column("k", "string"),)))
-NESTED = Schema((Column("l", "array<int>"),))
+OTHER = SourceImport("s2", TableSchema((TableColumn("k", "string"),)))
+NESTED = TableSchema((TableColumn("l", "array<int>"),))
 DEEP = SourceImport("s2", NESTED)
 
 

@@ -22,18 +22,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from actors.channel_adapter import (
     ChannelAdapter,
     ClientGone,
-    Connect,
-    Disconnect,
+    ConnectClient,
+    DisconnectClient,
     FromClient,
     FromWorker,
-    Passed,
-    Took,
+    ResponsesAcked,
+    ResponsesForwarded,
 )
-from actors.cluster.partitioned import Limits, Partitioned
+from actors.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
 from actors.compute import events as e
-from actors.compute.outbox import Outbox
+from actors.compute.outbox import ResponseOutbox
 from actors.compute.state import ComputeState
 from actors.errors import PenstockError
 from actors.progress import EMPTY
@@ -49,15 +49,21 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     ShardTarget,
     SubscribeBatch,
     SubscribeExport,
-    Tagged,
+    TaggedCommand,
     TaggedResponse,
 )
-from actors.protocol.internal import DataflowProgress, Emit, Emitted, Propose, Sequenced
-from actors.sequencer import Order
+from actors.protocol.internal import (
+    BatchEmitted,
+    DataflowProgress,
+    EmitBatch,
+    ProposeCommand,
+    SequencedCommand,
+)
+from actors.sequencer import CommandOrder
 from actors.settings import Settings
 from cluster_house import SOURCE, index, subscribe  # type: ignore[import-not-found]
 
@@ -89,11 +95,11 @@ def finish(coroutine: Any) -> None:
 class Client:
     """One client and its connection in the cluster."""
 
-    def __init__(self, nonce: str, workers: int, limits: Limits) -> None:
+    def __init__(self, nonce: str, workers: int, limits: ConnectionLimits) -> None:
         self.nonce = nonce
         self.mine = CommandRules(None, SETTINGS)
         self.rules = CommandRules(CreateInstance(workers), SETTINGS)
-        self.parts = Partitioned(workers, limits)
+        self.parts = PartitionedState(workers, limits)
         self.responses = ResponseRules()
         self.complete = False
         self.asked: set[str] = set()
@@ -105,7 +111,7 @@ class WorkerModel:
 
     def __init__(self, number: int, count: int) -> None:
         self.state = ComputeState(number, count, result_bytes_max=1 << 20, peeks_max=3)
-        self.outbox: Outbox[int] = Outbox(2, 100)
+        self.outbox: ResponseOutbox[int] = ResponseOutbox(2, 100)
         self.started: dict[int, Peek] = {}
         self.stopping: list[int] = []
         self.emitting: set[int] = set()
@@ -116,12 +122,12 @@ class Conversations(RuleBasedStateMachine):
     def begin(self, workers: int, stash: int) -> None:
         self.count = workers
         self.queues: defaultdict[tuple[str, int], Queue] = defaultdict(Queue)
-        self.order = Order()
+        self.order = CommandOrder()
         self.workers = [WorkerModel(number, workers) for number in range(workers)]
         self.adapters = [
             ChannelAdapter(number, self.to("worker", number), stash) for number in range(workers)
         ]
-        self.limits = Limits(1 << 20)
+        self.limits = ConnectionLimits(1 << 20)
         self.client: Client | None = None
         self.clients = 0
         self.names = 0
@@ -138,12 +144,12 @@ class Conversations(RuleBasedStateMachine):
         self.clients += 1
         self.client = client = Client(f"n{self.clients}", self.count, self.limits)
         for number in range(self.count):
-            self.to("adapter", number).reply(Connect(client.nonce, self.to("client", number)))
+            self.to("adapter", number).reply(ConnectClient(client.nonce, self.to("client", number)))
         self.say(Hello(client.nonce))
         self.say(CreateInstance(self.count))
         for dataflow in replay:
             self.say(CreateDataflow(dataflow))
-            self.say(Schedule(dataflow.id))
+            self.say(ScheduleDataflow(dataflow.id))
 
     @rule()
     def leaves(self) -> None:
@@ -152,7 +158,7 @@ class Conversations(RuleBasedStateMachine):
     def leaves_now(self) -> None:
         if self.client is not None:
             for number in range(self.count):
-                self.to("adapter", number).reply(Disconnect(self.client.nonce))
+                self.to("adapter", number).reply(DisconnectClient(self.client.nonce))
         self.client = None
 
     @precondition(lambda self: self.client is not None and not self.client.complete)
@@ -213,9 +219,9 @@ class Conversations(RuleBasedStateMachine):
         if isinstance(chosen.description.export, SubscribeExport):
             self.emit(worker, chosen, self.time)
             return
-        self.event(worker, e.Sealed(chosen.number, max(chosen.sealed, self.time)))
+        self.event(worker, e.IndexSealed(chosen.number, max(chosen.sealed, self.time)))
         progress = DataflowProgress(chosen.id, self.time, self.time, self.time)
-        self.event(worker, e.Progressed(chosen.number, progress))
+        self.event(worker, e.DataflowProgressed(chosen.number, progress))
 
     def emit(self, worker: WorkerModel, chosen: Any, upper: int) -> None:
         """A subscribe sends one batch and waits until it is taken."""
@@ -223,14 +229,14 @@ class Conversations(RuleBasedStateMachine):
             return
         worker.emitting.add(chosen.number)
         batch = SubscribeBatch(chosen.emitted, upper, b"x" * 60)
-        self.event(worker, e.Emitting(chosen.number, Emit(chosen.id, 1, batch)))
+        self.event(worker, e.SubscribeBatchReady(chosen.number, EmitBatch(chosen.id, 1, batch)))
 
     @rule(data=st.data())
     def finishes(self, data: st.DataObject) -> None:
         """A peek has its rows, or a dropped dataflow has stopped."""
         worker = data.draw(st.sampled_from(self.workers))
         if data.draw(st.booleans()) and worker.stopping:
-            self.event(worker, e.Stopped(worker.stopping.pop(0)))
+            self.event(worker, e.DropCompleted(worker.stopping.pop(0)))
         elif worker.started:
             ticket = data.draw(st.sampled_from(sorted(worker.started)))
             del worker.started[ticket]
@@ -244,15 +250,15 @@ class Conversations(RuleBasedStateMachine):
 
     def perform(self, worker: WorkerModel, effect: Any) -> None:
         match effect:
-            case e.Offer(propose=propose):
+            case e.OfferCommand(propose=propose):
                 self.to("sequencer", 0).reply(propose)
-            case e.SwitchClient(nonce=nonce):
+            case e.SwitchComputeClient(nonce=nonce):
                 worker.emitting.difference_update(worker.outbox.switch(nonce))
-            case e.Respond(response=response, number=number, receipt=receipt):
-                worker.outbox.push(response, number if isinstance(receipt, Emitted) else None)
-            case e.Receipt(number=number):
+            case e.SendComputeResponse(response=response, number=number, receipt=receipt):
+                worker.outbox.push(response, number if isinstance(receipt, BatchEmitted) else None)
+            case e.AcknowledgeBatch(number=number):
                 worker.emitting.discard(number)
-            case e.DropDataflow(number=number):
+            case e.StopDataflow(number=number):
                 worker.stopping.append(number)
             case e.StartPeek(ticket=ticket, peek=peek):
                 worker.started[ticket] = peek
@@ -294,16 +300,16 @@ class Conversations(RuleBasedStateMachine):
         kind, number = key
         message = self.queues[key].messages.popleft()
         match message:
-            case Propose():
+            case ProposeCommand():
                 ordered = self.order.propose(message)
                 if ordered is not None:
                     for each in range(self.count):
                         self.to("ordered", each).reply(ordered)
-            case Sequenced() | Tagged():
+            case SequencedCommand() | TaggedCommand():
                 self.event(self.workers[number], message)
             case ClientGone(nonce=nonce):
-                self.event(self.workers[number], e.ClientLost(nonce))
-            case Passed(nonce=nonce, serials=serials):
+                self.event(self.workers[number], e.ComputeClientLost(nonce))
+            case ResponsesForwarded(nonce=nonce, serials=serials):
                 worker = self.workers[number]
                 worker.emitting.difference_update(worker.outbox.taken(nonce, serials))
                 self.flush(worker)
@@ -322,7 +328,7 @@ class Conversations(RuleBasedStateMachine):
         for id in client.parts.ended:
             client.rules.ended(id)
         client.parts.ended.clear()
-        took = Took(client.nonce, (message.serial,))
+        took = ResponsesAcked(client.nonce, (message.serial,))
         self.to("adapter", message.worker).reply(took)
         if merged is None:
             return
@@ -355,10 +361,10 @@ class Conversations(RuleBasedStateMachine):
             for worker in self.workers:
                 for rendered in list(worker.state.rendered.values()):
                     if rendered.is_index and rendered.sealed < NEVER:
-                        self.event(worker, e.Sealed(rendered.number, NEVER))
+                        self.event(worker, e.IndexSealed(rendered.number, NEVER))
                         busy = True
                 while worker.stopping:
-                    self.event(worker, e.Stopped(worker.stopping.pop(0)))
+                    self.event(worker, e.DropCompleted(worker.stopping.pop(0)))
                     busy = True
                 while worker.started:
                     ticket, _ = worker.started.popitem()

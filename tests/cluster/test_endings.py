@@ -5,20 +5,25 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from actors.channel_adapter import Disconnect, ManyFromWorker
-from actors.cluster.connection import Accept, Acceptor, ClientCommands, Connection
-from actors.errors import Broken, PenstockError
+from actors.channel_adapter import DisconnectClient, ManyFromWorker
+from actors.cluster.connection import (
+    AcceptConnection,
+    ClientCommands,
+    ClusterConnection,
+    ConnectionAcceptor,
+)
+from actors.errors import ConnectionBroken, PenstockError
 from actors.protocol.compute import CreateInstance, Frontiers, Hello, InitializationComplete
 from actors.settings import Settings
 from actors.testing.encoding import carry_by_reference
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 
 class Failing:
     """An outlet whose peer is gone: it raises the same error for ever, as a stream does."""
 
     def __init__(self) -> None:
-        self.lost: PenstockError = Broken("connection reset by peer")
+        self.lost: PenstockError = ConnectionBroken("connection reset by peer")
         self.ended: PenstockError | None = None
 
     async def send(self, response: Any) -> None:
@@ -34,20 +39,20 @@ class Failing:
 carry_by_reference(Failing)
 
 
-async def test_a_connection_that_failed_while_it_sent_is_freed(stage: Isolation) -> None:
+async def test_a_connection_that_failed_while_it_sent_is_freed(stage: ActorIsolation) -> None:
     adapter, settings = stage.probe("adapter"), Settings(workers=1)
-    acceptor = stage.start(lambda: Acceptor([adapter.address], settings), "acceptor")
+    acceptor = stage.start(lambda: ConnectionAcceptor([adapter.address], settings), "acceptor")
     for number in range(3):
         nonce, outlet = f"n{number}", Failing()
         connection = await acceptor.ask(
-            lambda reply, n=nonce, o=outlet: Accept(Hello(n), CreateInstance(1), o, reply)  # type: ignore[misc]
+            lambda reply, n=nonce, o=outlet: AcceptConnection(Hello(n), CreateInstance(1), o, reply)  # type: ignore[misc]
         )
         await connection.send(ClientCommands((InitializationComplete(),)))
         connection.reply(ManyFromWorker(0, nonce, ((1, Frontiers("v", write=7)),)))
         await stage.idle()
         assert outlet.ended is outlet.lost
-        await adapter.pick(Disconnect, nonce=nonce)
+        await adapter.pick(DisconnectClient, nonce=nonce)
         adapter.received.clear()
     del connection, outlet
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
+    assert not [each for each in gc.get_objects() if isinstance(each, ClusterConnection)]

@@ -12,41 +12,41 @@ import pytest
 
 from actors.channel_adapter import (
     ChannelAdapter,
-    Connect,
+    ConnectClient,
     FromClient,
     FromWorker,
     ManyFromWorker,
-    Passed,
-    Took,
+    ResponsesAcked,
+    ResponsesForwarded,
 )
-from actors.cluster.acknowledging import Acknowledgements
-from actors.cluster.connection import ClientCommands, Connection
-from actors.cluster.partitioned import Limits
-from actors.cluster.transport import FramedConnection, Listener, dial
-from actors.compute.partitions import Partitions
+from actors.cluster.acknowledging import AcknowledgementWindow
+from actors.cluster.connection import ClientCommands, ClusterConnection
+from actors.cluster.partitioned import ConnectionLimits
+from actors.cluster.transport import FramedConnection, TransportListener, dial
+from actors.compute.partitions import ClusterPartitions
 from actors.errors import LocalProtocolError, MalformedFrame
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
     Command,
+    CommandBatch,
+    ConnectionRefused,
     CreateInstance,
     Frontiers,
     Hello,
     IndexTarget,
     InitializationComplete,
-    Lot,
     Peek,
     PeekResponse,
     PeekRows,
-    Refused,
     Response,
     SubscribeBatch,
     SubscribeResponse,
     TaggedResponses,
 )
 from actors.settings import Settings
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
 MAGIC = b"TESTLOTS"
 
@@ -73,7 +73,7 @@ async def both_ends(
         came.set()
         await over.wait()
 
-    listener = await Listener.bind("127.0.0.1:0", Ping, Ping, settings, MAGIC)
+    listener = await TransportListener.bind("127.0.0.1:0", Ping, Ping, settings, MAGIC)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, keep)
         with anyio.fail_after(60):
@@ -141,41 +141,45 @@ def lot(nonce: str, *numbers: int) -> TaggedResponses:
     return TaggedResponses(nonce, tuple((n, Frontiers("v", write=n)) for n in numbers))
 
 
-def adapter_house(stage: Isolation, stash: int = 4) -> tuple[Subject[Any], Neighbour, Neighbour]:
+def adapter_house(
+    stage: ActorIsolation, stash: int = 4
+) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
     adapter = stage.start(lambda: ChannelAdapter(1, worker.address, stash), "adapter")
     return adapter, worker, client
 
 
-async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: Isolation) -> None:
+async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) -> None:
     adapter, worker, client = adapter_house(stage)
     adapter.reply(lot("old", 1, 2))  # from the future, as far as it knows
-    await worker.expect(Passed, nonce="old", serials=(1,))
-    await worker.expect(Passed, nonce="old", serials=(2,))
-    await adapter.send(Connect("a", client.address))
+    await worker.expect(ResponsesForwarded, nonce="old", serials=(1,))
+    await worker.expect(ResponsesForwarded, nonce="old", serials=(2,))
+    await adapter.send(ConnectClient("a", client.address))
     adapter.reply(lot("a", 3, 4, 5))
     await client.expect(ManyFromWorker, worker=1, nonce="a", responses=lot("a", 3, 4, 5).responses)
     await worker.expect_nothing()  # not passed before the client took them
-    await adapter.send(Took("a", (3, 4, 5)))
-    await worker.expect(Passed, nonce="a", serials=(3, 4, 5))
-    await adapter.send(Connect("old", client.address))
+    await adapter.send(ResponsesAcked("a", (3, 4, 5)))
+    await worker.expect(ResponsesForwarded, nonce="a", serials=(3, 4, 5))
+    await adapter.send(ConnectClient("old", client.address))
     await client.expect_nothing()  # what was stashed for it was older
 
 
-async def test_lots_of_others_are_judged_one_by_one(stage: Isolation) -> None:
+async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> None:
     adapter, worker, client = adapter_house(stage, stash=2)
-    await adapter.send(Connect("past", client.address))
-    await adapter.send(Connect("a", client.address))
+    await adapter.send(ConnectClient("past", client.address))
+    await adapter.send(ConnectClient("a", client.address))
     adapter.reply(lot("past", 1, 2))
-    await worker.expect(Passed, nonce="past", serials=(1,))  # dropped
-    await worker.expect(Passed, nonce="past", serials=(2,))
+    await worker.expect(ResponsesForwarded, nonce="past", serials=(1,))  # dropped
+    await worker.expect(ResponsesForwarded, nonce="past", serials=(2,))
     adapter.reply(lot("next", 3, 4, 5))
-    await worker.expect(Passed, nonce="next", serials=(3,))  # stashed, as many as there is room
-    await worker.expect(Passed, nonce="next", serials=(4,))
+    await worker.expect(
+        ResponsesForwarded, nonce="next", serials=(3,)
+    )  # stashed, as many as there is room
+    await worker.expect(ResponsesForwarded, nonce="next", serials=(4,))
     await worker.expect_nothing()
     await client.expect_nothing()
-    await adapter.send(Connect("next", client.address))
+    await adapter.send(ConnectClient("next", client.address))
     for number, serial in ((3, 0), (4, 0), (5, 5)):
         await client.expect(FromWorker, response=Frontiers("v", write=number), serial=serial)
 
@@ -183,13 +187,13 @@ async def test_lots_of_others_are_judged_one_by_one(stage: Isolation) -> None:
 # -- what is told to the workers -------------------------------------------------------------------
 
 
-def told(acks: Acknowledgements, worker: int, serial: int, response: Response) -> list[Any]:
+def told(acks: AcknowledgementWindow, worker: int, serial: int, response: Response) -> list[Any]:
     acks.left(worker, serial, response)
     return acks.due()
 
 
 def test_what_has_left_is_told_by_the_quarter_of_a_window() -> None:
-    acks, frontiers = Acknowledgements(2, 12, 4000), Frontiers("v", 1)
+    acks, frontiers = AcknowledgementWindow(2, 12, 4000), Frontiers("v", 1)
     assert told(acks, 0, 1, frontiers) == []
     assert told(acks, 1, 1, frontiers) == []
     assert told(acks, 0, 2, frontiers) == []
@@ -201,7 +205,7 @@ def test_what_has_left_is_told_by_the_quarter_of_a_window() -> None:
 
 
 def test_a_batch_of_a_subscribe_is_told_at_once_with_all_before_it() -> None:
-    acks = Acknowledgements(2, 64, 1 << 20)
+    acks = AcknowledgementWindow(2, 64, 1 << 20)
     assert told(acks, 1, 1, Frontiers("v", 1)) == []
     batch = SubscribeResponse("s", SubscribeBatch(1, 2))
     assert told(acks, 1, 2, batch) == [(1, (1, 2))]
@@ -209,7 +213,7 @@ def test_a_batch_of_a_subscribe_is_told_at_once_with_all_before_it() -> None:
 
 
 def test_the_smallest_window_is_opened_again_by_each() -> None:
-    acks = Acknowledgements(1, 1, 1)
+    acks = AcknowledgementWindow(1, 1, 1)
     assert told(acks, 0, 1, Frontiers("v", 1)) == [(0, (1,))]
     assert told(acks, 0, 2, Frontiers("v", 1)) == [(0, (2,))]
 
@@ -241,20 +245,20 @@ class Taken:
 class Talk:
     """A connection between probes: `workers` adapters and an outlet."""
 
-    def __init__(self, stage: Isolation, workers: int = 1, room: int = 100) -> None:
+    def __init__(self, stage: ActorIsolation, workers: int = 1, room: int = 100) -> None:
         self.adapters = [stage.probe(f"adapter-{number}") for number in range(workers)]
         self.outlet = Taken(room)
         instance = CreateInstance(workers)
         settings = Settings(workers=workers, responses_in_flight_max=8)
         self.connection = stage.start(
-            lambda: Connection(
+            lambda: ClusterConnection(
                 Hello("a"),
                 instance,
                 [adapter.address for adapter in self.adapters],
                 self.outlet,
                 instance,
-                Limits(settings.result_bytes_max),
-                Partitions(workers),
+                ConnectionLimits(settings.result_bytes_max),
+                ClusterPartitions(workers),
                 settings,
             ),
             "connection",
@@ -264,9 +268,9 @@ class Talk:
         """Past InitializationComplete."""
         await self.connection.send(ClientCommands((InitializationComplete(),)))
         for adapter in self.adapters:
-            await adapter.expect(Connect)
+            await adapter.expect(ConnectClient)
             await adapter.expect(FromClient, command=Hello("a"))
-        complete = Lot((CreateInstance(len(self.adapters)), InitializationComplete()))
+        complete = CommandBatch((CreateInstance(len(self.adapters)), InitializationComplete()))
         await self.adapters[0].expect(FromClient, command=complete)
 
 
@@ -274,19 +278,19 @@ def peek(uuid: str, traceparent: str | None = None) -> Peek:
     return Peek(uuid, IndexTarget("i1"), 5, traceparent=traceparent)
 
 
-async def test_commands_that_came_together_go_on_together(stage: Isolation) -> None:
+async def test_commands_that_came_together_go_on_together(stage: ActorIsolation) -> None:
     talk = Talk(stage)
     await talk.begin()
     commands: tuple[Command, ...] = (AllowWrites(), peek("p1"), AllowCompaction("v", 4))
     await talk.connection.send(ClientCommands(commands))
-    await talk.adapters[0].expect(FromClient, nonce="a", command=Lot(commands))
+    await talk.adapters[0].expect(FromClient, nonce="a", command=CommandBatch(commands))
     await talk.connection.send(ClientCommands((peek("p2"),)))
     await talk.adapters[0].expect(FromClient, nonce="a", command=peek("p2"))
     await talk.adapters[0].expect_nothing()
 
 
 async def test_what_stands_before_a_command_that_breaks_a_rule_is_passed_on(
-    stage: Isolation,
+    stage: ActorIsolation,
 ) -> None:
     talk = Talk(stage)
     await talk.begin()
@@ -296,36 +300,38 @@ async def test_what_stands_before_a_command_that_breaks_a_rule_is_passed_on(
     assert "has no answer yet" in str(talk.outlet.error)
 
 
-async def test_a_context_that_is_not_let_in_does_not_travel(stage: Isolation) -> None:
+async def test_a_context_that_is_not_let_in_does_not_travel(stage: ActorIsolation) -> None:
     talk = Talk(stage)
     await talk.begin()
     traceparent = f"00-{1:032x}-{1:016x}-01"
     await talk.connection.send(ClientCommands((peek("p1", traceparent), peek("p2"))))
-    await talk.adapters[0].expect(FromClient, command=Lot((peek("p1"), peek("p2"))))
+    await talk.adapters[0].expect(FromClient, command=CommandBatch((peek("p1"), peek("p2"))))
 
 
 def answers(*uuids: str) -> tuple[tuple[int, Response], ...]:
     return tuple((n, PeekResponse(uuid, PeekRows(b"", 0))) for n, uuid in enumerate(uuids, 1))
 
 
-async def test_answers_that_are_complete_leave_in_one_write(stage: Isolation) -> None:
+async def test_answers_that_are_complete_leave_in_one_write(stage: ActorIsolation) -> None:
     talk = Talk(stage, workers=2)
     await talk.begin()
     await talk.connection.send(ClientCommands((peek("p1"), peek("p2"), peek("p3"))))
     talk.connection.reply(ManyFromWorker(0, "a", answers("p1", "p2", "p3")))
     await talk.adapters[0].expect(FromClient)
-    await talk.adapters[0].expect(Took, nonce="a", serials=(1, 2, 3))  # nothing to send of it
+    await talk.adapters[0].expect(
+        ResponsesAcked, nonce="a", serials=(1, 2, 3)
+    )  # nothing to send of it
     await talk.adapters[0].expect_nothing()
     assert talk.outlet.writes == []
     talk.connection.reply(ManyFromWorker(1, "a", answers("p1", "p2")))
-    await talk.adapters[1].expect(Took, nonce="a", serials=(1, 2))
+    await talk.adapters[1].expect(ResponsesAcked, nonce="a", serials=(1, 2))
     talk.connection.reply(ManyFromWorker(1, "stranger", answers("p3")))
     await talk.adapters[1].expect_nothing()
     written = [[response for _, response in answers("p1", "p2")]]
     assert talk.outlet.writes == written
 
 
-async def test_what_finds_no_room_follows_in_order(stage: Isolation) -> None:
+async def test_what_finds_no_room_follows_in_order(stage: ActorIsolation) -> None:
     talk = Talk(stage, room=2)
     await talk.begin()
     uuids = [f"p{number}" for number in range(7)]
@@ -336,4 +342,4 @@ async def test_what_finds_no_room_follows_in_order(stage: Isolation) -> None:
     left = [response.uuid for write in talk.outlet.writes for response in write]  # type: ignore[union-attr]
     assert left == uuids
     assert max(map(len, talk.outlet.writes)) == 2
-    assert not any(isinstance(response, Refused) for [response, *_] in talk.outlet.writes)
+    assert not any(isinstance(response, ConnectionRefused) for [response, *_] in talk.outlet.writes)

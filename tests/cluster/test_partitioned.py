@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cluster.partitioned import Limits, Partitioned
+from actors.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.errors import RemoteProtocolError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, from_ipc, to_ipc
@@ -31,7 +31,7 @@ from actors.protocol.compute import (
     PeekStashed,
     Response,
     StashPart,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
@@ -52,7 +52,7 @@ def changes(*updates: tuple[int, int, int]) -> bytes:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_split(count: int) -> None:
-    parts = Partitioned(count, Limits(1000))
+    parts = PartitionedState(count, ConnectionLimits(1000))
     everyone = list(range(count))
     assert [part for part, _ in parts.split(Hello("a"))] == everyone
     assert [part for part, _ in parts.split(UpdateConfiguration(5))] == everyone
@@ -63,7 +63,7 @@ def test_split(count: int) -> None:
 def test_frontiers_are_the_meet_of_the_parts_and_advance_strictly(
     count: int, data: st.DataObject
 ) -> None:
-    parts = Partitioned(count, Limits(1000))
+    parts = PartitionedState(count, ConnectionLimits(1000))
     frontier = st.one_of(st.integers(0, 20), st.just(EMPTY))
     reports = data.draw(st.lists(st.tuples(st.integers(0, count - 1), frontier), max_size=40))
     reached = [0] * count
@@ -83,7 +83,7 @@ def test_frontiers_are_the_meet_of_the_parts_and_advance_strictly(
 
 
 def test_kinds_of_frontiers_are_apart() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     assert parts.absorb(0, Frontiers("v", write=5)) is None
     assert parts.absorb(1, Frontiers("v", input=7)) is None
     assert parts.absorb(1, Frontiers("v", write=6)) == Frontiers("v", write=5)
@@ -92,7 +92,7 @@ def test_kinds_of_frontiers_are_apart() -> None:
 
 @given(parts_count, st.data())
 def test_a_peek_is_answered_once_with_all_rows(count: int, data: st.DataObject) -> None:
-    parts = Partitioned(count, Limits(1 << 20))
+    parts = PartitionedState(count, ConnectionLimits(1 << 20))
     order = data.draw(st.permutations(range(count)))
     values = [data.draw(st.lists(st.integers(0, 9), max_size=3)) for _ in range(count)]
     answers = [parts.absorb(part, PeekResponse("p", rows(*values[part]))) for part in order]
@@ -139,7 +139,7 @@ def values_of(result: PeekResult) -> list[int]:
 def test_precedence_of_peek_answers(given_: list[PeekResult], data: st.DataObject) -> None:
     """Canceled beats all, an error of the data beats limits, bytes beat rows, errors beat rows;
     of row limits the smallest; stashed parts and rows make one stashed result."""
-    parts = Partitioned(len(given_), Limits(1 << 20))
+    parts = PartitionedState(len(given_), ConnectionLimits(1 << 20))
     order = data.draw(st.permutations(range(len(given_))))
     answers = [parts.absorb(part, PeekResponse("p", given_[part])) for part in order]
     assert answers[:-1] == [None] * (len(given_) - 1)
@@ -172,7 +172,7 @@ def test_precedence_of_peek_answers(given_: list[PeekResult], data: st.DataObjec
 
 def test_the_size_is_checked_over_all_parts() -> None:
     one = rows(*range(50))
-    parts = Partitioned(2, Limits(len(one.arrow) + 100))
+    parts = PartitionedState(2, ConnectionLimits(len(one.arrow) + 100))
     parts.absorb(0, PeekResponse("p", one))
     answer = parts.absorb(1, PeekResponse("p", one))
     assert isinstance(answer, PeekResponse)
@@ -187,14 +187,14 @@ def test_the_size_is_checked_over_all_parts() -> None:
 
 
 def test_a_second_answer_of_a_part_breaks_the_protocol() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     parts.absorb(1, PeekResponse("p", rows()))
     with pytest.raises(RemoteProtocolError):
         parts.absorb(1, PeekResponse("p", rows()))
 
 
 def test_hello_forgets_what_was_being_merged() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     parts.absorb(0, PeekResponse("p", rows()))
     parts.absorb(0, Frontiers("v", write=5))
     parts.absorb(0, SubscribeResponse("s", SubscribeBatch(0, 5)))
@@ -203,7 +203,9 @@ def test_hello_forgets_what_was_being_merged() -> None:
 
 
 def test_statuses_pass_through() -> None:
-    assert Partitioned(3, Limits(10)).absorb(1, Status("v", "x")) == Status("v", "x")
+    assert PartitionedState(3, ConnectionLimits(10)).absorb(
+        1, StatusResponse("v", "x")
+    ) == StatusResponse("v", "x")
 
 
 # -- subscribes ------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def batch(lower: int, upper: int, arrow: bytes | None = None) -> Response:
 
 @given(parts_count, st.data())
 def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.DataObject) -> None:
-    parts = Partitioned(count, Limits(1000))
+    parts = PartitionedState(count, ConnectionLimits(1000))
     queues: list[list[tuple[int, int, list[tuple[int, int, int]]]]] = []
     sent: list[tuple[int, int, int]] = []
     blobs: dict[str, pa.Table] = {}
@@ -267,7 +269,7 @@ def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.
 
 
 def test_one_part_with_data_passes_as_it_is() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     data = changes((1, 11, 1))
     assert parts.absorb(0, batch(11, 12, data)) is None
     assert parts.absorb(1, batch(0, EMPTY)) == batch(11, 12, data)
@@ -275,7 +277,7 @@ def test_one_part_with_data_passes_as_it_is() -> None:
 
 
 def test_the_first_error_poisons() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     parts.absorb(1, batch(0, EMPTY))
     parts.absorb(0, batch(0, 5))
     error = ("ViewInError", "boom")
@@ -288,7 +290,7 @@ def test_the_first_error_poisons() -> None:
 
 def test_an_error_that_comes_before_anything_has_left_begins_where_its_part_began() -> None:
     """The other part has told nothing yet, so a batch waits: the error takes its place."""
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     error = ("ActorDead", "boom")
     assert parts.absorb(0, batch(8, 12)) is None
     merged = parts.absorb(0, SubscribeResponse("s", SubscribeBatch(12, EMPTY, None, error)))
@@ -296,7 +298,7 @@ def test_an_error_that_comes_before_anything_has_left_begins_where_its_part_bega
 
 
 def test_the_end_is_told_once() -> None:
-    parts = Partitioned(3, Limits(1000))
+    parts = PartitionedState(3, ConnectionLimits(1000))
     for part in (1, 2):
         parts.absorb(part, batch(0, 9))
     parts.absorb(0, batch(0, 5))
@@ -306,8 +308,8 @@ def test_the_end_is_told_once() -> None:
 
 
 def test_a_configuration_counts_when_the_replay_is_complete_and_outlives_its_client() -> None:
-    limits = Limits(1000)
-    first = Partitioned(2, limits)
+    limits = ConnectionLimits(1000)
+    first = PartitionedState(2, limits)
     first.split(Hello("a"))
     first.split(UpdateConfiguration(5))
     first.split(UpdateConfiguration(inline_bytes_max=7))
@@ -315,7 +317,7 @@ def test_a_configuration_counts_when_the_replay_is_complete_and_outlives_its_cli
     first.split(InitializationComplete())
     assert limits.result_bytes_max == 5
     first.split(UpdateConfiguration(6))
-    second = Partitioned(2, limits)
+    second = PartitionedState(2, limits)
     second.split(Hello("b"))
     second.absorb(0, PeekResponse("p", rows(1)))
     answer = second.absorb(1, PeekResponse("p", rows(2)))
@@ -335,7 +337,7 @@ copy_results = st.one_of(
 @given(parts_count, st.data())
 def test_a_copy_is_answered_once(count: int, data: st.DataObject) -> None:
     """Dropped before Failed before the sum."""
-    parts = Partitioned(count, Limits(1000))
+    parts = PartitionedState(count, ConnectionLimits(1000))
     given = data.draw(st.lists(copy_results, min_size=count, max_size=count))
     order = data.draw(st.permutations(range(count)))
     answers = [parts.absorb(part, CopyToResponse("c", given[part])) for part in order]
@@ -356,7 +358,7 @@ def test_a_copy_is_answered_once(count: int, data: st.DataObject) -> None:
 
 
 def test_a_part_answers_a_copy_once() -> None:
-    parts = Partitioned(2, Limits(1000))
+    parts = PartitionedState(2, ConnectionLimits(1000))
     parts.absorb(1, CopyToResponse("c", CopyDone(0, 0, "")))
     with pytest.raises(RemoteProtocolError, match="worker 1 answered copy c twice"):
         parts.absorb(1, CopyToResponse("c", CopyDone(0, 0, "")))

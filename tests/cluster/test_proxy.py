@@ -13,10 +13,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from actors.cluster.transport import FramedConnection, Listener, dial
-from actors.errors import Broken, PenstockError
+from actors.cluster.transport import FramedConnection, TransportListener, dial
+from actors.errors import ConnectionBroken, PenstockError
 from actors.settings import Settings
-from actors.testing.proxy import SIDES, Proxy
+from actors.testing.proxy import SIDES, TcpProxy
 
 MAGIC = b"TESTPROT"
 IDLE_MS = 400
@@ -52,7 +52,7 @@ class Peer:
 
 
 class World:
-    def __init__(self, proxy: Proxy, peer: Peer, connection: Any) -> None:
+    def __init__(self, proxy: TcpProxy, peer: Peer, connection: Any) -> None:
         self.proxy = proxy
         self.peer = peer
         self.connection = connection
@@ -64,7 +64,7 @@ class World:
 
     async def lost(self) -> tuple[str, float]:
         """Why and when the dialler's side learned that it is over."""
-        with pytest.raises(Broken) as caught:
+        with pytest.raises(ConnectionBroken) as caught:
             while True:
                 await self.connection.receive()
         return str(caught.value), time.monotonic()
@@ -74,12 +74,12 @@ class World:
 async def world(unix: Path | None = None) -> AsyncIterator[World]:
     peer = Peer()
     place = f"unix:{unix}/target" if unix else "127.0.0.1:0"
-    listener = await Listener.bind(place, Ping, Ping, SETTINGS, MAGIC)
+    listener = await TransportListener.bind(place, Ping, Ping, SETTINGS, MAGIC)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, peer)
         with anyio.fail_after(200):
             where = f"unix:{unix}/proxy" if unix else "127.0.0.1:0"
-            async with Proxy(where, listener.address) as proxy:
+            async with TcpProxy(where, listener.address) as proxy:
                 connection = await dial(proxy.address, Ping, Ping, SETTINGS, MAGIC)
                 yield World(proxy, peer, connection)
                 await connection.aclose()
@@ -110,7 +110,7 @@ async def test_a_cut_is_seen_by_both_at_once() -> None:
 async def test_refused_connections_are_broken_ones() -> None:
     async with world() as w:
         w.proxy.refuse()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await dial(w.proxy.address, Ping, Ping, SETTINGS, MAGIC)
         w.proxy.heal()
         again = await dial(w.proxy.address, Ping, Ping, SETTINGS, MAGIC)
@@ -123,7 +123,7 @@ async def test_a_network_that_vanishes_is_found_by_both_within_the_idle_limit(bu
         await w.echoed(1)
 
         async def talk() -> None:
-            with suppress(Broken):
+            with suppress(ConnectionBroken):
                 while True:
                     await w.connection.send(Ping(2, bytes(1 << 18)))
 
@@ -199,7 +199,7 @@ async def test_a_half_closed_connection_ends_for_both(side: Any) -> None:
     [lambda p: p.delay(IDLE_MS / 4), lambda p: p.throttle(4_000_000)],
     ids=["delay", "slow"],
 )
-async def test_a_slow_network_is_borne(fault: Callable[[Proxy], None]) -> None:
+async def test_a_slow_network_is_borne(fault: Callable[[TcpProxy], None]) -> None:
     async with world() as w:
         fault(w.proxy)
         for number, size in enumerate((10, 200_000, 1_000_000), 1):

@@ -17,6 +17,7 @@ from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
     Command,
+    ConnectionRefused,
     CopyDone,
     CopyDropped,
     CopyFailed,
@@ -31,9 +32,8 @@ from actors.protocol.compute import (
     PeekCanceled,
     PeekResponse,
     PeekRows,
-    Refused,
     Response,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
@@ -88,7 +88,7 @@ def talk(*said: Command | Response) -> ResponseRules:
         [CopyToResponse("c1", CopyDone(1, 1, "m"))],
         [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDropped())],
         [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDone(1, 1, "m"))],
-        [Status("unknown", "x"), Refused("Closed", "over")],
+        [StatusResponse("unknown", "x"), ConnectionRefused("ResourceClosed", "over")],
     ],
 )
 def test_what_may_come(said: Said) -> None:
@@ -137,10 +137,10 @@ def test_nothing_comes_before_the_initialization_is_complete() -> None:
     rules = ResponseRules()
     for command in START[:-1]:
         rules.heard(command)
-        for response in (Status("i1", "x"), Frontiers("i1", 6), batch(0, 6)):
+        for response in (StatusResponse("i1", "x"), Frontiers("i1", 6), batch(0, 6)):
             with pytest.raises(RemoteProtocolError, match="came before InitializationComplete"):
                 rules.check(response)
-        rules.check(Refused("Closed", "this may be said at any time"))
+        rules.check(ConnectionRefused("ResourceClosed", "this may be said at any time"))
     rules.heard(START[-1])
     rules.check(batch(0, 6))
 
@@ -242,7 +242,7 @@ async def test_what_may_not_be_said_is_not_sent_and_the_conversation_goes_on() -
 
 
 async def test_a_response_that_breaks_a_rule_ends_the_conversation() -> None:
-    inner = Script(ROWS, Status("i1", "x"))
+    inner = Script(ROWS, StatusResponse("i1", "x"))
     client = CheckedClient(inner, Settings())
     for command in START:
         await client.send(command)
@@ -274,12 +274,12 @@ async def test_what_finds_no_room_is_judged_once() -> None:
 
 
 async def test_a_response_among_those_at_hand_that_breaks_a_rule() -> None:
-    inner = Script(ROWS, Status("i1", "x"), ROWS, Status("i1", "y"))
+    inner = Script(ROWS, StatusResponse("i1", "x"), ROWS, StatusResponse("i1", "y"))
     client = CheckedClient(inner, Settings())
     for command in (*START, PEEK):
         await client.send(command)
     assert await client.receive() == ROWS
-    assert client.at_hand(10) == [Status("i1", "x")]
+    assert client.at_hand(10) == [StatusResponse("i1", "x")]
     assert client.at_hand(10) == []
     with pytest.raises(RemoteProtocolError, match="answered twice"):
         await client.receive()
@@ -287,7 +287,7 @@ async def test_a_response_among_those_at_hand_that_breaks_a_rule() -> None:
 
 
 async def test_what_need_not_be_said_breaks_no_rule() -> None:
-    inner = Script(Status("i1", "x"), ROWS)
+    inner = Script(StatusResponse("i1", "x"), ROWS)
     client = CheckedClient(inner, Settings())
     for command in START:
         await client.send(command)

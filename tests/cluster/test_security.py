@@ -16,10 +16,16 @@ import pytest
 import trustme
 import uvloop
 
-from actors.cluster.address import Address
-from actors.cluster.security import Security, for_dialler, for_listener
-from actors.cluster.transport import FramedConnection, Listener, dial
-from actors.errors import BadSettings, Broken, MalformedFrame, PenstockError, Unauthenticated
+from actors.cluster.address import NetworkAddress
+from actors.cluster.security import TransportSecurity, for_dialler, for_listener
+from actors.cluster.transport import FramedConnection, TransportListener, dial
+from actors.errors import (
+    AuthenticationFailed,
+    BadSettings,
+    ConnectionBroken,
+    MalformedFrame,
+    PenstockError,
+)
 from actors.settings import Settings
 
 MAGIC = b"TESTPROT"
@@ -84,10 +90,12 @@ class Echo:
 
 
 @asynccontextmanager
-async def listening(settings: Settings, handler: Echo | None = None) -> AsyncIterator[Listener]:
-    address = Address.parse("127.0.0.1:0")
+async def listening(
+    settings: Settings, handler: Echo | None = None
+) -> AsyncIterator[TransportListener]:
+    address = NetworkAddress.parse("127.0.0.1:0")
     security = for_listener("listen", address, settings, "token_file")
-    listener = await Listener.bind(address, Ping, Ping, settings, MAGIC, security=security)
+    listener = await TransportListener.bind(address, Ping, Ping, settings, MAGIC, security=security)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler or Echo())
         with anyio.fail_after(200):
@@ -95,13 +103,13 @@ async def listening(settings: Settings, handler: Echo | None = None) -> AsyncIte
         await listener.aclose()
 
 
-async def connect(listener: Listener, settings: Settings, address: str = "") -> Any:
-    place = Address.parse(address) if address else listener.address
+async def connect(listener: TransportListener, settings: Settings, address: str = "") -> Any:
+    place = NetworkAddress.parse(address) if address else listener.address
     security = for_dialler(place, settings, settings.token_file)
     return await dial(place, Ping, Ping, settings, MAGIC, security=security)
 
 
-async def spoken(listener: Listener, settings: Settings) -> None:
+async def spoken(listener: TransportListener, settings: Settings) -> None:
     """A connection that works, with large frames both ways."""
     connection = await connect(listener, settings)
     try:
@@ -131,7 +139,7 @@ def test_the_same_on_the_loop_of_production(files: Files) -> None:
         ours = files.settings(token_file=files.tokens(TOKEN))
         async with listening(ours) as listener:
             await spoken(listener, ours)
-            with pytest.raises(Unauthenticated, match="token is unknown"):
+            with pytest.raises(AuthenticationFailed, match="token is unknown"):
                 await connect(listener, files.settings(token_file=files.tokens(WRONG)))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -141,14 +149,14 @@ def test_the_same_on_the_loop_of_production(files: Files) -> None:
 async def test_tls_is_1_3(files: Files) -> None:
     ours = files.settings()
     async with listening(ours) as listener:
-        context = Security.of(ours, "").context(server=False)
+        context = TransportSecurity.of(ours, "").context(server=False)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises((ssl.SSLError, ConnectionResetError)):
             await asyncio.open_connection(
                 "127.0.0.1", listener.port, ssl=context, server_hostname="127.0.0.1"
             )
-        context = Security.of(ours, "").context(server=False)
+        context = TransportSecurity.of(ours, "").context(server=False)
         _, writer = await asyncio.open_connection(
             "127.0.0.1", listener.port, ssl=context, server_hostname="127.0.0.1"
         )
@@ -162,11 +170,11 @@ async def test_certificates_of_others_are_refused_both_ways(files: Files, tmp_pa
     mixed = msgspec.structs.replace(theirs, tls_authority=ours.tls_authority)
     echo = Echo()
     async with listening(ours, echo) as listener:
-        with pytest.raises(Unauthenticated, match=r"CERTIFICATE_VERIFY_FAILED.*tls_authority"):
+        with pytest.raises(AuthenticationFailed, match=r"CERTIFICATE_VERIFY_FAILED.*tls_authority"):
             await connect(listener, theirs)  # which does not trust our service
-        with pytest.raises((Unauthenticated, Broken), match="check tls_certificate"):
+        with pytest.raises((AuthenticationFailed, ConnectionBroken), match="check tls_certificate"):
             await connect(listener, mixed)  # which trusts it, and is not trusted
-        with pytest.raises(Broken, match="TLS"):
+        with pytest.raises(ConnectionBroken, match="TLS"):
             await connect(listener, QUICK)  # which shows none at all
         assert echo.met == 0
         await spoken(listener, ours)
@@ -189,13 +197,13 @@ async def test_a_client_without_a_certificate_is_refused(files: Files) -> None:
 
 async def test_the_certificate_must_be_for_the_host_that_is_dialled(files: Files) -> None:
     async with listening(files.settings("db.example")) as listener:
-        with pytest.raises(Unauthenticated, match=r"CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(AuthenticationFailed, match=r"CERTIFICATE_VERIFY_FAILED"):
             await connect(listener, files.settings())
 
 
 async def test_a_dialler_with_tls_speaks_to_no_one_without(files: Files) -> None:
     async with listening(QUICK) as listener:
-        with pytest.raises((Unauthenticated, Broken)):
+        with pytest.raises((AuthenticationFailed, ConnectionBroken)):
             await connect(listener, files.settings())
 
 
@@ -206,9 +214,9 @@ async def test_a_wrong_token_or_none_is_told_so(files: Files, tls: bool) -> None
 
     echo = Echo()
     async with listening(side(token_file=files.tokens(TOKEN)), echo) as listener:
-        with pytest.raises(Unauthenticated, match="the token is unknown here"):
+        with pytest.raises(AuthenticationFailed, match="the token is unknown here"):
             await connect(listener, side(token_file=files.tokens(WRONG)))
-        with pytest.raises(Unauthenticated, match="asks for a token"):
+        with pytest.raises(AuthenticationFailed, match="asks for a token"):
             await connect(listener, side())
         assert echo.met == 0
         await spoken(listener, side(token_file=files.tokens(TOKEN)))
@@ -226,7 +234,7 @@ async def test_a_stranger_s_token_is_never_seen_by_whom_it_is_not_for(files: Fil
     server = await asyncio.start_server(thief, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     settings = Settings(token_file=files.tokens(TOKEN))
-    place = Address.parse(address)
+    place = NetworkAddress.parse(address)
     security = for_dialler(place, settings, settings.token_file)
     with pytest.raises(MalformedFrame):
         await dial(place, Ping, Ping, settings, MAGIC, security=security)
@@ -253,7 +261,7 @@ async def test_who_never_finishes_tls_holds_no_place(files: Files) -> None:
 def test_other_machines_are_let_in_with_tls_and_tokens_only(files: Files) -> None:
     tokens = files.tokens(TOKEN)
     for text in ("0.0.0.0:1", "[::]:1", "db.example:1"):
-        address = Address.parse(text)
+        address = NetworkAddress.parse(text)
         for settings in (
             Settings(),
             files.settings(),
@@ -273,10 +281,10 @@ def test_other_machines_are_let_in_with_tls_and_tokens_only(files: Files) -> Non
 
 def test_this_machine_is_let_in_without(files: Files) -> None:
     for text in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
-        address = Address.parse(text)
+        address = NetworkAddress.parse(text)
         assert for_listener("listen", address, Settings(), "token_file") is None
         assert for_dialler(address, Settings(), "") is None
-    unix = Address.parse("unix:/run/s")
+    unix = NetworkAddress.parse("unix:/run/s")
     settings = files.settings(token_file=files.tokens(TOKEN))
     assert for_listener("listen", unix, settings, "token_file") is None
     assert for_dialler(unix, settings, settings.token_file) is None
@@ -285,12 +293,12 @@ def test_this_machine_is_let_in_without(files: Files) -> None:
 def test_a_token_does_not_leave_this_machine_in_the_clear(files: Files) -> None:
     tokens = files.tokens(TOKEN)
     with pytest.raises(BadSettings, match="in the clear"):
-        for_dialler(Address.parse("db.example:1"), Settings(), tokens)
-    assert for_dialler(Address.parse("db.example:1"), files.settings(), tokens) is not None
+        for_dialler(NetworkAddress.parse("db.example:1"), Settings(), tokens)
+    assert for_dialler(NetworkAddress.parse("db.example:1"), files.settings(), tokens) is not None
 
 
 def test_settings_that_do_not_fit_are_named(files: Files, tmp_path: Path) -> None:
-    local = Address.parse("127.0.0.1:1")
+    local = NetworkAddress.parse("127.0.0.1:1")
     whole = files.settings()
     empty, short = tmp_path / "empty", tmp_path / "short"
     empty.write_text("# nothing\n\n")
@@ -308,7 +316,7 @@ def test_settings_that_do_not_fit_are_named(files: Files, tmp_path: Path) -> Non
             for_listener("listen", local, settings, "token_file")
     for name in ("tls_certificate", "tls_key", "tls_authority"):
         settings = msgspec.structs.replace(whole, **{name: str(empty)})
-        security = Security.of(settings, "")
+        security = TransportSecurity.of(settings, "")
         with pytest.raises(BadSettings, match=name):
             security.context(server=True)
 
@@ -319,7 +327,7 @@ def test_a_secret_that_others_may_read_is_warned_of(
     tokens = Path(files.tokens(TOKEN))
     tokens.chmod(0o644)
     with caplog.at_level(logging.WARNING):
-        Security.of(Settings(), str(tokens))
+        TransportSecurity.of(Settings(), str(tokens))
     assert "chmod 600" in caplog.text
     assert TOKEN not in caplog.text
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 from actors.arrangement import partition
-from actors.cluster import Cluster
+from actors.cluster import WorkerCluster
 from actors.cluster import shortcut as shortcut_module
 from actors.cluster.checked import CheckedClient
-from actors.cluster.partitioned import Limits
-from actors.cluster.shortcut import Shortcut
-from actors.compute.index import IndexPartition, Insertion
-from actors.compute.partitions import Partitions
+from actors.cluster.partitioned import ConnectionLimits
+from actors.cluster.shortcut import PeekShortcut
+from actors.compute.index import IndexInsertion, IndexPartition
+from actors.compute.partitions import ClusterPartitions
 from actors.compute.peeks import all_at_once
-from actors.errors import Closed, ReadBelowSince
-from actors.kernel import System
+from actors.errors import ReadBelowSince, ResourceClosed
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.plan.schema import ERROR, TIME
 from actors.plan.updates import consolidate, to_ipc
@@ -44,12 +44,12 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     PeekStashed,
-    Schedule,
+    ScheduleDataflow,
     UpdateConfiguration,
 )
-from actors.protocol.internal import Install
+from actors.protocol.internal import InstallUpdates
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.probe import MessageProbe, settle
 from actors.threshold_probes import POINT_ROWS
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -80,7 +80,7 @@ def roundabout(uuid: str, key: int, time: int) -> Peek:
 class Script:
     """A client, the dataflow of its index, and what each pair of peeks was answered."""
 
-    def __init__(self, cluster: Cluster, stage: Stage, workers: int, random: Random) -> None:
+    def __init__(self, cluster: WorkerCluster, stage: Stage, workers: int, random: Random) -> None:
         self.cluster = cluster
         self.stage = stage
         self.workers = workers
@@ -103,7 +103,7 @@ class Script:
         self.asked = self.peeks
         self.description = description
         start: list[Command] = [Hello(f"n{self.connections}"), CreateInstance(self.workers)]
-        start += [CreateDataflow(description), Schedule("i1"), InitializationComplete()]
+        start += [CreateDataflow(description), ScheduleDataflow("i1"), InitializationComplete()]
         for command in start:
             await self.client.send(command)
         await self.heard()
@@ -185,7 +185,9 @@ class Script:
         if self.fails and self.random.random() < 0.1 and not snapshot:
             table = with_error(table, upper - 1)
         parts = partition(table, ("k",), self.workers)
-        messages = [Install("i1", self.incarnation, lower, upper, part, snapshot) for part in parts]
+        messages = [
+            InstallUpdates("i1", self.incarnation, lower, upper, part, snapshot) for part in parts
+        ]
         self.dataflow.tell_workers(*messages)
 
     # -- what else may happen
@@ -209,7 +211,7 @@ class Script:
             await self.heard()
         self.description = index("i1", self.random.randrange(5))
         await self.client.send(CreateDataflow(self.description))
-        await self.client.send(Schedule("i1"))
+        await self.client.send(ScheduleDataflow("i1"))
         await self.heard()
         await self.start()
 
@@ -234,7 +236,7 @@ class Script:
             while self.ended == ended:
                 await self.heard()
             await self.client.send(CreateDataflow(index("i1")))
-            await self.client.send(Schedule("i1"))
+            await self.client.send(ScheduleDataflow("i1"))
             await self.heard()
             self.description = index("i1")
             await self.start()
@@ -266,9 +268,9 @@ async def script(place: Path, workers: int, seed: int) -> AsyncIterator[Script]:
     clock, stage = InlineClock(), Stage()
     persist = await PersistClient.in_memory(settings, clock)
     with anyio.fail_after(200):
-        async with System(clock=clock, seed=1) as system:
-            executor = Probe.start(system, "executor")
-            cluster = await Cluster.start(
+        async with ActorSystem(clock=clock, seed=1) as system:
+            executor = MessageProbe.start(system, "executor")
+            cluster = await WorkerCluster.start(
                 system, settings, persist, executor.address, place, cast=stage.cast()
             )
             made = Script(cluster, stage, workers, Random(seed))
@@ -308,20 +310,22 @@ async def test_every_answer_is_the_workers(
 def partition_of(place: Path, rows: pa.Table, upper: int, *, snapshot: bool = True) -> Any:
     made = IndexPartition(place, IndexExport(("k",), SCHEMA))
     nobody: Any = None
-    made.done(made.perform(Insertion(Install("i1", 1, 0, upper, rows, snapshot), nobody)))
+    made.done(
+        made.perform(IndexInsertion(InstallUpdates("i1", 1, 0, upper, rows, snapshot), nobody))
+    )
     return made
 
 
 @pytest.fixture
-def partitions(tmp_path: Path) -> Partitions:
-    held = Partitions(2)
+def partitions(tmp_path: Path) -> ClusterPartitions:
+    held = ClusterPartitions(2)
     for worker, rows in enumerate(partition(updates((1, "a", 4, 1), (2, "b", 4, 1)), ("k",), 2)):
         held.put("i1", worker, partition_of(tmp_path / str(worker), rows, 5))
     return held
 
 
-def told(partitions: Partitions, *commands: Command, sealed: int = 5) -> Shortcut:
-    made = Shortcut(partitions, Limits(1 << 20))
+def told(partitions: ClusterPartitions, *commands: Command, sealed: int = 5) -> PeekShortcut:
+    made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
     for command in (CreateDataflow(index("i1", 2)), *commands):
         made.heard(command)
     made.told(Frontiers("i1", write=sealed))
@@ -330,17 +334,17 @@ def told(partitions: Partitions, *commands: Command, sealed: int = 5) -> Shortcu
     return made
 
 
-def test_what_is_there_is_answered(partitions: Partitions) -> None:
+def test_what_is_there_is_answered(partitions: ClusterPartitions) -> None:
     answers = [told(partitions).answer(direct("p", key, 4)) for key in (1, 2, 3)]
     rows = [rows_of(PeekResponse("p", answer)) for answer in answers if answer is not None]
     assert rows == [[(1, "a", 1)], [(2, "b", 1)], []]
 
 
 def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
-    held = Partitions(1)
+    held = ClusterPartitions(1)
     rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS.limit + 1)))
     held.put("i1", 0, partition_of(tmp_path, rows, 5))
-    made = Shortcut(held, Limits(1 << 20))
+    made = PeekShortcut(held, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(index("i1", 2)))
     made.told(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
@@ -376,20 +380,20 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_workers_are_asked(
-    partitions: Partitions, case: str, commands: Any, sealed: int, peek: Peek
+    partitions: ClusterPartitions, case: str, commands: Any, sealed: int, peek: Peek
 ) -> None:
     assert told(partitions, *commands, sealed=sealed).answer(peek) is None, case
 
 
-def test_no_dataflow_but_an_index_is_known(partitions: Partitions) -> None:
-    made = Shortcut(partitions, Limits(1 << 20))
+def test_no_dataflow_but_an_index_is_known(partitions: ClusterPartitions) -> None:
+    made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(subscribe("i1")))
     made.told(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
 
 
 def test_an_error_in_any_partition_belongs_to_the_answer(
-    partitions: Partitions, tmp_path: Path
+    partitions: ClusterPartitions, tmp_path: Path
 ) -> None:
     (owner,) = [
         number
@@ -401,7 +405,7 @@ def test_an_error_in_any_partition_belongs_to_the_answer(
     assert told(partitions).answer(direct("p", 1, 4)) is None
 
 
-def test_a_partition_that_is_gone_or_closed(partitions: Partitions, tmp_path: Path) -> None:
+def test_a_partition_that_is_gone_or_closed(partitions: ClusterPartitions, tmp_path: Path) -> None:
     late = partition_of(tmp_path / "late", updates(), 5)
     first, _ = partitions.readable("i1") or ()
     partitions.put("i1", 1, late)
@@ -409,14 +413,14 @@ def test_a_partition_that_is_gone_or_closed(partitions: Partitions, tmp_path: Pa
     assert partitions.readable("i1") == [first, late.arrangement], "another's is left alone"
     first.close()
     assert told(partitions).answer(direct("p", 1, 4)) is None
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         first.view(5)
     partitions.take("i1", 1, late)
     assert partitions.readable("i1") is None
 
 
-def test_an_answer_over_the_limit(partitions: Partitions) -> None:
-    made = Shortcut(partitions, Limits(1 << 20, 100))
+def test_an_answer_over_the_limit(partitions: ClusterPartitions) -> None:
+    made = PeekShortcut(partitions, ConnectionLimits(1 << 20, 100))
     made.heard(CreateDataflow(index("i1")))
     made.told(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
@@ -425,9 +429,9 @@ def test_an_answer_over_the_limit(partitions: Partitions) -> None:
 def test_nothing_is_in_a_partition_from_before_its_latest_snapshot(tmp_path: Path) -> None:
     made = partition_of(tmp_path, updates((1, "a", 8, 1)), 9)
     nobody: Any = None
-    again = Install("i1", 2, 0, 7, updates((1, "a", 6, 1)), True)
-    made.done(made.perform(Insertion(again, nobody)))
+    again = InstallUpdates("i1", 2, 0, 7, updates((1, "a", 6, 1)), True)
+    made.done(made.perform(IndexInsertion(again, nobody)))
     with pytest.raises(ReadBelowSince):
         made.arrangement.view(7)
-    made.done(made.perform(Insertion(Install("i1", 2, 7, 9, updates()), nobody)))
+    made.done(made.perform(IndexInsertion(InstallUpdates("i1", 2, 7, 9, updates()), nobody)))
     assert made.arrangement.view(9).before == 9

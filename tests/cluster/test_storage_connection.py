@@ -8,24 +8,29 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.channel_adapter import Connect, StorageFromClient, StorageFromWorker, Took
+from actors.channel_adapter import (
+    ConnectClient,
+    ResponsesAcked,
+    StorageFromClient,
+    StorageFromWorker,
+)
 from actors.cluster.connection import ClientCommands
 from actors.cluster.storage_connection import StorageConnection
 from actors.errors import PenstockError, RemoteProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete
 from actors.protocol.storage import (
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
     FrontierUpper,
     IngestionDescription,
     RunIngestion,
 )
 from actors.settings import Settings
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
-RUN = RunIngestion(IngestionDescription("u1", "u1", Configuration("counter"), "r1"))
+RUN = RunIngestion(IngestionDescription("u1", "u1", ConnectorConfiguration("counter"), "r1"))
 
 
 class Slow:
@@ -50,7 +55,9 @@ class Slow:
         self._may.release()
 
 
-async def house(stage: Isolation, outlet: Slow) -> tuple[Subject[Any], list[Neighbour]]:
+async def house(
+    stage: ActorIsolation, outlet: Slow
+) -> tuple[SubjectActor[Any], list[NeighbourProbe]]:
     """A connection over two workers that runs a source."""
     adapters = [stage.probe(f"adapter-{index}") for index in range(2)]
     addresses = [adapter.address for adapter in adapters]
@@ -59,29 +66,29 @@ async def house(stage: Isolation, outlet: Slow) -> tuple[Subject[Any], list[Neig
     )
     await connection.send(ClientCommands((RUN, InitializationComplete())))
     for adapter in adapters:
-        await adapter.expect(Connect, nonce="a")
+        await adapter.expect(ConnectClient, nonce="a")
         for command in (Hello("a"), RUN, InitializationComplete()):
             await adapter.expect(StorageFromClient, nonce="a", command=command)
     return connection, adapters
 
 
-async def test_what_waits_for_a_slow_client_is_not_acknowledged(stage: Isolation) -> None:
+async def test_what_waits_for_a_slow_client_is_not_acknowledged(stage: ActorIsolation) -> None:
     outlet = Slow()
     connection, (first, second) = await house(stage, outlet)
     connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", EMPTY), 1))
-    await first.expect(Took, serials=(1,))  # it completes nothing
+    await first.expect(ResponsesAcked, serials=(1,))  # it completes nothing
     for upper in (5, 6):
         connection.reply(StorageFromWorker(1, "a", FrontierUpper("u1", upper), upper))
     await second.expect_nothing()
     outlet.take()
-    await second.expect(Took, serials=(5,))
+    await second.expect(ResponsesAcked, serials=(5,))
     await second.expect_nothing()
     outlet.take()
-    await second.expect(Took, serials=(6,))
+    await second.expect(ResponsesAcked, serials=(6,))
     assert outlet.taken == [FrontierUpper("u1", 5), FrontierUpper("u1", 6)]
 
 
-async def test_what_was_stashed_is_not_acknowledged_twice(stage: Isolation) -> None:
+async def test_what_was_stashed_is_not_acknowledged_twice(stage: ActorIsolation) -> None:
     outlet = Slow()
     connection, (first, second) = await house(stage, outlet)
     connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", 5), 0))
@@ -92,7 +99,7 @@ async def test_what_was_stashed_is_not_acknowledged_twice(stage: Isolation) -> N
     assert outlet.taken == [FrontierUpper("u1", 5)]
 
 
-async def test_an_id_is_free_when_its_drop_was_merged(stage: Isolation) -> None:
+async def test_an_id_is_free_when_its_drop_was_merged(stage: ActorIsolation) -> None:
     outlet = Slow()
     connection, adapters = await house(stage, outlet)
     drop = AllowCompaction("u1", EMPTY)
@@ -102,7 +109,7 @@ async def test_an_id_is_free_when_its_drop_was_merged(stage: Isolation) -> None:
         connection.reply(StorageFromWorker(index, "a", DroppedId("u1"), 1))
     outlet.take()
     for adapter in adapters:
-        await adapter.expect(Took, serials=(1,))
+        await adapter.expect(ResponsesAcked, serials=(1,))
     await connection.send(ClientCommands((RUN,)))
     for adapter in adapters:
         await adapter.expect(StorageFromClient, command=RUN)
@@ -117,7 +124,7 @@ async def test_an_id_is_free_when_its_drop_was_merged(stage: Isolation) -> None:
     ],
     ids=["worker", "client"],
 )
-async def test_who_breaks_a_rule_ends_it(stage: Isolation, breach: Any) -> None:
+async def test_who_breaks_a_rule_ends_it(stage: ActorIsolation, breach: Any) -> None:
     outlet = Slow()
     connection, _ = await house(stage, outlet)
     connection.reply(breach)

@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 
 from actors.cluster.storage_partitioned import StoragePartitioned, merge_staged
 from actors.errors import RemoteProtocolError
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
+    ConnectionRefused,
     Hello,
     InitializationComplete,
-    Refused,
 )
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
+    FilesStaged,
     FrontierUpper,
     IngestionDescription,
     IngestionExport,
     Response,
     RunIngestion,
     RunOneshotIngestion,
-    Staged,
     StagedBatch,
     StagedBatches,
     StagingFailed,
@@ -37,8 +37,8 @@ from actors.protocol.storage import (
     StatusUpdate,
 )
 
-SCHEMA = Schema((Column("k", "bigint"),))
-CONFIGURATION = Configuration("counter")
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
+CONFIGURATION = ConnectorConfiguration("counter")
 counts = st.integers(1, 5)
 
 
@@ -124,7 +124,7 @@ def test_what_was_dropped_before_the_replay_was_complete_never_ran() -> None:
     made.split(InitializationComplete())
     assert made.absorb(0, FrontierUpper("u1", 1)) == FrontierUpper("u1", 1)
     with pytest.raises(RemoteProtocolError, match="o1, which nobody waits for"):
-        made.absorb(0, StagedBatches("o1", Staged()))
+        made.absorb(0, StagedBatches("o1", FilesStaged()))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,11 @@ def test_what_was_dropped_before_the_replay_was_complete_never_ran() -> None:
         ([DroppedId("x")], "worker 1 told the drop of x, which nobody runs"),
         ([DroppedId("e1"), DroppedId("e1")], "worker 1 told the drop of e1 after its drop"),
         ([DroppedId("e1"), FrontierUpper("e1", 1)], "worker 1 told an upper of e1 after its drop"),
-        ([StagedBatches("x", Staged())], "x, which nobody waits for"),
-        ([StagedBatches("o1", Staged())] * 2, "worker 1 answered the one-shot ingestion o1 twice"),
+        ([StagedBatches("x", FilesStaged())], "x, which nobody waits for"),
+        (
+            [StagedBatches("o1", FilesStaged())] * 2,
+            "worker 1 answered the one-shot ingestion o1 twice",
+        ),
     ],
 )
 def test_a_worker_that_breaks_a_rule(responses: list[Response], rule: str) -> None:
@@ -148,10 +151,12 @@ def test_a_worker_that_breaks_a_rule(responses: list[Response], rule: str) -> No
 
 results: st.SearchStrategy[StagingResult] = st.one_of(
     st.builds(
-        Staged,
+        FilesStaged,
         st.lists(st.builds(StagedBatch, st.binary(max_size=2), st.just(1), st.just(2))).map(tuple),
     ),
-    st.builds(StagingFailed, st.sampled_from(["Canceled", "StoreFull"]), st.sampled_from("xy")),
+    st.builds(
+        StagingFailed, st.sampled_from(["OperationCanceled", "StoreFull"]), st.sampled_from("xy")
+    ),
 )
 
 
@@ -168,15 +173,21 @@ def test_a_oneshot_is_answered_when_all_have_answered(count: int, data: st.DataO
 
 def test_canceled_comes_before_other_errors_and_errors_before_batches() -> None:
     one, two = StagedBatch(b"1", 1, 1), StagedBatch(b"2", 1, 1)
-    full, canceled = StagingFailed("StoreFull", ""), StagingFailed("Canceled", "")
-    assert merge_staged([Staged((one,)), Staged(), Staged((two,))]) == Staged((one, two))
-    assert merge_staged([Staged((one,)), full]) == full
-    assert merge_staged([full, Staged(), canceled]) == canceled
+    full, canceled = StagingFailed("StoreFull", ""), StagingFailed("OperationCanceled", "")
+    assert merge_staged([FilesStaged((one,)), FilesStaged(), FilesStaged((two,))]) == FilesStaged(
+        (one, two)
+    )
+    assert merge_staged([FilesStaged((one,)), full]) == full
+    assert merge_staged([full, FilesStaged(), canceled]) == canceled
 
 
 def test_the_rest_passes_through_and_a_hello_begins_afresh() -> None:
     made = parts(3, run("e1"))
-    rest: list[Response] = [StatusUpdate("u1", "running"), StatisticsUpdates(), Refused("x", "y")]
+    rest: list[Response] = [
+        StatusUpdate("u1", "running"),
+        StatisticsUpdates(),
+        ConnectionRefused("x", "y"),
+    ]
     for response in rest:
         assert made.absorb(2, response) is response
     made.absorb(0, FrontierUpper("e1", 5))

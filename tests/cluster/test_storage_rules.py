@@ -9,42 +9,42 @@ import pytest
 
 from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.errors import InvalidUsage, RemoteProtocolError
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
+    ConnectionRefused,
     Hello,
     InitializationComplete,
-    Refused,
     SourceImport,
 )
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
+    FilesStaged,
     FrontierUpper,
     IngestionDescription,
     IngestionExport,
     Response,
-    Retry,
+    RetryDelays,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    Staged,
     StagedBatches,
     StagingFailed,
     StatisticsUpdates,
     StatusUpdate,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from actors.settings import Settings
 from actors.storage.transitions import OTHER, STAGES
 
-SCHEMA = Schema((Column("k", "bigint"),))
-KIND = Configuration("counter", b"x")
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
+KIND = ConnectorConfiguration("counter", b"x")
 SETTINGS = Settings(dataflows_max=6)
 START: list[Command] = [Hello("a")]
 GO: list[Command] = [Hello("a"), InitializationComplete()]
@@ -79,14 +79,14 @@ def check(*commands: Command) -> StorageCommandRules:
 def test_a_good_conversation() -> None:
     check(
         Hello("a"),
-        UpdateConfiguration(5),
+        UpdateStorageConfiguration(5),
         source("u1", "e1", "e2"),
         sink(),
         oneshot(),
         AllowCompaction("unknown", 3),
         InitializationComplete(),
         AllowWrites(),
-        source("u1", "e1", "e2", name="other", retry=Retry(1, 2)),
+        source("u1", "e1", "e2", name="other", retry=RetryDelays(1, 2)),
         source("u1", "e2"),
         sink(as_of=9),
         drop("unknown"),
@@ -114,7 +114,7 @@ def test_a_good_conversation() -> None:
         ([*START, source("u2"), source("u1", "u2")], "u2 is a source already"),
         ([*START, sink("k1"), source("k1")], "k1 is a sink already"),
         ([*START, sink(as_of=-1)], "starts at -1"),
-        ([*START, source("u1", configuration=Configuration(""))], "kind of u1 is empty"),
+        ([*START, source("u1", configuration=ConnectorConfiguration(""))], "kind of u1 is empty"),
         ([*START, oneshot(), oneshot()], "choose a fresh uuid"),
         ([*START, oneshot("o" * 65)], "at most 64"),
         ([*GO, source("u1", "e1"), drop("u1"), source("u1")], "u1 was dropped and that has not"),
@@ -137,11 +137,14 @@ def test_a_broken_order(commands: list[Command], rule: str) -> None:
         ([source("u1", "u1")], "its ids are not distinct"),
         ([source("u1", "e1", remap_shard="se1")], "its shards are not distinct"),
         ([source("u1"), source("u1", remap_shard="r9")], "remap shard ru1 → r9. Drop it"),
-        ([source("u1"), source("u1", configuration=Configuration("x"))], "kind counter → x"),
-        ([sink(), sink(configuration=Configuration("x"))], "kind counter → x"),
-        ([source("u1", retry=Retry(0))], "after 0 ms: must be above 0"),
-        ([source("u1", retry=Retry(5, 4))], "after 5 ms, and after 4 ms at most"),
-        ([UpdateConfiguration(0)], "source_tick_ms = 0"),
+        (
+            [source("u1"), source("u1", configuration=ConnectorConfiguration("x"))],
+            "kind counter → x",
+        ),
+        ([sink(), sink(configuration=ConnectorConfiguration("x"))], "kind counter → x"),
+        ([source("u1", retry=RetryDelays(0))], "after 0 ms: must be above 0"),
+        ([source("u1", retry=RetryDelays(5, 4))], "after 5 ms, and after 4 ms at most"),
+        ([UpdateStorageConfiguration(0)], "source_tick_ms = 0"),
         ([source("u1", *"abcdef")], r"dataflows_max \(6\)"),
         ([source("u1", *"abcd"), sink("k1"), oneshot()], r"o1 makes 7 objects"),
         ([source("u1", *"abc"), sink("k1"), oneshot(), sink("k2")], r"k2 makes 7 objects"),
@@ -226,7 +229,7 @@ SAID: list[Command] = [
     oneshot("o2"),
     CancelOneshotIngestion("o2"),
 ]
-CANCELED = StagingFailed("Canceled", "")
+CANCELED = StagingFailed("OperationCanceled", "")
 
 
 def test_good_responses() -> None:
@@ -241,9 +244,9 @@ def test_good_responses() -> None:
         DroppedId("e2"),
         FrontierUpper("k1", 3),
         DroppedId("k1"),
-        StagedBatches("o1", Staged()),
+        StagedBatches("o1", FilesStaged()),
         StagedBatches("o2", CANCELED),
-        Refused("x", "y"),
+        ConnectionRefused("x", "y"),
     ):
         rules.check(response)
     assert rules.ended == ["e2", "k1", "o1", "o2"]
@@ -261,8 +264,8 @@ def test_good_responses() -> None:
         ([DroppedId("u1")], "u1 was dropped, and nobody had asked for it"),
         ([DroppedId("k1")] * 2, "the drop came of k1"),
         ([DroppedId("k1"), FrontierUpper("k1", 3)], "an upper came of k1"),
-        ([StagedBatches("o1", Staged())] * 2, "o1 was answered twice"),
-        ([StagedBatches("o1", CANCELED)], "o1 was answered with Canceled, and nobody"),
+        ([StagedBatches("o1", FilesStaged())] * 2, "o1 was answered twice"),
+        ([StagedBatches("o1", CANCELED)], "o1 was answered with OperationCanceled: nobody"),
     ],
 )
 def test_a_response_that_breaks_a_rule(responses: list[Response], rule: str) -> None:
@@ -275,6 +278,6 @@ def test_a_response_that_breaks_a_rule(responses: list[Response], rule: str) -> 
 
 def test_nothing_is_answered_before_the_replay_is_complete() -> None:
     rules = heard(*SAID[:6])
-    rules.check(Refused("x", "y"))
+    rules.check(ConnectionRefused("x", "y"))
     with pytest.raises(RemoteProtocolError, match="came before InitializationComplete"):
         rules.check(FrontierUpper("u1", 3))

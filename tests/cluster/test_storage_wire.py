@@ -10,24 +10,24 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.cluster import Cluster
+from actors.cluster import WorkerCluster
 from actors.cluster.client import connect
 from actors.cluster.storage_wire import STORAGE_MAGIC, STORAGE_VERSION, connect_storage
-from actors.cluster.transport import Listener, dial
+from actors.cluster.transport import TransportListener, dial
 from actors.errors import (
-    Broken,
-    Displaced,
+    ConnectionBroken,
+    ConnectionDisplaced,
     InvalidUsage,
     PenstockError,
     RemoteProtocolError,
 )
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.progress import EMPTY
 from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete
 from actors.protocol.storage import (
     Command,
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
     Response,
     RunSink,
@@ -35,25 +35,27 @@ from actors.protocol.storage import (
     StatusUpdate,
 )
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 from cluster_house import SOURCE, Fake, InlineClock, Stage  # type: ignore[import-not-found]
 
-RUN = RunSink(SinkDescription("k1", "k1", SOURCE, Configuration("none"), 5))
+RUN = RunSink(SinkDescription("k1", "k1", SOURCE, ConnectorConfiguration("none"), 5))
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, **changed: Any) -> AsyncIterator[tuple[Listener, Settings]]:
+async def served(
+    tmp_path: Path, **changed: Any
+) -> AsyncIterator[tuple[TransportListener, Settings]]:
     settings = Settings(workers=2, **changed)
     stage = Stage()
 
     def sink(*args: Any) -> Fake:
         return Fake("sink", args, stage)
 
-    async with System(clock=InlineClock()) as system:
+    async with ActorSystem(clock=InlineClock()) as system:
         persist = await PersistClient.in_memory(settings, system.clock)
         executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
-        outside = Outside(lambda *_: pytest.fail("no source is made"), sink, tmp_path)
-        cluster = await Cluster.start(
+        outside = StorageConnectors(lambda *_: pytest.fail("no source is made"), sink, tmp_path)
+        cluster = await WorkerCluster.start(
             system, settings, persist, executor, tmp_path, cast=stage.cast(), outside=outside
         )
         yield await cluster.listen_storage("127.0.0.1:0"), settings
@@ -87,7 +89,7 @@ async def test_a_newer_client_displaces_and_keeps_what_runs(tmp_path: Path) -> N
         second: Any = await connect_storage(listener.address, settings)
         for command in (Hello("b"), RUN, InitializationComplete()):
             await second.send(command)
-        with pytest.raises(Displaced):
+        with pytest.raises(ConnectionDisplaced):
             await until(first, DroppedId)
         assert (await until(second, StatusUpdate)).id == "k1"
         third: Any = await connect_storage(listener.address, settings)
@@ -125,10 +127,10 @@ async def test_a_client_of_the_other_half_is_refused_in_the_handshake(tmp_path: 
 async def test_a_cluster_without_a_storage_half_serves_none(tmp_path: Path) -> None:
     settings = Settings(workers=1)
     stage = Stage()
-    async with System(clock=InlineClock()) as system:
+    async with ActorSystem(clock=InlineClock()) as system:
         persist = await PersistClient.in_memory(settings, system.clock)
         executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
-        cluster = await Cluster.start(
+        cluster = await WorkerCluster.start(
             system, settings, persist, executor, tmp_path, cast=stage.cast()
         )
         with pytest.raises(InvalidUsage, match="no storage half"):
@@ -145,7 +147,7 @@ async def test_a_cut_connection_is_told_and_another_takes_over(tmp_path: Path) -
         await first.close()
         with pytest.raises(PenstockError) as ended:
             await first.receive()
-        assert not isinstance(ended.value, Displaced | Broken)
+        assert not isinstance(ended.value, ConnectionDisplaced | ConnectionBroken)
         second: Any = await connect_storage(listener.address, settings)
         for command in (Hello("b"), InitializationComplete()):
             await second.send(command)

@@ -16,18 +16,18 @@ import msgspec
 import pytest
 import uvloop
 
-from actors.cluster.handshake import Opening
-from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.cluster.handshake import HandshakeOpening
+from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import (
     AddressInUse,
-    Broken,
-    Busy,
-    Closed,
+    ConnectionBroken,
     FrameTooLarge,
     IncompatibleVersion,
     LocalProtocolError,
     MalformedFrame,
     PenstockError,
+    ResourceBusy,
+    ResourceClosed,
     UnknownCommand,
     WrongService,
 )
@@ -35,9 +35,9 @@ from actors.protocol.frames import HEADER
 from actors.settings import Settings
 
 MAGIC = b"TESTPROT"
-OPENED = Opening(MAGIC).encode() + b"\x00\x00"
+OPENED = HandshakeOpening(MAGIC).encode() + b"\x00\x00"
 """What a dialler says before its first frame: no identity, no token."""
-ANSWERED = Opening(MAGIC).encode() + b"\x00"
+ANSWERED = HandshakeOpening(MAGIC).encode() + b"\x00"
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +76,10 @@ class Seen:
 @asynccontextmanager
 async def listening(
     handler: Handler, settings: Settings | None = None, kinds: Any = Ping
-) -> AsyncIterator[Listener]:
-    listener = await Listener.bind("127.0.0.1:0", Ping, kinds, settings or Settings(), MAGIC)
+) -> AsyncIterator[TransportListener]:
+    listener = await TransportListener.bind(
+        "127.0.0.1:0", Ping, kinds, settings or Settings(), MAGIC
+    )
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler)
         with anyio.fail_after(200):
@@ -85,11 +87,13 @@ async def listening(
         await listener.aclose()
 
 
-async def connect(listener: Listener, settings: Settings | None = None, version: int = 1) -> Any:
+async def connect(
+    listener: TransportListener, settings: Settings | None = None, version: int = 1
+) -> Any:
     return await dial(listener.address, Ping | Other, Ping, settings or Settings(), MAGIC, version)
 
 
-async def raw(listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def raw(listener: TransportListener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", listener.port)
 
 
@@ -113,9 +117,9 @@ async def test_messages_go_both_ways_in_order() -> None:
             assert [await connection.receive() for _ in sent] == sent
         await connection.aclose()
         await connection.aclose()
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await connection.send(Ping(1))
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await connection.receive()
 
 
@@ -198,7 +202,7 @@ async def test_unknown_command() -> None:
     async with listening(seen, kinds=Ping | Unheard) as listener:
         connection = await connect(listener)
         await connection.send(Other(3))
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await connection.receive()
         assert [type(e) for e in seen.errors] == [UnknownCommand]
         await connection.aclose()
@@ -235,17 +239,17 @@ async def test_dialling_a_stranger_and_another_version() -> None:
 
 
 async def test_nobody_listens() -> None:
-    listener = await Listener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
+    listener = await TransportListener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
     port = listener.port
     await listener.aclose()
-    with pytest.raises(Broken, match=f"127.0.0.1:{port}"):
+    with pytest.raises(ConnectionBroken, match=f"127.0.0.1:{port}"):
         await dial(f"127.0.0.1:{port}", Ping, Ping, Settings(), MAGIC)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_a_listener_that_was_closed_before_it_served_ends_at_once(runner: Any) -> None:
     async def body() -> None:
-        listener = await Listener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
+        listener = await TransportListener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
         await listener.aclose()
         with anyio.fail_after(5):
             await listener.serve(echo)
@@ -256,7 +260,7 @@ def test_a_listener_that_was_closed_before_it_served_ends_at_once(runner: Any) -
 async def test_port_in_use() -> None:
     async with listening(echo) as listener:
         with pytest.raises(AddressInUse, match=str(listener.port)):
-            await Listener.bind(listener.address, Ping, Ping, Settings(), MAGIC)
+            await TransportListener.bind(listener.address, Ping, Ping, Settings(), MAGIC)
 
 
 async def test_peer_that_closes_in_the_middle_of_a_frame() -> None:
@@ -266,7 +270,7 @@ async def test_peer_that_closes_in_the_middle_of_a_frame() -> None:
         writer.write(OPENED + HEADER.pack(100) + b"abc")
         await shut(writer)
         await seen.ended.wait()
-        assert [type(e) for e in seen.errors] == [Broken]
+        assert [type(e) for e in seen.errors] == [ConnectionBroken]
 
 
 async def test_half_open_peer_is_noticed_and_keepalives_hold_a_quiet_one() -> None:
@@ -277,7 +281,7 @@ async def test_half_open_peer_is_noticed_and_keepalives_hold_a_quiet_one() -> No
         writer.write(OPENED)
         quiet = await connect(listener, settings)
         await seen.ended.wait()
-        assert [type(e) for e in seen.errors] == [Broken]
+        assert [type(e) for e in seen.errors] == [ConnectionBroken]
         assert "sent nothing" in str(seen.errors[0])
         await quiet.send(Ping(5))  # lived on keepalives alone
         assert await quiet.receive() == Ping(5)
@@ -293,7 +297,7 @@ async def test_one_connection_too_many_is_told_busy() -> None:
         for connection in (first, second):
             await connection.send(Ping(1))
             await connection.receive()
-        with pytest.raises(Busy, match="connections_max"):
+        with pytest.raises(ResourceBusy, match="connections_max"):
             await connect(listener)
         await first.send(Ping(1))
         assert await first.receive() == Ping(1)
@@ -307,7 +311,7 @@ async def test_end_of_the_listener_ends_its_connections() -> None:
         await connection.send(Ping(1))
         await connection.receive()
         await listener.aclose()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await connection.receive()
         await connection.aclose()
 
@@ -315,7 +319,7 @@ async def test_end_of_the_listener_ends_its_connections() -> None:
 QUICK = Settings(keepalive_ms=10, idle_timeout_ms=400, write_timeout_ms=400, frame_timeout_ms=200)
 
 
-async def opened(listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def opened(listener: TransportListener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A raw peer that has introduced itself."""
     reader, writer = await raw(listener)
     writer.write(OPENED)
@@ -337,7 +341,7 @@ async def test_half_a_frame_holds_nobody_for_ever_however_much_comes_after_it() 
         writer.write(HEADER.pack(1 << 20))
         group.start_soon(feed, writer, b"x", seen.ended)  # never silent, never done
         await seen.ended.wait()
-        assert [type(e) for e in seen.errors] == [Broken]
+        assert [type(e) for e in seen.errors] == [ConnectionBroken]
         assert "not the rest in 200 ms" in str(seen.errors[0])
         await shut(writer)
 
@@ -377,7 +381,7 @@ async def test_a_peer_that_reads_nothing_but_lives_is_found_within_the_idle_limi
             while True:
                 await connection.send(Ping(1, bytes(1 << 18)))
                 last = asyncio.get_running_loop().time()
-        except Broken as error:
+        except ConnectionBroken as error:
             found.append((str(error), asyncio.get_running_loop().time() - last))
             ended.set()
 
@@ -423,7 +427,7 @@ async def test_who_did_not_read_is_told_so_when_it_reads_again() -> None:
     ended = anyio.Event()
 
     async def flood(connection: FramedConnection[Any, Any]) -> None:
-        with suppress(Broken):
+        with suppress(ConnectionBroken):
             while True:
                 await connection.send(Ping(1, bytes(1 << 18)))
         ended.set()
@@ -432,7 +436,7 @@ async def test_who_did_not_read_is_told_so_when_it_reads_again() -> None:
         connection = await connect(listener, QUICK)
         await connection.receive()
         await ended.wait()
-        with pytest.raises(Broken, match="this side had once read nothing for"):
+        with pytest.raises(ConnectionBroken, match="this side had once read nothing for"):
             while True:
                 await connection.receive()
         await connection.aclose()
@@ -465,7 +469,9 @@ async def test_a_service_of_another_name_is_refused_by_both() -> None:
     async def handler(connection: FramedConnection[Any, Any]) -> None:
         seen.append(connection.peer)
 
-    listener = await Listener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC, identity="blue")
+    listener = await TransportListener.bind(
+        "127.0.0.1:0", Ping, Ping, Settings(), MAGIC, identity="blue"
+    )
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler)
         for mine in ("blue", ""):
@@ -474,8 +480,8 @@ async def test_a_service_of_another_name_is_refused_by_both() -> None:
         with pytest.raises(WrongService, match=r"'blue'.*'green'"):
             await dial(listener.address, Ping, Ping, Settings(), MAGIC, identity="green")
         reader, writer = await raw(listener)  # one that does not look itself
-        writer.write(Opening(MAGIC, 1, "green").encode() + b"\x00\x00")
-        await reader.readexactly(len(Opening(MAGIC, 1, "blue").encode()))
+        writer.write(HandshakeOpening(MAGIC, 1, "green").encode() + b"\x00\x00")
+        await reader.readexactly(len(HandshakeOpening(MAGIC, 1, "blue").encode()))
         assert await reader.read() == b""
         assert len(seen) == 2
         await shut(writer)

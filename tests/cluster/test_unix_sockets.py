@@ -11,8 +11,8 @@ import anyio
 import msgspec
 import pytest
 
-from actors.cluster.transport import FramedConnection, Listener, dial
-from actors.errors import AddressInUse, Broken
+from actors.cluster.transport import FramedConnection, TransportListener, dial
+from actors.errors import AddressInUse, ConnectionBroken
 from actors.settings import Settings
 
 MAGIC = b"TESTPROT"
@@ -28,8 +28,8 @@ async def echo(connection: FramedConnection[Ping, Ping]) -> None:
         await connection.send(await connection.receive())
 
 
-async def bound(path: Path) -> Listener:
-    return await Listener.bind(f"unix:{path}", Ping, Ping, Settings(), MAGIC)
+async def bound(path: Path) -> TransportListener:
+    return await TransportListener.bind(f"unix:{path}", Ping, Ping, Settings(), MAGIC)
 
 
 async def test_messages_pass_and_only_the_owner_may_connect(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(Broken, match="cannot connect to unix:"):
+    with pytest.raises(ConnectionBroken, match="cannot connect to unix:"):
         await dial(f"unix:{tmp_path}/s", Ping, Ping, Settings(), MAGIC)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from actors.compute import events as e
 from actors.compute.answers import NOTHING
 from actors.compute.peeks import chosen_worker
-from actors.compute.reconcile import Flag
+from actors.compute.reconcile import ReconcileObstacle
 from actors.compute.state import ComputeState
 from actors.errors import LocalProtocolError
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
@@ -25,7 +25,6 @@ from actors.protocol.compute import (
     CreateDataflow,
     CreateInstance,
     DataflowDescription,
-    Finishing,
     Frontiers,
     Hello,
     IndexExport,
@@ -37,32 +36,33 @@ from actors.protocol.compute import (
     PeekError,
     PeekResponse,
     PeekRows,
-    Schedule,
+    RowSetFinishing,
+    ScheduleDataflow,
     ShardTarget,
     SourceImport,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeExport,
     SubscribeResponse,
-    Tagged,
+    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     CompactionAllowed,
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Propose,
-    Scheduled,
-    Sequenced,
+    EmitBatch,
+    ProposeCommand,
+    SequencedCommand,
     WritesAllowed,
 )
-from actors.protocol.storage_internal import DropDataflow as StorageDrop
+from actors.protocol.storage_internal import DropObjects as StorageDrop
 from actors.protocol.storage_internal import ForStorage
 
-SCHEMA = Schema((Column("k", "bigint"), Column("v", "string")))
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
 SOURCE = SourceImport("s1", SCHEMA)
 ROWS = PeekRows(b"rows")
 
@@ -80,18 +80,18 @@ class Room:
 
     def __init__(self, index: int = 0, count: int = 1, peeks_max: int = 10) -> None:
         self.state = ComputeState(index, count, result_bytes_max=1000, peeks_max=peeks_max)
-        self.reconciled: list[e.Reconciled] = []
+        self.reconciled: list[e.LogReconciliation] = []
 
     def event(self, event: e.Event) -> list[e.Effect]:
         effects = self.state.handle(event)
         self.state.validate()
-        self.reconciled += of(e.Reconciled, effects)
-        return [effect for effect in effects if not isinstance(effect, e.Reconciled)]
+        self.reconciled += of(e.LogReconciliation, effects)
+        return [effect for effect in effects if not isinstance(effect, e.LogReconciliation)]
 
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []
         for command in commands:
-            effects += self.event(Sequenced(self.state.next_index, 1, command))
+            effects += self.event(SequencedCommand(self.state.next_index, 1, command))
         return effects
 
     def connect(self, nonce: str, *commands: Command) -> list[e.Effect]:
@@ -100,15 +100,15 @@ class Room:
         return self.do(*commands, InitializationComplete())
 
     def sealed(self, number: int, upper: int, since: int = 0) -> list[e.Effect]:
-        return self.event(e.Sealed(number, upper, since))
+        return self.event(e.IndexSealed(number, upper, since))
 
     def progress(self, number: int, id: str, frontier: int) -> list[e.Effect]:
         progress = DataflowProgress(id, frontier, frontier, frontier)
-        return self.event(e.Progressed(number, progress))
+        return self.event(e.DataflowProgressed(number, progress))
 
 
 def responses(effects: list[e.Effect]) -> list[Any]:
-    return [effect.response for effect in effects if isinstance(effect, e.Respond)]
+    return [effect.response for effect in effects if isinstance(effect, e.SendComputeResponse)]
 
 
 def of(kind: type[Any], effects: list[e.Effect]) -> list[Any]:
@@ -117,33 +117,41 @@ def of(kind: type[Any], effects: list[e.Effect]) -> list[Any]:
 
 def test_worker_0_offers_its_clients_commands_and_no_others() -> None:
     room = Room(0, 2)
-    assert room.event(Tagged("a", AllowWrites())) == []
-    assert room.event(Tagged("a", Hello("a"))) == [e.Offer(Propose(1, Hello("a")))]
-    assert room.event(Tagged("a", AllowWrites())) == [e.Offer(Propose(1, AllowWrites()))]
-    assert room.event(Tagged("b", Hello("b"))) == [e.Offer(Propose(2, Hello("b")))]
-    assert room.event(Tagged("a", AllowWrites())) == []
+    assert room.event(TaggedCommand("a", AllowWrites())) == []
+    assert room.event(TaggedCommand("a", Hello("a"))) == [
+        e.OfferCommand(ProposeCommand(1, Hello("a")))
+    ]
+    assert room.event(TaggedCommand("a", AllowWrites())) == [
+        e.OfferCommand(ProposeCommand(1, AllowWrites()))
+    ]
+    assert room.event(TaggedCommand("b", Hello("b"))) == [
+        e.OfferCommand(ProposeCommand(2, Hello("b")))
+    ]
+    assert room.event(TaggedCommand("a", AllowWrites())) == []
     assert room.state.ignored == 2
-    assert Room(1, 2).event(Tagged("a", Hello("a"))) == []
+    assert Room(1, 2).event(TaggedCommand("a", Hello("a"))) == []
 
 
 def test_a_gap_in_the_order_is_a_fault() -> None:
     with pytest.raises(LocalProtocolError, match="0 is next"):
-        ComputeState(0, 1, result_bytes_max=1, peeks_max=1).handle(Sequenced(1, 1, Hello("a")))
+        ComputeState(0, 1, result_bytes_max=1, peeks_max=1).handle(
+            SequencedCommand(1, 1, Hello("a"))
+        )
 
 
 def test_nothing_renders_before_the_initialization_is_complete() -> None:
     room = Room()
-    assert room.do(Hello("a")) == [e.SwitchClient("a")]
-    assert room.do(CreateInstance(1), CreateDataflow(index()), Schedule("i1")) == []
+    assert room.do(Hello("a")) == [e.SwitchComputeClient("a")]
+    assert room.do(CreateInstance(1), CreateDataflow(index()), ScheduleDataflow("i1")) == []
     effects = room.do(InitializationComplete())
-    assert effects == [e.Render(1, index()), e.Tell(1, Scheduled())]
-    assert room.do(AllowWrites()) == [e.Tell(1, WritesAllowed())]
+    assert effects == [e.RenderDataflow(1, index()), e.TellDataflow(1, DataflowScheduled())]
+    assert room.do(AllowWrites()) == [e.TellDataflow(1, WritesAllowed())]
     assert room.do(AllowWrites()) == []
     assert room.do(CreateDataflow(index("i2"))) == [
-        e.Render(2, index("i2")),
-        e.Tell(2, WritesAllowed()),
+        e.RenderDataflow(2, index("i2")),
+        e.TellDataflow(2, WritesAllowed()),
     ]
-    assert room.state.commands_for(1) == [WritesAllowed(), Scheduled()]
+    assert room.state.commands_for(1) == [WritesAllowed(), DataflowScheduled()]
 
 
 def test_frontiers_of_an_index_are_its_partitions_and_never_go_back() -> None:
@@ -155,7 +163,7 @@ def test_frontiers_of_an_index_are_its_partitions_and_never_go_back() -> None:
     assert responses(room.sealed(1, 11)) == []
     assert responses(room.progress(1, "i1", 30)) == [Frontiers("i1", input=30)]
     assert responses(room.sealed(1, 13)) == [Frontiers("i1", write=13, output=13)]
-    assert responses(room.event(e.Progressed(9, DataflowProgress("x", 1, 1, 1)))) == []
+    assert responses(room.event(e.DataflowProgressed(9, DataflowProgress("x", 1, 1, 1)))) == []
 
 
 def test_a_subscribe_reports_no_frontiers() -> None:
@@ -168,17 +176,17 @@ def test_a_drop_is_reported_when_all_has_stopped() -> None:
     room = Room()
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 12)
-    assert room.do(AllowCompaction("i1", EMPTY)) == [e.DropDataflow(1)]
+    assert room.do(AllowCompaction("i1", EMPTY)) == [e.StopDataflow(1)]
     assert room.progress(1, "i1", 30) == []  # no longer known
-    assert responses(room.event(e.Stopped(1))) == [Frontiers("i1", EMPTY, EMPTY, EMPTY)]
+    assert responses(room.event(e.DropCompleted(1))) == [Frontiers("i1", EMPTY, EMPTY, EMPTY)]
 
 
 def test_compaction_moves_on_and_never_back() -> None:
     room = Room()
     room.connect("a", CreateDataflow(index()))
     assert room.do(AllowCompaction("i1", 20)) == [
-        e.Tell(1, CompactionAllowed(20)),
-        e.Compact(1, 20),
+        e.TellDataflow(1, CompactionAllowed(20)),
+        e.CompactIndex(1, 20),
     ]
     assert room.do(AllowCompaction("i1", 15)) == []
     assert room.do(AllowCompaction("nobody", 15)) == []
@@ -197,15 +205,15 @@ def test_a_peek_waits_until_its_time_is_sealed_and_holds_back_compaction() -> No
     room.sealed(1, 11)
     assert room.do(ask()) == []
     assert room.do(AllowCompaction("i1", 50)) == [
-        e.Tell(1, CompactionAllowed(50)),
-        e.Compact(1, 11),
+        e.TellDataflow(1, CompactionAllowed(50)),
+        e.CompactIndex(1, 11),
     ]
     started = of(e.StartPeek, room.sealed(1, 12))
     assert started == [e.StartPeek(1, 1, ask(), 1000)]
     assert of(e.StartPeek, room.sealed(1, 13)) == []
     assert room.event(e.PeekDone(1, ROWS)) == [
-        e.Compact(1, 50),
-        e.Respond(PeekResponse("p1", ROWS)),
+        e.CompactIndex(1, 50),
+        e.SendComputeResponse(PeekResponse("p1", ROWS)),
     ]
     assert room.event(e.PeekDone(1, ROWS)) == []  # answered once
 
@@ -231,7 +239,7 @@ def test_too_many_peeks_are_refused() -> None:
     assert room.do(ask("p1")) == []
     assert room.do(ask("p1")) == []  # the same again: ignored
     (answer,) = responses(room.do(ask("p2")))
-    assert answer.result.code == "Busy"
+    assert answer.result.code == "ResourceBusy"
 
 
 def test_a_cancelled_peek_is_answered_once_and_its_late_rows_are_nobodys() -> None:
@@ -241,7 +249,7 @@ def test_a_cancelled_peek_is_answered_once_and_its_late_rows_are_nobodys() -> No
     room.do(ask())
     assert room.do(CancelPeek("p1")) == [
         e.StopPeek(1),
-        e.Respond(PeekResponse("p1", PeekCanceled())),
+        e.SendComputeResponse(PeekResponse("p1", PeekCanceled())),
     ]
     assert room.do(CancelPeek("p1")) == []
     room.do(ask())  # the same uuid again, under another ticket
@@ -285,7 +293,7 @@ def test_dropping_an_index_answers_its_peeks() -> None:
     (answer,) = responses(effects)
     assert isinstance(answer.result, PeekError)
     assert answer.result.code == "UnknownObject"
-    assert effects[-1] == e.DropDataflow(1)
+    assert effects[-1] == e.StopDataflow(1)
 
 
 def test_configuration_changes_at_once() -> None:
@@ -299,8 +307,8 @@ def test_configuration_changes_at_once() -> None:
 # -- subscribes ------------------------------------------------------------------------------------
 
 
-def emit(lower: int, upper: int, arrow: bytes | None = None) -> e.Emitting:
-    return e.Emitting(1, Emit("t1", 1, SubscribeBatch(lower, upper, arrow)))
+def emit(lower: int, upper: int, arrow: bytes | None = None) -> e.SubscribeBatchReady:
+    return e.SubscribeBatchReady(1, EmitBatch("t1", 1, SubscribeBatch(lower, upper, arrow)))
 
 
 def test_subscribe_batches_carry_their_receipts() -> None:
@@ -308,20 +316,20 @@ def test_subscribe_batches_carry_their_receipts() -> None:
     room.connect("a", CreateDataflow(subscribe()))
     batch = SubscribeBatch(0, 11, b"x")
     assert room.event(emit(0, 11, b"x")) == [
-        e.Respond(SubscribeResponse("t1", batch), 1, Emitted("t1", 1, 11))
+        e.SendComputeResponse(SubscribeResponse("t1", batch), 1, BatchEmitted("t1", 1, 11))
     ]
     assert room.do(AllowCompaction("t1", EMPTY)) == [
-        e.Respond(SubscribeResponse("t1", SubscribeDropped(11))),
-        e.DropDataflow(1),
+        e.SendComputeResponse(SubscribeResponse("t1", SubscribeDropped(11))),
+        e.StopDataflow(1),
     ]
-    assert room.event(e.Stopped(1)) == []
+    assert room.event(e.DropCompleted(1)) == []
 
 
 def test_a_finished_subscribe_is_not_reported_dropped() -> None:
     room = Room()
     room.connect("a", CreateDataflow(subscribe()))
     room.event(emit(0, EMPTY))
-    assert room.do(AllowCompaction("t1", EMPTY)) == [e.DropDataflow(1)]
+    assert room.do(AllowCompaction("t1", EMPTY)) == [e.StopDataflow(1)]
 
 
 def test_other_workers_say_that_theirs_is_empty() -> None:
@@ -344,12 +352,12 @@ def test_an_oversized_batch_becomes_an_error() -> None:
 
 def test_a_crashed_dataflow_starts_afresh_and_says_why() -> None:
     room = Room()
-    room.connect("a", CreateDataflow(index()), Schedule("i1"))
+    room.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
     room.do(AllowCompaction("i1", 30))
-    effects = room.event(e.Crashed(1, "boom"))
-    assert responses(effects) == [Status("i1", "stalled", "boom")]
-    assert effects[-1] == e.Respawn(1)
-    assert room.state.commands_for(1) == [CompactionAllowed(30), Scheduled()]
+    effects = room.event(e.DataflowCrashed(1, "boom"))
+    assert responses(effects) == [StatusResponse("i1", "stalled", "boom")]
+    assert effects[-1] == e.RespawnDataflow(1)
+    assert room.state.commands_for(1) == [CompactionAllowed(30), DataflowScheduled()]
     assert room.state.commands_for(9) == []
 
 
@@ -357,9 +365,9 @@ def test_a_crashed_subscribe_ends_with_an_error() -> None:
     room = Room()
     room.connect("a", CreateDataflow(subscribe()))
     room.event(emit(0, 11))
-    (answer,) = responses(room.event(e.Crashed(1, "boom")))
+    (answer,) = responses(room.event(e.DataflowCrashed(1, "boom")))
     assert answer.batch == SubscribeBatch(11, EMPTY, None, ("ActorDead", "boom"))
-    assert room.event(e.Crashed(1, "boom")) == []
+    assert room.event(e.DataflowCrashed(1, "boom")) == []
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -370,35 +378,35 @@ def test_a_client_that_is_gone_gets_nothing_and_dataflows_go_on() -> None:
     room.connect("a", CreateDataflow(index()), CreateDataflow(subscribe()))
     room.sealed(1, 12)
     room.do(ask("p1", 11), ask("p2", 99))
-    assert room.event(e.ClientLost("b")) == []
-    assert room.event(e.ClientLost("a")) == [e.StopPeek(1), e.SwitchClient(None)]
-    assert room.event(e.ClientLost("a")) == []
+    assert room.event(e.ComputeClientLost("b")) == []
+    assert room.event(e.ComputeClientLost("a")) == [e.StopPeek(1), e.SwitchComputeClient(None)]
+    assert room.event(e.ComputeClientLost("a")) == []
     assert room.sealed(1, 50) == []
     assert room.event(e.PeekDone(1, ROWS)) == []
     assert room.do(ask("p3", 20)) == []
-    assert room.event(e.Emitting(2, Emit("t1", 1, SubscribeBatch(0, 9)))) == [
-        e.Receipt(2, Emitted("t1", 1, 9))
+    assert room.event(e.SubscribeBatchReady(2, EmitBatch("t1", 1, SubscribeBatch(0, 9)))) == [
+        e.AcknowledgeBatch(2, BatchEmitted("t1", 1, 9))
     ]
 
 
 def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh() -> None:
     room = Room()
-    room.connect("a", CreateDataflow(index()), Schedule("i1"))
+    room.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
     room.sealed(1, 30)
     room.event(e.StatusSeen(1, DataflowStatus("i1", "gathering")))
     room.do(ask("p1", 99))
-    assert room.do(Hello("b")) == [e.SwitchClient("b")]  # the peek is gone, silently
+    assert room.do(Hello("b")) == [e.SwitchComputeClient("b")]  # the peek is gone, silently
     assert room.sealed(1, 31) == []  # nothing is said before the initialization is complete
     moved = msgspec.structs.replace(index(), as_of=20)
     effects = room.do(
-        CreateInstance(1), CreateDataflow(moved), Schedule("i1"), InitializationComplete()
+        CreateInstance(1), CreateDataflow(moved), ScheduleDataflow("i1"), InitializationComplete()
     )
-    assert of(e.Render, effects) == of(e.DropDataflow, effects) == []
+    assert of(e.RenderDataflow, effects) == of(e.StopDataflow, effects) == []
     assert effects == [
-        e.Tell(1, CompactionAllowed(20)),
-        e.Compact(1, 20),
-        e.Respond(Frontiers("i1", write=31, output=31)),
-        e.Respond(Status("i1", "gathering")),
+        e.TellDataflow(1, CompactionAllowed(20)),
+        e.CompactIndex(1, 20),
+        e.SendComputeResponse(Frontiers("i1", write=31, output=31)),
+        e.SendComputeResponse(StatusResponse("i1", "gathering")),
     ]
 
 
@@ -407,8 +415,8 @@ def test_changed_and_unmentioned_dataflows_are_replaced_and_dropped_silently() -
     room.connect("a", *[CreateDataflow(index(id)) for id in ("i1", "i2", "i3")])
     changed = msgspec.structs.replace(index("i2"), export=IndexExport((), SCHEMA))
     effects = room.connect("b", CreateDataflow(index("i1")), CreateDataflow(changed))
-    assert effects == [e.DropDataflow(2), e.DropDataflow(3), e.Render(4, changed)]
-    assert room.event(e.Stopped(2)) == room.event(e.Stopped(3)) == []
+    assert effects == [e.StopDataflow(2), e.StopDataflow(3), e.RenderDataflow(4, changed)]
+    assert room.event(e.DropCompleted(2)) == room.event(e.DropCompleted(3)) == []
     assert responses(room.sealed(4, 12)) == [Frontiers("i2", write=12, output=12)]
     assert room.sealed(2, 40) == []  # a former rendering of the same object
 
@@ -417,7 +425,7 @@ def test_a_hello_during_the_initialization_begins_again() -> None:
     room = Room()
     room.do(Hello("a"), CreateInstance(1), CreateDataflow(index("i1")))
     effects = room.connect("b", CreateDataflow(index("i2")))
-    assert effects == [e.Render(1, index("i2"))]
+    assert effects == [e.RenderDataflow(1, index("i2"))]
 
 
 def test_a_drop_under_way_at_the_reconnection_is_not_reported_to_the_new_client() -> None:
@@ -425,7 +433,7 @@ def test_a_drop_under_way_at_the_reconnection_is_not_reported_to_the_new_client(
     room.connect("a", CreateDataflow(index()))
     room.do(AllowCompaction("i1", EMPTY))
     room.connect("b")
-    assert room.event(e.Stopped(1)) == []
+    assert room.event(e.DropCompleted(1)) == []
 
 
 # -- all workers alike -----------------------------------------------------------------------------
@@ -434,14 +442,14 @@ ids = st.sampled_from(["i1", "i2"])
 steps = st.one_of(
     st.builds(lambda id, t: CreateDataflow(index(id, t)), ids, st.integers(5, 8)),
     st.builds(AllowCompaction, ids, st.one_of(st.integers(5, 20), st.just(EMPTY))),
-    st.builds(Schedule, ids),
+    st.builds(ScheduleDataflow, ids),
     st.builds(lambda uuid, id, t: ask(uuid, t, id), st.sampled_from("pq"), ids, st.integers(5, 20)),
     st.builds(CancelPeek, st.sampled_from("pq")),
     st.builds(Hello, st.sampled_from("ab")),
     st.just(InitializationComplete()),
-    st.builds(e.Sealed, st.integers(1, 4), st.integers(0, 25), st.integers(0, 10)),
+    st.builds(e.IndexSealed, st.integers(1, 4), st.integers(0, 25), st.integers(0, 10)),
     st.builds(e.PeekDone, st.integers(1, 6), st.sampled_from([ROWS, None])),
-    st.builds(e.ClientLost, st.sampled_from("ab")),
+    st.builds(e.ComputeClientLost, st.sampled_from("ab")),
 )
 
 
@@ -455,14 +463,20 @@ def test_all_workers_render_alike_whatever_their_progress(
         room = Room(number, 2)
         effects: list[e.Effect] = room.do(Hello("z"))
         for step, skip in zip(script, skipped, strict=False):
-            if isinstance(step, e.Sealed | e.PeekDone | e.ClientLost):
+            if isinstance(step, e.IndexSealed | e.PeekDone | e.ComputeClientLost):
                 if not (number and skip):
                     effects += room.event(step)
             else:
                 effects += room.do(step)
             for dropped in list(room.state.dropping)[:1] if skip else []:
-                effects += room.event(e.Stopped(dropped))
-        rendered.append([x for x in effects if isinstance(x, e.Render | e.DropDataflow | e.Tell)])
+                effects += room.event(e.DropCompleted(dropped))
+        rendered.append(
+            [
+                x
+                for x in effects
+                if isinstance(x, e.RenderDataflow | e.StopDataflow | e.TellDataflow)
+            ]
+        )
     assert rendered[0] == rendered[1]
 
 
@@ -470,7 +484,7 @@ def test_what_this_worker_cannot_do_with_rows_is_refused_by_name() -> None:
     room = Room()
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20)
-    finished = Peek("p1", IndexTarget("i1"), 12, finishing=Finishing(limit=-1))
+    finished = Peek("p1", IndexTarget("i1"), 12, finishing=RowSetFinishing(limit=-1))
     [answer] = responses(room.do(finished))
     assert answer.result.code == "InvalidUsage"
     [answer] = responses(room.do(Peek("p2", LogTarget("nothing"), 0)))
@@ -487,10 +501,10 @@ def test_a_configuration_says_only_what_changes() -> None:
 def test_a_client_that_went_before_its_hello_came_is_not_served() -> None:
     room = Room(1, 2)
     room.connect("a", CreateDataflow(index()))
-    room.event(e.ClientLost("b"))
-    room.event(e.ClientLost("a"))
+    room.event(e.ComputeClientLost("b"))
+    room.event(e.ComputeClientLost("a"))
     effects = room.do(Hello("b"), CreateInstance(2), CreateDataflow(index()))
-    assert of(e.SwitchClient, effects) == [e.SwitchClient(None)]
+    assert of(e.SwitchComputeClient, effects) == [e.SwitchComputeClient(None)]
     effects = room.do(InitializationComplete(), Peek("p", IndexTarget("i1"), 50))
     assert responses(effects) == []
     assert len(room.state.reads.pending) == 0
@@ -504,13 +518,13 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
     room.sealed(1, EMPTY)  # write and output
     for id in ("i1", "i2"):
         room.do(AllowCompaction(id, EMPTY))
-    assert responses(room.event(e.Stopped(1))) == [Frontiers("i1", input=EMPTY)]
-    assert responses(room.event(e.Stopped(2))) == [Frontiers("i2", EMPTY, EMPTY, EMPTY)]
+    assert responses(room.event(e.DropCompleted(1))) == [Frontiers("i1", input=EMPTY)]
+    assert responses(room.event(e.DropCompleted(2))) == [Frontiers("i2", EMPTY, EMPTY, EMPTY)]
     room.do(CreateDataflow(index("i3")))
     room.sealed(3, EMPTY)
     room.progress(3, "i3", EMPTY)
     room.do(AllowCompaction("i3", EMPTY))
-    assert responses(room.event(e.Stopped(3))) == []
+    assert responses(room.event(e.DropCompleted(3))) == []
 
 
 def test_what_is_kept_holds_one_description_only() -> None:
@@ -534,7 +548,7 @@ def test_a_reconciliation_tells_what_it_did_and_why() -> None:
     assert (first.reused, first.created, first.dropped, first.replaced) == (0, 2, 0, ())
     assert (second.nonce, second.reused, second.created, second.dropped) == ("b", 1, 1, 1)
     [replaced] = second.replaced
-    assert replaced.flags == (Flag.EXPORT,)
+    assert replaced.flags == (ReconcileObstacle.EXPORT,)
     assert (replaced.running.description, replaced.wanted) == (index("i2"), changed)
 
 
@@ -547,11 +561,11 @@ def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follo
     order = [
         effect
         for effect in effects
-        if isinstance(effect, e.DropDataflow | e.Render)
-        or effect == e.Tell(kept, CompactionAllowed(12))
+        if isinstance(effect, e.StopDataflow | e.RenderDataflow)
+        or effect == e.TellDataflow(kept, CompactionAllowed(12))
     ]
     made = room.state.rendered["i3"].number
-    assert order[:2] == [e.Tell(kept, CompactionAllowed(12)), e.DropDataflow(orphan)]
+    assert order[:2] == [e.TellDataflow(kept, CompactionAllowed(12)), e.StopDataflow(orphan)]
     assert made == orphan + 2
     assert len(order) == 3
 
@@ -560,6 +574,6 @@ def test_commands_of_the_other_half_have_their_place_and_lead_to_nothing() -> No
     room = Room()
     room.connect("a", CreateDataflow(index()))
     before = room.state.next_index
-    assert room.event(Sequenced(before, 9, ForStorage(StorageDrop(("i1",))))) == []
+    assert room.event(SequencedCommand(before, 9, ForStorage(StorageDrop(("i1",))))) == []
     assert room.state.next_index == before + 1
     assert set(room.state.rendered) == {"i1"}

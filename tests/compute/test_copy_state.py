@@ -21,14 +21,14 @@ from actors.protocol.compute import (
     CreateInstance,
     Hello,
     InitializationComplete,
-    Schedule,
+    ScheduleDataflow,
 )
-from actors.protocol.internal import DataflowProgress, Sequenced
+from actors.protocol.internal import DataflowProgress, SequencedCommand
 from cluster_house import copy  # type: ignore[import-not-found]
 
 DONE = CopyDone(3, 1, "m")
 NOTHING = CopyDone(0, 0, "")
-START = (CreateDataflow(copy()), Schedule("c1"))
+START = (CreateDataflow(copy()), ScheduleDataflow("c1"))
 
 
 class Room:
@@ -42,13 +42,13 @@ class Room:
         """The copies' answers that it leads to."""
         effects = self.state.handle(event)
         self.state.validate()
-        said = [effect.response for effect in effects if isinstance(effect, e.Respond)]
+        said = [effect.response for effect in effects if isinstance(effect, e.SendComputeResponse)]
         return [response.result for response in said if isinstance(response, CopyToResponse)]
 
     def do(self, *commands: Command) -> list[Any]:
         said: list[Any] = []
         for command in commands:
-            said += self.event(Sequenced(self.state.next_index, 1, command))
+            said += self.event(SequencedCommand(self.state.next_index, 1, command))
         return said
 
     def connect(self, nonce: str, *commands: Command) -> list[Any]:
@@ -69,9 +69,9 @@ def test_it_is_answered_once(index: int) -> None:
     answers = room.do(*START)
     answers += room.event(e.CopyEnded(1, DONE))
     answers += room.event(e.CopyEnded(1, CopyFailed("X", "x")))
-    answers += room.event(e.Crashed(1, "boom"))
+    answers += room.event(e.DataflowCrashed(1, "boom"))
     answers += room.do(AllowCompaction("c1", EMPTY))
-    answers += room.event(e.Stopped(1))
+    answers += room.event(e.DropCompleted(1))
     assert len(answers) == 1
 
 
@@ -85,17 +85,17 @@ def test_a_dropped_copy_says_so() -> None:
 def test_one_that_crashed_has_failed_and_is_not_started_afresh() -> None:
     room = Room()
     room.do(*START)
-    effects = room.state.handle(e.Crashed(1, "boom"))
-    assert effects == [e.Respond(CopyToResponse("c1", CopyFailed("ActorDead", "boom")))]
+    effects = room.state.handle(e.DataflowCrashed(1, "boom"))
+    assert effects == [e.SendComputeResponse(CopyToResponse("c1", CopyFailed("ActorDead", "boom")))]
 
 
 def test_it_has_no_frontiers() -> None:
     room = Room()
     room.do(*START)
     progress = DataflowProgress("c1", 99, 99, 99)
-    assert room.state.handle(e.Progressed(1, progress)) == []
+    assert room.state.handle(e.DataflowProgressed(1, progress)) == []
     room.do(AllowCompaction("c1", EMPTY))
-    assert room.state.handle(e.Stopped(1)) == []
+    assert room.state.handle(e.DropCompleted(1)) == []
 
 
 def test_another_connection_has_it_done_over() -> None:
@@ -103,7 +103,7 @@ def test_another_connection_has_it_done_over() -> None:
     for ends in (True, False):
         room = Room()
         room.do(*START)
-        room.state.handle(e.ClientLost("a"))
+        room.state.handle(e.ComputeClientLost("a"))
         if ends:
             assert room.event(e.CopyEnded(1, DONE)) == []
         assert room.connect("b", *START) == []

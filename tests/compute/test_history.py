@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from actors.compute.history import ComputeHistory, reduced
 from actors.compute.state import ComputeState
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
@@ -22,14 +22,14 @@ from actors.protocol.compute import (
     IndexTarget,
     InitializationComplete,
     Peek,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     SubscribeExport,
     UpdateConfiguration,
 )
-from actors.protocol.internal import Sequenced
+from actors.protocol.internal import SequencedCommand
 
-SCHEMA = Schema((Column("k", "bigint"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 
 
 def dataflow(id: str, as_of: int = 0) -> DataflowDescription:
@@ -59,7 +59,7 @@ def applied(commands: list[Command]) -> dict[str, object]:
                 if flow.id not in flows:
                     flows[flow.id] = (flow.as_of, False, flow.export)
                     others.pop(flow.id, None)
-            case Schedule(id=id):
+            case ScheduleDataflow(id=id):
                 if id in flows:
                     flows[id] = (flows[id][0], True, flows[id][2])
             case AllowCompaction(id=id, frontier=frontier):
@@ -91,7 +91,7 @@ def run(commands: list[Command]) -> dict[str, object]:
     state = ComputeState(0, 1, result_bytes_max=1, peeks_max=100)
     for command in (Hello("h"), InitializationComplete(), *commands):
         if not isinstance(command, Hello) or state.nonce is None:
-            state.handle(Sequenced(state.next_index, 1, command))
+            state.handle(SequencedCommand(state.next_index, 1, command))
             state.validate()
     return {
         "flows": {
@@ -114,7 +114,7 @@ limits = st.one_of(st.none(), st.integers(1, 9))
 commands = st.one_of(
     st.builds(lambda id, t: CreateDataflow(dataflow(id, t)), ids, times),
     st.builds(lambda id, t: CreateDataflow(subscribe(id, t)), ids, times),
-    st.builds(Schedule, ids),
+    st.builds(ScheduleDataflow, ids),
     st.builds(AllowCompaction, ids, st.one_of(times, st.just(EMPTY))),
     st.builds(peek, uuids, ids, times),
     st.builds(CancelPeek, uuids),
@@ -164,12 +164,12 @@ def test_order_of_the_reduced_history() -> None:
         AllowWrites(),
         AllowCompaction("stranger", 3),
         peek("p0"),
-        Schedule("i0"),
+        ScheduleDataflow("i0"),
         UpdateConfiguration(7),
         UpdateConfiguration(None),
         CreateDataflow(dataflow("i0", 1)),
         CreateDataflow(dataflow("i1", 1)),
-        Schedule("i0"),
+        ScheduleDataflow("i0"),
         AllowCompaction("i0", 4),
         AllowCompaction("i0", 2),
         AllowCompaction("i1", EMPTY),
@@ -179,7 +179,7 @@ def test_order_of_the_reduced_history() -> None:
         CreateInstance(2),
         UpdateConfiguration(7),
         CreateDataflow(dataflow("i0", 4)),
-        Schedule("i0"),
+        ScheduleDataflow("i0"),
         peek("p0"),
         AllowCompaction("stranger", 3),
         InitializationComplete(),
@@ -204,7 +204,7 @@ def test_a_long_life_stays_short() -> None:
 
 def test_what_was_said_before_a_dataflow_was_created_is_not_about_it() -> None:
     created = CreateDataflow(dataflow("i1"))
-    for early in (AllowCompaction("i1", EMPTY), AllowCompaction("i1", 9), Schedule("i1")):
+    for early in (AllowCompaction("i1", EMPTY), AllowCompaction("i1", 9), ScheduleDataflow("i1")):
         assert reduced([early, created]) == [created]
 
 

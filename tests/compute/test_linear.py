@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from actors.compute import events as e
-from actors.compute.children import Children
-from actors.compute.live import Cast, Live, Site
+from actors.compute.children import DataflowChildren
+from actors.compute.live import ActorFactory, LiveRendering, WorkerSite
 from actors.compute.state import ComputeState
 from actors.protocol.compute import (
     CancelPeek,
@@ -29,7 +29,7 @@ from actors.protocol.compute import (
     Peek,
     SourceImport,
 )
-from actors.protocol.internal import DataflowProgress, Sequenced
+from actors.protocol.internal import DataflowProgress, SequencedCommand
 from actors.settings import Settings
 from cluster_house import SCHEMA  # type: ignore[import-not-found]
 
@@ -64,14 +64,14 @@ class Room:
 
     def do(self, *commands: Command) -> None:
         for command in commands:
-            self.state.handle(Sequenced(self.state.next_index, 1, command))
+            self.state.handle(SequencedCommand(self.state.next_index, 1, command))
 
 
 def dataflows(count: int) -> None:
     room = Room()
     room.do(*(CreateDataflow(flow(number)) for number in range(count)))
     for number in range(1, count + 1):
-        room.state.handle(e.Progressed(number, DataflowProgress(f"i{number - 1}", 5, 5, 5)))
+        room.state.handle(e.DataflowProgressed(number, DataflowProgress(f"i{number - 1}", 5, 5, 5)))
 
 
 def peeks(count: int) -> None:
@@ -80,7 +80,7 @@ def peeks(count: int) -> None:
     room.do(*(CreateDataflow(flow(number)) for number in range(count)))
     room.do(*(Peek(f"p{number}", IndexTarget(f"i{number}"), 50) for number in range(count)))
     for number in range(count):
-        room.state.handle(e.Sealed(number + 1, 10))
+        room.state.handle(e.IndexSealed(number + 1, 10))
         room.do(CancelPeek(f"p{number}"))
 
 
@@ -96,12 +96,12 @@ class Still:
 
 def renders(count: int) -> None:
     still: Any = Still()
-    live: dict[int, Live] = {}
-    cast: Any = Cast
-    site = Site(still, 0, 1, (), cast, Settings(), Path(), live, still)
-    children = Children(site, still, lambda number: [])
+    live: dict[int, LiveRendering] = {}
+    cast: Any = ActorFactory
+    site = WorkerSite(still, 0, 1, (), cast, Settings(), Path(), live, still)
+    children = DataflowChildren(site, still, lambda number: [])
     for number in range(1, count + 1):
-        live[number] = Live(number, flow(number))
+        live[number] = LiveRendering(number, flow(number))
         children.render(live[number])
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from actors.arrangement import ArrangementStatistics, SharedStatistics
 from actors.compute import events as e
-from actors.compute.live import Live
-from actors.compute.logs import Logs, answer, table_of
-from actors.compute.reconcile import Flag, Replaced, Running
+from actors.compute.live import LiveRendering
+from actors.compute.logs import WorkerLogs, answer, table_of
+from actors.compute.reconcile import ReconcileObstacle, ReplacedDataflow, RunningDataflow
 from actors.compute.state import ComputeState
 from actors.errors import InvalidUsage, UnknownObject
 from actors.plan.schema import DIFF
@@ -19,10 +19,9 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
+    ColumnComparison,
     Command,
-    Comparison,
     CreateDataflow,
-    Finishing,
     Hello,
     IndexTarget,
     InitializationComplete,
@@ -30,12 +29,13 @@ from actors.protocol.compute import (
     OrderBy,
     Peek,
     PeekResponse,
-    Schedule,
+    RowSetFinishing,
+    ScheduleDataflow,
 )
 from actors.protocol.internal import (
     DataflowProgress,
     DataflowStatus,
-    Sequenced,
+    SequencedCommand,
     SourceStatistics,
 )
 from actors.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
@@ -52,18 +52,18 @@ class Room:
 
     def __init__(self, worker: int = 0, rows_max: int = 3) -> None:
         self.state = ComputeState(worker, 2, result_bytes_max=1000, peeks_max=9)
-        self.live: dict[int, Live] = {}
-        self.logs = Logs(self.state, self.live, rows_max, lambda: [SHARED])
+        self.live: dict[int, LiveRendering] = {}
+        self.logs = WorkerLogs(self.state, self.live, rows_max, lambda: [SHARED])
         self.do(Hello("a"), InitializationComplete())
 
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []
         for command in commands:
-            effects += self.state.handle(Sequenced(self.state.next_index, 1, command))
+            effects += self.state.handle(SequencedCommand(self.state.next_index, 1, command))
         for effect in effects:
-            if isinstance(effect, e.Render):
-                self.live[effect.number] = Live(effect.number, effect.description)
-            if isinstance(effect, e.Reconciled):
+            if isinstance(effect, e.RenderDataflow):
+                self.live[effect.number] = LiveRendering(effect.number, effect.description)
+            if isinstance(effect, e.LogReconciliation):
                 self.logs.reconciliation.note(effect)
         return effects
 
@@ -87,14 +87,14 @@ class Room:
 @pytest.mark.parametrize("worker", [0, 1])
 def test_each_relation_has_its_columns(name: str, worker: int) -> None:
     room = Room(worker)
-    room.do(CreateDataflow(index()), Schedule("i1"), CreateDataflow(subscribe()))
+    room.do(CreateDataflow(index()), ScheduleDataflow("i1"), CreateDataflow(subscribe()))
     room.says(1, state="hydrating")
     assert all(row["worker"] == worker for row in room.rows(name))
 
 
 def test_a_dataflow_is_told_once_and_until_it_has_stopped() -> None:
     room = Room()
-    room.do(CreateDataflow(index(as_of=10)), CreateDataflow(subscribe()), Schedule("i1"))
+    room.do(CreateDataflow(index(as_of=10)), CreateDataflow(subscribe()), ScheduleDataflow("i1"))
     room.says(1, state="gathering", text="waits", steps=4)
     first, second = room.rows("penstock.dataflows")
     assert (first["id"], first["kind"], first["as_of"], first["until"]) == ("i1", "index", 10, None)
@@ -106,15 +106,15 @@ def test_a_dataflow_is_told_once_and_until_it_has_stopped() -> None:
         (second["id"], "suspended"),
         ("i1", "dropping"),
     ]
-    room.state.handle(e.Stopped(1))
+    room.state.handle(e.DropCompleted(1))
     assert [row["id"] for row in room.rows("penstock.dataflows")] == [second["id"]]
 
 
 def test_frontiers_and_how_far_the_output_is_behind() -> None:
     room = Room()
     room.do(CreateDataflow(index(as_of=10)))
-    room.state.handle(e.Progressed(1, DataflowProgress("i1", 0, 50, 0)))
-    room.state.handle(e.Sealed(1, 20, 10))
+    room.state.handle(e.DataflowProgressed(1, DataflowProgress("i1", 0, 50, 0)))
+    room.state.handle(e.IndexSealed(1, 20, 10))
     room.do(CreateDataflow(subscribe()))
     row, heard = room.rows("penstock.frontiers")
     told = [heard[name] for name in ("input", "write", "output", "lag_ms")]
@@ -122,8 +122,8 @@ def test_frontiers_and_how_far_the_output_is_behind() -> None:
     room.do(AllowCompaction(heard["id"], EMPTY))
     assert (row["since"], row["input"], row["write"], row["output"]) == (10, 50, 20, 20)
     assert row["lag_ms"] == 30
-    room.state.handle(e.Progressed(1, DataflowProgress("i1", 0, EMPTY, 0)))
-    room.state.handle(e.Sealed(1, EMPTY, 10))
+    room.state.handle(e.DataflowProgressed(1, DataflowProgress("i1", 0, EMPTY, 0)))
+    room.state.handle(e.IndexSealed(1, EMPTY, 10))
     [row] = room.rows("penstock.frontiers")
     assert (row["input"], row["output"], row["lag_ms"]) == (None, None, 0)
 
@@ -147,9 +147,11 @@ def test_steps_are_remembered_once_each_and_only_so_many() -> None:
 def test_reconciliations_are_counted_by_outcome_and_flag() -> None:
     room = Room()
     log = room.logs.reconciliation
-    replaced = Replaced(Running(index(), 0), index(), (Flag.IMPORTS, Flag.EXPORT))
-    log.note(e.Reconciled("b", 5, 2, 1, (replaced,)))
-    log.note(e.Reconciled("c", 7, 0, 0, ()))
+    replaced = ReplacedDataflow(
+        RunningDataflow(index(), 0), index(), (ReconcileObstacle.IMPORTS, ReconcileObstacle.EXPORT)
+    )
+    log.note(e.LogReconciliation("b", 5, 2, 1, (replaced,)))
+    log.note(e.LogReconciliation("c", 7, 0, 0, ()))
     rows = {
         row["flag"]: (row["last"], row["total"]) for row in room.rows("penstock.reconciliation")
     }
@@ -158,10 +160,12 @@ def test_reconciliations_are_counted_by_outcome_and_flag() -> None:
         "created": (0, 2),
         "dropped": (0, 1),
         "replaced": (0, 1),
-        Flag.IMPORTS.value: (0, 1),
-        Flag.EXPORT.value: (0, 1),
+        ReconcileObstacle.IMPORTS.value: (0, 1),
+        ReconcileObstacle.EXPORT.value: (0, 1),
     }
-    assert log.flags() == tuple(sorted([(Flag.IMPORTS.value, 1), (Flag.EXPORT.value, 1)]))
+    assert log.flags() == tuple(
+        sorted([(ReconcileObstacle.IMPORTS.value, 1), (ReconcileObstacle.EXPORT.value, 1)])
+    )
 
 
 def test_reads_that_wait_and_arrangements_that_are_shared() -> None:
@@ -211,9 +215,9 @@ def test_a_read_of_a_relation_is_filtered_and_finished_like_any_other() -> None:
         "p",
         LogTarget(relation.name),
         0,
-        filter=(Comparison("step", ">=", value),),
+        filter=(ColumnComparison("step", ">=", value),),
         project=("step",),
-        finishing=Finishing((OrderBy("rows_in", descending=True),), limit=2),
+        finishing=RowSetFinishing((OrderBy("rows_in", descending=True),), limit=2),
     )
     [piece] = answer(relation, room.logs.rows(relation.name), peek, 10_000)
     found = from_ipc(piece.arrow).to_pylist()
@@ -227,7 +231,7 @@ def test_a_relation_that_is_not_kept_here_is_refused_by_name() -> None:
     room = Room()
     for name in ("penstock.objects", "penstock.nothing"):
         effects = room.do(Peek(name, LogTarget(name), 0))
-        [response] = [x.response for x in effects if isinstance(x, e.Respond)]
+        [response] = [x.response for x in effects if isinstance(x, e.SendComputeResponse)]
         assert isinstance(response, PeekResponse)
         assert response.result.code == "UnknownObject"  # type: ignore[union-attr]
         assert name in response.result.text  # type: ignore[union-attr]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from actors.compute.outbox import Outbox
+from actors.compute.outbox import ResponseOutbox
 from actors.protocol.compute import (
     Frontiers,
     PeekCanceled,
     PeekResponse,
     PeekRows,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
 )
 
 
-def outbox(messages: int = 4, size: int = 1000) -> Outbox[str]:
-    box: Outbox[str] = Outbox(messages, size)
+def outbox(messages: int = 4, size: int = 1000) -> ResponseOutbox[str]:
+    box: ResponseOutbox[str] = ResponseOutbox(messages, size)
     box.switch("n1")
     return box
 
@@ -56,12 +56,12 @@ def test_what_waits_is_merged() -> None:
     for time in range(1000):
         box.push(Frontiers("v", write=time))
         box.push(Frontiers("v", output=time))
-        box.push(Status("v", "running", steps=time))
+        box.push(StatusResponse("v", "running", steps=time))
     assert len(box) == 2
     box.taken("n1", [1])
     assert box.take() == [(2, Frontiers("v", write=999, output=999))]
     box.taken("n1", [2])
-    assert box.take() == [(3, Status("v", "running", steps=999))]
+    assert box.take() == [(3, StatusResponse("v", "running", steps=999))]
 
 
 def test_batches_are_never_merged_and_give_their_receipts_once() -> None:

@@ -19,28 +19,30 @@ from hypothesis import strategies as st
 from actors import threshold_probes
 from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
-from actors.compute.finishing import Finisher, finished, thinned
-from actors.compute.peeks import Wish, index_answer
-from actors.compute.shard_reads import Wanted
-from actors.compute.stash import Stash
+from actors.compute.finishing import RowFinisher, finished, thinned
+from actors.compute.peeks import PeekSpec, index_answer
+from actors.compute.shard_reads import ShardPeekRead
+from actors.compute.stash import PeekStash
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.persist import PersistClient
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.compute import (
-    Comparison,
-    Finishing,
+    ColumnComparison,
     IndexTarget,
     OrderBy,
     Peek,
     PeekError,
     PeekRows,
     PeekStashed,
+    RowSetFinishing,
 )
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("k", "bigint"), Column("s", "string"), Column("v", "double")))
+SCHEMA = TableSchema(
+    (TableColumn("k", "bigint"), TableColumn("s", "string"), TableColumn("v", "double"))
+)
 NAN = math.nan
 POOLS: dict[str, list[Any]] = {
     "k": [None, 0, 1, 2, 3, -(2**62)],
@@ -58,7 +60,7 @@ def position(value: Any) -> tuple[Any, ...]:
     return (0, value.encode() if isinstance(value, str) else value)
 
 
-def passes(row: dict[str, Any], test: Comparison, value: Any) -> bool:
+def passes(row: dict[str, Any], test: ColumnComparison, value: Any) -> bool:
     held = row[test.column]
     if test.op in ("is null", "is not null"):
         return (held is None) == (test.op == "is null")
@@ -115,7 +117,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     limit = draw(st.none() | st.integers(0, 30))
     finishing = None
     if draw(st.booleans()):
-        finishing = Finishing(tuple(draw(orders)), limit, draw(st.integers(0, 20)))
+        finishing = RowSetFinishing(tuple(draw(orders)), limit, draw(st.integers(0, 20)))
     columns = draw(st.none() | st.lists(st.sampled_from(sorted(POOLS)), min_size=1, unique=True))
     return {
         "rows": draw(rows_drawn),
@@ -132,7 +134,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 def made_peek(case: dict[str, Any]) -> Peek:
     tests = tuple(
-        Comparison(column, op, to_ipc(pa.table({"x": pa.array([value], KINDS[column])})))
+        ColumnComparison(column, op, to_ipc(pa.table({"x": pa.array([value], KINDS[column])})))
         for column, op, value in case["tests"]
     )
     keys = case["keys"]
@@ -160,14 +162,14 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     """As a replica and its client do it."""
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
-    stash = Stash(persist.stashed, clock, "0", 1000)
+    stash = PeekStash(persist.stashed, clock, "0", 1000)
     rows, step = case["rows"], case["installs"]
     results: list[Any] = []
     if case["shard"]:
-        wish = Wish(SCHEMA, peek)
+        wish = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threshold_probes.GATHERED_BYTES, "limit", case["piece"] // 2)
-            gathered = Wanted(SCHEMA, 9, wish, place / "spilled")
+            gathered = ShardPeekRead(SCHEMA, 9, wish, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))
             # Of another time, and taken back: both are no part of the answer.
@@ -202,7 +204,7 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     tables = [from_ipc(data) for data in streams]
     assert answer.rows == sum(table.num_rows for table in tables)
     whole = finished(pa.concat_tables(tables), peek.finishing, peek.project)
-    finisher = Finisher(peek.finishing, peek.project)
+    finisher = RowFinisher(peek.finishing, peek.project)
     pieces = [piece for table in tables if (piece := finisher.add(table)) is not None]
     pieces += [last for last in [finisher.end()] if last is not None]
     joined = pa.concat_tables([whole.slice(0, 0), *pieces])
@@ -237,7 +239,7 @@ def test_answers_equal_a_list(case: dict[str, Any]) -> None:
             for test, (_, _, value) in zip(peek.filter, case["tests"], strict=True)
         )
     ]
-    finishing = peek.finishing or Finishing()
+    finishing = peek.finishing or RowSetFinishing()
     expected = ordered(expected, finishing.order_by)
     begin = finishing.offset
     end = len(expected) if finishing.limit is None else begin + finishing.limit
@@ -266,23 +268,30 @@ def test_thinning_holds_no_more_than_it_must() -> None:
             table = updates_of([(seen, "x", 0.5, 1)] * 100, 0).drop_columns([TIME])
             yield table.to_batches()[0]
 
-    found = list(thinned(endless(), Finishing(limit=150, offset=20)))
+    found = list(thinned(endless(), RowSetFinishing(limit=150, offset=20)))
     assert sum(batch.num_rows for batch in found) == 170
     assert seen == 2, "a limit without an order ends the walk"
-    assert list(thinned(endless(), Finishing(limit=0))) == []
+    assert list(thinned(endless(), RowSetFinishing(limit=0))) == []
     one = iter([updates_of([(1, "x", 0.5, 10**9)], 0).drop_columns([TIME]).to_batches()[0]])
     assert finished(
-        pa.Table.from_batches(list(thinned(one, Finishing(limit=2)))), Finishing(limit=2), None
+        pa.Table.from_batches(list(thinned(one, RowSetFinishing(limit=2)))),
+        RowSetFinishing(limit=2),
+        None,
     )[DIFF].to_pylist() == [2]
 
 
 @pytest.mark.parametrize(
     ("peek", "rule"),
     [
-        (Peek("p", IndexTarget("i"), 0, filter=(Comparison("x", "="),)), "not one of k, s, v"),
-        (Peek("p", IndexTarget("i"), 0, filter=(Comparison("k", "=", b"x"),)), "IPC stream"),
         (
-            Peek("p", IndexTarget("i"), 0, filter=(Comparison("k", "=", to_ipc(pa.table({}))),)),
+            Peek("p", IndexTarget("i"), 0, filter=(ColumnComparison("x", "="),)),
+            "not one of k, s, v",
+        ),
+        (Peek("p", IndexTarget("i"), 0, filter=(ColumnComparison("k", "=", b"x"),)), "IPC stream"),
+        (
+            Peek(
+                "p", IndexTarget("i"), 0, filter=(ColumnComparison("k", "=", to_ipc(pa.table({}))),)
+            ),
             "one value",
         ),
         (
@@ -290,26 +299,26 @@ def test_thinning_holds_no_more_than_it_must() -> None:
                 "p",
                 IndexTarget("i"),
                 0,
-                filter=(Comparison("k", "=", to_ipc(pa.table({"x": ["no"]}))),),
+                filter=(ColumnComparison("k", "=", to_ipc(pa.table({"x": ["no"]}))),),
             ),
             "does not fit",
         ),
         (Peek("p", IndexTarget("i"), 0, project=("k", "k")), "twice"),
         (Peek("p", IndexTarget("i"), 0, project=("z",)), "projection"),
         (
-            Peek("p", IndexTarget("i"), 0, finishing=Finishing((OrderBy("z"),))),
+            Peek("p", IndexTarget("i"), 0, finishing=RowSetFinishing((OrderBy("z"),))),
             "order by",
         ),
     ],
 )
 def test_wishes_that_make_no_sense(peek: Peek, rule: str) -> None:
     with pytest.raises(InvalidUsage, match=rule):
-        Wish(SCHEMA, peek)
+        PeekSpec(SCHEMA, peek)
 
 
 def test_nested_columns_have_no_order() -> None:
-    schema = Schema((Column("a", "array<int>"),))
-    asked = Finishing((OrderBy("a"),))
+    schema = TableSchema((TableColumn("a", "array<int>"),))
+    asked = RowSetFinishing((OrderBy("a"),))
     with pytest.raises(InvalidUsage, match="cannot be compared"):
-        Wish(schema, Peek("p", IndexTarget("i"), 0, finishing=asked))
-    Wish(schema, Peek("p", IndexTarget("i"), 0, filter=(Comparison("a", "is null"),)))
+        PeekSpec(schema, Peek("p", IndexTarget("i"), 0, finishing=asked))
+    PeekSpec(schema, Peek("p", IndexTarget("i"), 0, filter=(ColumnComparison("a", "is null"),)))

@@ -13,29 +13,29 @@ import pytest
 from actors.arrangement import Arrangement
 from actors.compute.finishing import finished
 from actors.compute.keys import select_keys, wanted_keys
-from actors.compute.peeks import Share, answer_on_loop, error_of, index_answer
+from actors.compute.peeks import HashShare, answer_on_loop, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
-from actors.compute.stash import Stash
-from actors.errors import Corrupt, PenstockError, ReadBelowSince, ViewInError
+from actors.compute.stash import PeekStash
+from actors.errors import CorruptData, PenstockError, ReadBelowSince, ViewInError
 from actors.kernel import SystemClock
-from actors.persist import Append, NewShard, PersistClient
-from actors.plan.pieces import Piece
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.persist import NewShard, PersistClient, ShardAppend
+from actors.plan.pieces import ResultPiece
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.compute import (
-    Comparison,
-    Finishing,
+    ColumnComparison,
     IndexTarget,
     OrderBy,
     Peek,
     PeekRows,
     PeekStashed,
+    RowSetFinishing,
     ShardTarget,
     SourceImport,
 )
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("k", "int"), Column("v", "string")))
+SCHEMA = TableSchema((TableColumn("k", "int"), TableColumn("v", "string")))
 LIMIT = 1 << 20
 
 
@@ -157,9 +157,9 @@ def test_an_error_present_at_the_time_is_the_answer(tmp_path: Path) -> None:
 def test_a_negative_sum_is_invalid_data(tmp_path: Path, wrong: Any) -> None:
     made = Arrangement(tmp_path, SCHEMA, ("k",))
     made.insert(wrong, 6)
-    with pytest.raises(Corrupt, match="invalid data"):
+    with pytest.raises(CorruptData, match="invalid data"):
         index_rows(made, peek(5), LIMIT)
-    assert answer_on_loop(made, peek(5, k=[1]), Share(0, 1), LIMIT) is None
+    assert answer_on_loop(made, peek(5, k=[1]), HashShare(0, 1), LIMIT) is None
     assert error_of(ViewInError("x")).code == "ViewInError"
     assert wanted_keys(SCHEMA, peek(5)) is None
 
@@ -168,12 +168,12 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
     source = SourceImport("s1", SCHEMA)
-    stash = Stash(persist.stashed, clock, "0", 1000)
+    stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
 
     async def append(lower: int, upper: int, rows: Any) -> None:
         parts = await persist.write_parts("s1", rows)
-        await persist.append([Append("s1", lower, upper, parts)])
+        await persist.append([ShardAppend("s1", lower, upper, parts)])
 
     async def read(time: int, **keys: list[Any]) -> list[tuple[Any, ...]]:
         asked = peek(time, **keys)
@@ -224,12 +224,12 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
     source = SourceImport("s1", SCHEMA)
-    stash = Stash(persist.stashed, clock, "0", 1000)
+    stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
     fetched: list[str] = []
     fetch = persist.fetch
 
-    async def counted(part: Any, schema: Schema) -> Any:
+    async def counted(part: Any, schema: TableSchema) -> Any:
         fetched.append(part.key)
         return await fetch(part, schema)
 
@@ -238,8 +238,8 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
         for number in range(6):
             rows = updates((number, "a", number, 1), (number + 1, "b", number, 2))
             parts = await persist.write_parts("s1", rows)
-            await persist.append([Append("s1", number, number + 1, parts)])
-        only = Comparison("k", "=", to_ipc(pa.table({"k": pa.array([3], pa.int32())})))
+            await persist.append([ShardAppend("s1", number, number + 1, parts)])
+        only = ColumnComparison("k", "=", to_ipc(pa.table({"k": pa.array([3], pa.int32())})))
         asked = Peek("p", ShardTarget("u1", source), 5, filter=(only,))
         answer = await shard_answer(
             persist, clock, stash, source, asked, (LIMIT, LIMIT), "p", tmp_path / "x"
@@ -263,7 +263,7 @@ async def test_a_piece_is_collected_when_it_is_there_and_not_before() -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
     blobs = persist.stashed
-    stash = Stash(blobs, clock, "0", 0)
+    stash = PeekStash(blobs, clock, "0", 0)
     write = blobs.set
 
     async def slowly(key: str, data: bytes) -> None:
@@ -272,7 +272,7 @@ async def test_a_piece_is_collected_when_it_is_there_and_not_before() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blobs, "set", slowly)
-        found = [Piece(b"1", 1, False), Piece(b"2", 1, True)]
+        found = [ResultPiece(b"1", 1, False), ResultPiece(b"2", 1, True)]
         answer = await stash.answer(iter(found), LIMIT)
     assert isinstance(answer, PeekStashed)
     await stash.collect()
@@ -284,16 +284,16 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
     source = SourceImport("s1", SCHEMA)
-    stash = Stash(persist.stashed, clock, "0", 1000)
+    stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
     fetched: list[str] = []
     fetch = persist.fetch
 
-    async def counted(part: Any, schema: Schema) -> Any:
+    async def counted(part: Any, schema: TableSchema) -> Any:
         fetched.append(part.key)
         return await fetch(part, schema)
 
-    async def read(time: int, finishing: Finishing) -> tuple[int, int]:
+    async def read(time: int, finishing: RowSetFinishing) -> tuple[int, int]:
         """Rows that the reader finishes with, and how many parts were fetched."""
         fetched.clear()
         asked = Peek(f"p{time}", ShardTarget("u1", source), time, finishing=finishing)
@@ -309,14 +309,14 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
         for number in range(6):
             rows = updates((number, "a", number, 1), (number, "b", number, 2))
             parts = await persist.write_parts("s1", rows)
-            await persist.append([Append("s1", number, number + 1, parts)])
-        assert await read(5, Finishing(limit=4)) == (4, 2)
-        assert await read(5, Finishing(limit=4, offset=3)) == (4, 3)
-        assert await read(5, Finishing(limit=0)) == (0, 0)
-        assert await read(5, Finishing((OrderBy("k"),), 4)) == (4, 6)
+            await persist.append([ShardAppend("s1", number, number + 1, parts)])
+        assert await read(5, RowSetFinishing(limit=4)) == (4, 2)
+        assert await read(5, RowSetFinishing(limit=4, offset=3)) == (4, 3)
+        assert await read(5, RowSetFinishing(limit=0)) == (0, 0)
+        assert await read(5, RowSetFinishing((OrderBy("k"),), 4)) == (4, 6)
         gone = await persist.write_parts("s1", updates((0, "a", 6, -1)))
-        await persist.append([Append("s1", 6, 7, gone)])
-        assert await read(6, Finishing(limit=4)) == (4, 7)
+        await persist.append([ShardAppend("s1", 6, 7, gone)])
+        assert await read(6, RowSetFinishing(limit=4)) == (4, 7)
     await persist.close()
 
 

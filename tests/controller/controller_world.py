@@ -14,23 +14,23 @@ import pyarrow as pa
 
 from actors.controller.boot import load
 from actors.controller.controller import Controller
-from actors.controller.instance import Fixed
-from actors.controller.messages import Submit
-from actors.errors import Broken
-from actors.kernel import Address, System, SystemClock
+from actors.controller.instance import FixedReplicas
+from actors.controller.messages import SubmitRequest
+from actors.errors import ConnectionBroken
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import to_ipc
-from actors.protocol.api import Answer, Failed, Request, TableChange
+from actors.protocol.api import Answer, Request, RequestFailed, TableChange
 from actors.protocol.compute import Command, CreateDataflow, InitializationComplete, Peek, Response
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.probe import Probe
+from actors.testing.probe import MessageProbe
 
 A = TypeVar("A")
 C = TypeVar("C")
 
-KEYED = Schema((Column("id", "bigint"), Column("n", "int")), ("id",))
+KEYED = TableSchema((TableColumn("id", "bigint"), TableColumn("n", "int")), ("id",))
 SETTINGS = Settings(
     hold_downgrade_ms=20,
     retain_history_ms=60_000,
@@ -75,7 +75,7 @@ class FakeReplica:
     async def receive(self) -> Response:
         while not self.responses:
             if self.broken:
-                raise Broken("the replica is gone")
+                raise ConnectionBroken("the replica is gone")
             await self._changed.wait()
         return self.responses.popleft()
 
@@ -107,16 +107,20 @@ class World:
     """See the module's text."""
 
     def __init__(
-        self, system: System, persist: PersistClient, scratch: Path, settings: Settings = SETTINGS
+        self,
+        system: ActorSystem,
+        persist: PersistClient,
+        scratch: Path,
+        settings: Settings = SETTINGS,
     ) -> None:
         self.settings = settings
         self.system, self.persist, self.scratch = system, persist, scratch
-        self.session = Probe.start(system, "session")
-        self.maintenance = Probe.start(system, "maintenance")
-        self.executor: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+        self.session = MessageProbe.start(system, "session")
+        self.maintenance = MessageProbe.start(system, "maintenance")
+        self.executor: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
         self.replica = FakeReplica()
         self.numbers = 0
-        self.controller: Address[Any]
+        self.controller: ActorAddress[Any]
 
     async def start(self, name: str = "controller") -> None:
         boot = await load(self.persist)
@@ -126,7 +130,7 @@ class World:
                 boot,
                 self.persist,
                 self.executor,
-                Fixed({"r1": self.replica.connect}),
+                FixedReplicas({"r1": self.replica.connect}),
                 self.settings,
                 self.scratch / name,
                 self.maintenance.address,
@@ -140,7 +144,7 @@ class World:
         return self.numbers
 
     async def submit(self, request: Request) -> None:
-        await self.controller.send(Submit(self.session.address, request))
+        await self.controller.send(SubmitRequest(self.session.address, request))
 
     async def ask(self, request: Request, kind: type[A]) -> A:
         await self.submit(request)
@@ -148,7 +152,7 @@ class World:
 
     async def refused(self, request: Request) -> str:
         """The code of the error that it is answered with."""
-        return (await self.ask(request, Failed)).code
+        return (await self.ask(request, RequestFailed)).code
 
     async def answer(self) -> Answer:
         answer: Answer = await self.session.expect(object)  # type: ignore[arg-type]
@@ -170,7 +174,7 @@ async def started(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     settings = msgspec.structs.replace(SETTINGS, **changes)
     persist = await PersistClient.in_memory(SETTINGS, clock)
     with anyio.fail_after(200):
-        async with System(clock=clock, seed=7) as system:
+        async with ActorSystem(clock=clock, seed=7) as system:
             world = World(system, persist, tmp_path, settings)
             await world.start()
             yield world

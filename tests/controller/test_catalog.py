@@ -5,30 +5,32 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.controller.catalog import INDEX, TABLE, VIEW, Catalog, CatalogObject
+from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject, CatalogSnapshot
 from actors.controller.holds import RetainHolds
 from actors.errors import (
-    Corrupt,
+    CorruptData,
     ObjectExists,
     ObjectInUse,
     StateDirectoryError,
     UnknownObject,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 
-SCHEMA = Schema((Column("id", "bigint", False),), ("id",))
+SCHEMA = TableSchema((TableColumn("id", "bigint", False),), ("id",))
 
 
-def _with(catalog: Catalog, name: str, kind: str = TABLE, on: tuple[str, ...] = ()) -> Catalog:
+def _with(
+    catalog: CatalogSnapshot, name: str, kind: str = TABLE, on: tuple[str, ...] = ()
+) -> CatalogSnapshot:
     id_ = catalog.new_id
     shard = None if kind == INDEX else id_
     entry = CatalogObject(id=id_, name=name, kind=kind, schema=SCHEMA, shard=shard, depends=on)
     return catalog.add(entry)
 
 
-def _three() -> Catalog:
-    catalog = _with(Catalog(), "Flights")
+def _three() -> CatalogSnapshot:
+    catalog = _with(CatalogSnapshot(), "Flights")
     catalog = _with(catalog, "late", VIEW, ("u1",))
     return _with(catalog, "late_by_id", INDEX, ("u2",))
 
@@ -54,7 +56,7 @@ def test_dependents_keep_an_object() -> None:
 
 def test_document_round_trip() -> None:
     catalog = _three()
-    again = Catalog.decode(catalog.encode())
+    again = CatalogSnapshot.decode(catalog.encode())
     assert again.objects == catalog.objects
     assert again.new_id == catalog.new_id
     assert [e.name for e in again.indexes("u2")] == ["late_by_id"]
@@ -66,9 +68,9 @@ def test_document_of_another_format(format_: int, advice: str) -> None:
     other = msgspec.msgpack.encode({"format": format_, "objects": "of another shape"})
     said = f"format {format_}; this version knows 3: .* {advice}"
     with pytest.raises(StateDirectoryError, match=said):
-        Catalog.decode(other)
-    with pytest.raises(Corrupt):
-        Catalog.decode(b"garbage")
+        CatalogSnapshot.decode(other)
+    with pytest.raises(CorruptData):
+        CatalogSnapshot.decode(b"garbage")
 
 
 def test_retained_history() -> None:

@@ -16,30 +16,30 @@ from controller_world import (  # type: ignore[import-not-found]
 
 from actors.controller.boot import load
 from actors.controller.holds import RETAIN
-from actors.controller.messages import Delivered
+from actors.controller.messages import BytesDelivered
 from actors.controller.reads import DeadlinePassed
 from actors.errors import StorageError, StoreFull, ViewInError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
-    Changes,
-    Contents,
     CreateIndex,
     CreateTable,
     CreateView,
-    Done,
-    Drop,
-    Explain,
-    Failed,
-    Read,
-    Status,
+    DropObject,
+    EndRequest,
+    ExplainView,
+    ReadContents,
+    ReadObject,
+    ReadStatus,
+    RequestDone,
+    RequestFailed,
     StatusReport,
-    Subscribe,
-    Unsubscribe,
+    SubscribeChanges,
+    SubscribeObject,
     WaitFor,
-    Write,
-    Written,
+    WriteCommitted,
+    WriteTables,
 )
 from actors.protocol.compute import (
     AllowCompaction,
@@ -52,31 +52,33 @@ from actors.protocol.compute import (
     PeekError,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     ShardTarget,
     SubscribeBatch,
     SubscribeExport,
     SubscribeResponse,
     ViewExport,
 )
-from actors.protocol.compute import Status as DataflowStatus
+from actors.protocol.compute import StatusResponse as DataflowStatus
 from deadlines import Deadlines  # type: ignore[import-not-found]
 
 COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
 
 
 async def _table(world: World, name: str = "t") -> None:
-    await world.ask(CreateTable(world.number(), name, KEYED), Done)
+    await world.ask(CreateTable(world.number(), name, KEYED), RequestDone)
 
 
 async def _view(world: World, name: str = "v", sql: str = COUNT) -> CreateDataflow:
-    await world.ask(CreateView(world.number(), name, sql), Done)
+    await world.ask(CreateView(world.number(), name, sql), RequestDone)
     made: CreateDataflow = await world.created()
     return made
 
 
 async def _write(world: World, *rows: dict[str, Any]) -> int:
-    written: Written = await world.ask(Write(world.number(), (change("t", *rows),)), Written)
+    written: WriteCommitted = await world.ask(
+        WriteTables(world.number(), (change("t", *rows),)), WriteCommitted
+    )
     return written.time
 
 
@@ -90,10 +92,12 @@ async def test_bad_statements_are_named_and_change_nothing(tmp_path: Path) -> No
         assert await world.refused(CreateView(n(), "v", "SELECT * FROM nope")) == "UnknownObject"
         assert await world.refused(CreateIndex(n(), "i", "t", ("zz",))) == "InvalidUsage"
         assert await world.refused(CreateIndex(n(), "i", "t", ())) == "InvalidUsage"
-        assert await world.refused(Drop(n(), "nope")) == "UnknownObject"
-        assert await world.refused(Explain(n(), "t")) == "InvalidUsage"
-        assert await world.refused(Write(n(), (change("nope", {"id": 1}),))) == "UnknownObject"
-        assert await world.refused(Write(n(), (change("t", {"id": "x"}),))) == "TypeMismatch"
+        assert await world.refused(DropObject(n(), "nope")) == "UnknownObject"
+        assert await world.refused(ExplainView(n(), "t")) == "InvalidUsage"
+        assert (
+            await world.refused(WriteTables(n(), (change("nope", {"id": 1}),))) == "UnknownObject"
+        )
+        assert await world.refused(WriteTables(n(), (change("t", {"id": "x"}),))) == "TypeMismatch"
         assert [e.name for e in (await load(world.persist)).catalog.objects] == ["t"]
 
 
@@ -117,7 +121,7 @@ async def test_a_change_of_unknown_outcome_is_settled_by_reading_back(tmp_path: 
         await _view(world)
         world.persist.create_shards = create
         assert await world.refused(CreateView(world.number(), "v", COUNT)) == "ObjectExists"
-        await world.ask(CreateTable(world.number(), "t2", KEYED), Done)
+        await world.ask(CreateTable(world.number(), "t2", KEYED), RequestDone)
         assert [e.id for e in (await load(world.persist)).catalog.objects] == ["u1", "u2", "u3"]
 
 
@@ -148,7 +152,7 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
         dataflow = (await _view(world)).dataflow
-        assert await world.replica.expect(Schedule) == Schedule("u2")
+        assert await world.replica.expect(ScheduleDataflow) == ScheduleDataflow("u2")
         assert (dataflow.id, dataflow.as_of) == ("u2", time)
         assert isinstance(dataflow.export, ViewExport)
         assert dataflow.imports[0].tables_upper
@@ -162,10 +166,13 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
             ("u2-hidden0",),
             True,
         )
-        assert "source 0: t" in (await world.ask(Explain(world.number(), "v"), Done)).text
-        assert await world.refused(Drop(world.number(), "t")) == "ObjectInUse"
         assert (
-            await world.refused(Write(world.number(), (change("v", {"n": 1}),))) == "InvalidUsage"
+            "source 0: t" in (await world.ask(ExplainView(world.number(), "v"), RequestDone)).text
+        )
+        assert await world.refused(DropObject(world.number(), "t")) == "ObjectInUse"
+        assert (
+            await world.refused(WriteTables(world.number(), (change("v", {"n": 1}),)))
+            == "InvalidUsage"
         )
 
 
@@ -184,10 +191,10 @@ async def test_a_drop_takes_shards_dataflow_and_holds(tmp_path: Path) -> None:
         await _table(world)
         await _view(world)
         await world.submit(WaitFor(world.number(), "v", 1))
-        await world.ask(Drop(world.number(), "v"), Done)
-        assert (await world.session.expect(Failed)).code == "UnknownObject"
+        await world.ask(DropObject(world.number(), "v"), RequestDone)
+        assert (await world.session.expect(RequestFailed)).code == "UnknownObject"
         assert await world.replica.expect(AllowCompaction) == AllowCompaction("u2", EMPTY)
-        await world.ask(Drop(world.number(), "t"), Done)
+        await world.ask(DropObject(world.number(), "t"), RequestDone)
         boot = await load(world.persist)
         assert (boot.catalog.objects, boot.catalog.new_id) == ((), "u3")
         assert await world.persist.list_shards() == []
@@ -198,21 +205,21 @@ async def test_a_read_waits_until_sealed_and_peeks_once(tmp_path: Path) -> None:
         await _table(world)
         await _view(world)
         time = await _write(world, {"id": 1, "n": 2})
-        await world.submit(Read(world.number(), "v"))
+        await world.submit(ReadObject(world.number(), "v"))
         await world.submit(WaitFor(world.number(), "v", time))
         world.replica.respond(Frontiers("u2", write=time))
         world.replica.respond(Frontiers("u2", write=time + 1))
         peek = await world.replica.expect(Peek)
         assert (peek.time, peek.target.id) == (time, "u2")
         assert isinstance(peek.target, ShardTarget)
-        assert isinstance(await world.answer(), Done)
+        assert isinstance(await world.answer(), RequestDone)
         world.replica.respond(PeekResponse(peek.uuid, PeekRows(b"rows")))
-        contents = await world.session.expect(Contents)
+        contents = await world.session.expect(ReadContents)
         assert (contents.as_of, contents.arrow) == (time, b"rows")
-        await world.submit(Read(world.number(), "v"))
+        await world.submit(ReadObject(world.number(), "v"))
         peek = await world.replica.expect(Peek)
         world.replica.respond(PeekResponse(peek.uuid, PeekError("ViewInError", "1/0")))
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.code, failed.text) == (ViewInError.__name__, "1/0")
 
 
@@ -222,18 +229,18 @@ async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
         time = await _write(world, {"id": 1, "n": 2})
         await _view(world)
         n = world.number
-        assert await world.refused(Read(n(), "v", time + 10_000_000)) == "ReadTooFarAhead"
+        assert await world.refused(ReadObject(n(), "v", time + 10_000_000)) == "ReadTooFarAhead"
         assert await world.refused(WaitFor(n(), "v", time + 10_000_000)) == "ReadTooFarAhead"
-        assert await world.refused(Read(n(), "v", time - 1)) == "ReadBelowSince"
-        assert await world.refused(Read(n(), "v", -1)) == "InvalidUsage"
-        assert await world.refused(Read(n(), "nope")) == "UnknownObject"
-        assert await world.refused(Read(n(), "v", key_columns=("n",))) == "InvalidUsage"
+        assert await world.refused(ReadObject(n(), "v", time - 1)) == "ReadBelowSince"
+        assert await world.refused(ReadObject(n(), "v", -1)) == "InvalidUsage"
+        assert await world.refused(ReadObject(n(), "nope")) == "UnknownObject"
+        assert await world.refused(ReadObject(n(), "v", key_columns=("n",))) == "InvalidUsage"
         key = to_ipc(pa.table({"n": ["x"]}))
-        assert await world.refused(Read(n(), "v", None, key, ("n",))) == "TypeMismatch"
+        assert await world.refused(ReadObject(n(), "v", None, key, ("n",))) == "TypeMismatch"
         world.replica.respond(DataflowStatus("u2", "hydrating", "waiting for the engine"))
-        while (await world.ask(Status(n()), StatusReport)).objects[-1].state != "hydrating":
+        while (await world.ask(ReadStatus(n()), StatusReport)).objects[-1].state != "hydrating":
             pass
-        late = await world.ask(Read(n(), "v", deadline_ms=30), Failed)
+        late = await world.ask(ReadObject(n(), "v", deadline_ms=30), RequestFailed)
         assert late.code == "DeadlineExceeded"
         assert "it is hydrating waiting for the engine" in late.text
 
@@ -246,18 +253,18 @@ async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(
         await _table(world)
         await _write(world, {"id": 1, "n": 2})
         read = world.number()
-        await world.submit(Read(read, "t"))
+        await world.submit(ReadObject(read, "t"))
         peek = await world.replica.expect(Peek)
-        await world.submit(Unsubscribe(world.number(), read))
-        failed = await world.session.expect(Failed)
-        assert (failed.request, failed.code) == (read, "Canceled")
-        await world.session.expect(Done)
+        await world.submit(EndRequest(world.number(), read))
+        failed = await world.session.expect(RequestFailed)
+        assert (failed.request, failed.code) == (read, "OperationCanceled")
+        await world.session.expect(RequestDone)
         assert (await world.replica.expect(CancelPeek)).uuid == peek.uuid
         world.replica.respond(PeekResponse(peek.uuid, PeekRows(b"late")))
-        await world.submit(Read(world.number(), "t", deadline_ms=20))
+        await world.submit(ReadObject(world.number(), "t", deadline_ms=20))
         peek = await world.replica.expect(Peek)
         deadlines.end(20)
-        assert (await world.session.expect(Failed)).code == "DeadlineExceeded"
+        assert (await world.session.expect(RequestFailed)).code == "DeadlineExceeded"
         assert (await world.replica.expect(CancelPeek)).uuid == peek.uuid
 
 
@@ -265,25 +272,27 @@ async def test_an_index_serves_reads_by_its_key_when_it_is_ready(tmp_path: Path)
     async with started(tmp_path) as world:
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
-        await world.ask(CreateIndex(world.number(), "t_n", "t", ("N",)), Done)
+        await world.ask(CreateIndex(world.number(), "t_n", "t", ("N",)), RequestDone)
         export = (await world.created()).dataflow.export
         assert isinstance(export, IndexExport)
         assert export.key == ("n",)
         key = to_ipc(pa.table({"n": [2]}))
         keyed = ("n",)
-        await world.submit(Read(world.number(), "t", None, key, keyed))
+        await world.submit(ReadObject(world.number(), "t", None, key, keyed))
         assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
         world.replica.respond(Frontiers("u2", write=time + 1))
-        await world.ask(WaitFor(world.number(), "t_n", time), Done)
-        await world.submit(Read(world.number(), "t", None, key, keyed))
+        await world.ask(WaitFor(world.number(), "t_n", time), RequestDone)
+        await world.submit(ReadObject(world.number(), "t", None, key, keyed))
         peek = await world.replica.expect(Peek)
         assert peek.target == IndexTarget("u2")
         assert from_ipc(peek.keys or b"").schema.field("n").type == pa.int32()
-        await world.submit(Read(world.number(), "t", None, to_ipc(pa.table({"id": [1]})), ("id",)))
+        await world.submit(
+            ReadObject(world.number(), "t", None, to_ipc(pa.table({"id": [1]})), ("id",))
+        )
         assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
-        await world.submit(Read(world.number(), "t", time - 1))
+        await world.submit(ReadObject(world.number(), "t", time - 1))
         assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
-        assert await world.refused(Drop(world.number(), "t")) == "ObjectInUse"
+        assert await world.refused(DropObject(world.number(), "t")) == "ObjectInUse"
 
 
 def _batch(lower: int, upper: int, *rows: tuple[int, int, int]) -> SubscribeBatch:
@@ -298,7 +307,7 @@ def _batch(lower: int, upper: int, *rows: tuple[int, int, int]) -> SubscribeBatc
     return SubscribeBatch(lower, upper, to_ipc(table) if rows else None)
 
 
-def _ids(changes: Changes) -> list[int]:
+def _ids(changes: SubscribeChanges) -> list[int]:
     return [] if changes.arrow is None else from_ipc(changes.arrow)["id"].to_pylist()
 
 
@@ -307,25 +316,25 @@ async def test_subscribe_holds_its_shard_and_repeats_nothing(tmp_path: Path) -> 
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
         number = world.number()
-        await world.submit(Subscribe(number, "t"))
+        await world.submit(SubscribeObject(number, "t"))
         dataflow = (await world.created()).dataflow
         assert (dataflow.as_of, dataflow.export) == (time, SubscribeExport(KEYED_STORED, True))
         holder = f"subscribe/{dataflow.id}"
         assert (await world.persist.state("u1")).holds[holder] == time
         respond = world.replica.respond
         respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
-        changes = await world.session.expect(Changes)
+        changes = await world.session.expect(SubscribeChanges)
         assert (changes.lower, changes.upper, _ids(changes)) == (time, time + 1, [1])
         # The replica starts over: what was delivered is cut off.
         respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
         respond(SubscribeResponse(dataflow.id, _batch(0, time + 9, (1, time, 1), (2, time + 5, 1))))
-        changes = await world.session.expect(Changes)
+        changes = await world.session.expect(SubscribeChanges)
         assert (changes.lower, changes.upper, _ids(changes)) == (time + 1, time + 9, [2])
         compacted = await world.replica.expect(AllowCompaction)
         assert compacted == AllowCompaction(dataflow.id, time + 8)
-        await world.submit(Unsubscribe(world.number(), number))
-        assert (await world.session.expect(Failed)).code == "Canceled"
-        await world.session.expect(Done)
+        await world.submit(EndRequest(world.number(), number))
+        assert (await world.session.expect(RequestFailed)).code == "OperationCanceled"
+        await world.session.expect(RequestDone)
         assert await world.replica.expect(AllowCompaction) == AllowCompaction(dataflow.id, EMPTY)
 
 
@@ -338,26 +347,28 @@ async def test_subscribe_resumes_by_frontier_and_refuses_what_is_gone(tmp_path: 
     async with started(tmp_path) as world:
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
-        await world.submit(Subscribe(world.number(), "t", from_=time))
+        await world.submit(SubscribeObject(world.number(), "t", from_=time))
         dataflow = (await world.created()).dataflow
         assert (dataflow.as_of, dataflow.export) == (time - 1, SubscribeExport(KEYED_STORED, False))
         respond = world.replica.respond
         respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
-        changes = await world.session.expect(Changes)
+        changes = await world.session.expect(SubscribeChanges)
         assert (changes.lower, changes.upper, _ids(changes)) == (time, time + 1, [1])
         respond(SubscribeResponse(dataflow.id, _batch(time + 1, EMPTY)))
-        assert (await world.session.expect(Changes)).upper == EMPTY
-        await world.session.expect(Done)
+        assert (await world.session.expect(SubscribeChanges)).upper == EMPTY
+        await world.session.expect(RequestDone)
         await _view(world)
         n = world.number
-        assert await world.refused(Subscribe(n(), "v", from_=time)) == "ReadBelowSince"
-        assert await world.refused(Subscribe(n(), "v", from_=1, as_of=1)) == "InvalidUsage"
-        assert await world.refused(Subscribe(n(), "v", from_=time + 10**7)) == "ReadTooFarAhead"
-        await world.submit(Subscribe(n(), "v", from_=time + 1))
+        assert await world.refused(SubscribeObject(n(), "v", from_=time)) == "ReadBelowSince"
+        assert await world.refused(SubscribeObject(n(), "v", from_=1, as_of=1)) == "InvalidUsage"
+        assert (
+            await world.refused(SubscribeObject(n(), "v", from_=time + 10**7)) == "ReadTooFarAhead"
+        )
+        await world.submit(SubscribeObject(n(), "v", from_=time + 1))
         resumed = (await world.created()).dataflow
         failed = SubscribeBatch(0, time + 2, None, ("ViewInError", "1/0"))
         respond(SubscribeResponse(resumed.id, failed))
-        assert (await world.session.expect(Failed)).code == "ViewInError"
+        assert (await world.session.expect(RequestFailed)).code == "ViewInError"
 
 
 async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> None:
@@ -365,13 +376,13 @@ async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> No
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
         number = world.number()
-        await world.submit(Subscribe(number, "t"))
+        await world.submit(SubscribeObject(number, "t"))
         first = (await world.created()).dataflow
         sizes = []
         for n in range(3):
             batch = _batch(time + n, time + n + 1, (n, time + n, 1))
             world.replica.respond(SubscribeResponse(first.id, batch))
-            changes = await world.session.expect(Changes)
+            changes = await world.session.expect(SubscribeChanges)
             sizes.append(len(changes.arrow or b""))
         late = _batch(time + 3, time + 4, (3, time + 3, 1))
         world.replica.respond(SubscribeResponse(first.id, late))
@@ -381,13 +392,13 @@ async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> No
         assert dropped.id == first.id
         await world.session.expect_nothing()
         for size in sizes:
-            await world.controller.send(Delivered(world.session.address.path, number, size))
+            await world.controller.send(BytesDelivered(world.session.address.path, number, size))
         again = (await world.created()).dataflow
         assert again.id != first.id
         assert (again.as_of, again.export) == (time + 2, SubscribeExport(KEYED_STORED, False))
         batch = _batch(time + 3, time + 9, (3, time + 3, 1))
         world.replica.respond(SubscribeResponse(again.id, batch))
-        changes = await world.session.expect(Changes)
+        changes = await world.session.expect(SubscribeChanges)
         assert (changes.lower, changes.upper, _ids(changes)) == (time + 3, time + 9, [3])
         assert f"subscribe/{first.id}" in (await world.persist.state("u1")).holds
 
@@ -397,8 +408,8 @@ async def test_a_restart_builds_everything_from_the_catalog(tmp_path: Path) -> N
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
         first = (await _view(world)).dataflow
-        await world.ask(CreateIndex(world.number(), "v_n", "v", ("n",)), Done)
-        await world.submit(Subscribe(world.number(), "t"))
+        await world.ask(CreateIndex(world.number(), "v_n", "v", ("n",)), RequestDone)
+        await world.submit(SubscribeObject(world.number(), "t"))
         subscribe = (await world.created()).dataflow
         subscribe = (await world.created()).dataflow if subscribe.id == "u3" else subscribe
         later = await _write(world, {"id": 2, "n": 2})
@@ -413,7 +424,8 @@ async def test_a_restart_builds_everything_from_the_catalog(tmp_path: Path) -> N
         assert again[1].as_of == time
         assert await _write(world, {"id": 3, "n": 0}) > later
         assert (
-            await world.refused(Write(world.number(), (change("t", {"id": 3}),))) == "DuplicateKey"
+            await world.refused(WriteTables(world.number(), (change("t", {"id": 3}),)))
+            == "DuplicateKey"
         )
 
 
@@ -424,9 +436,9 @@ async def test_status_shows_all(tmp_path: Path) -> None:
         await _view(world)
         world.replica.respond(DataflowStatus("u2", "gathering", steps=3, step_ms=1.5))
         world.replica.respond(Frontiers("u2", write=time + 1))
-        await world.ask(WaitFor(world.number(), "v", time), Done)
+        await world.ask(WaitFor(world.number(), "v", time), RequestDone)
         later = await _write(world, {"id": 2, "n": 2})
-        report = await world.ask(Status(world.number()), StatusReport)
+        report = await world.ask(ReadStatus(world.number()), StatusReport)
         assert report.tables_upper == later + 1 <= report.time + 1
         table, view = report.objects
         assert (table.name, table.kind, table.upper, table.lag_ms) == ("t", "table", later + 1, 0)
@@ -440,15 +452,15 @@ async def test_status_shows_all(tmp_path: Path) -> None:
         }
         world.replica.respond(DataflowStatus("u2", "hydrating", **far))
         world.replica.respond(Frontiers("u2", write=later + 1))
-        await world.ask(WaitFor(world.number(), "v", later), Done)
-        _, view = (await world.ask(Status(world.number()), StatusReport)).objects
+        await world.ask(WaitFor(world.number(), "v", later), RequestDone)
+        _, view = (await world.ask(ReadStatus(world.number()), StatusReport)).objects
         assert {name: getattr(view, name) for name in far} == far
 
 
 async def test_holds_follow_the_retained_history(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         request = CreateTable(world.number(), "t", KEYED, retain_history_ms=1)
-        await world.ask(request, Done)
+        await world.ask(request, RequestDone)
         while (await world.persist.state("u1")).since == 0:
             await _write(world, {"id": world.numbers, "n": 2})
         state = await world.persist.state("u1")

@@ -10,20 +10,20 @@ import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 
 from actors.controller.copies import CopyLate
-from actors.controller.messages import Delivered
+from actors.controller.messages import BytesDelivered
 from actors.progress import EMPTY
 from actors.protocol.api import (
     CopiedInto,
-    CopyProgress,
+    CopyProgressed,
     CopyTo,
     CreateIndex,
     CreateTable,
-    Done,
-    Drop,
-    Failed,
-    Unsubscribe,
-    Write,
-    Written,
+    DropObject,
+    EndRequest,
+    RequestDone,
+    RequestFailed,
+    WriteCommitted,
+    WriteTables,
 )
 from actors.protocol.compute import (
     AllowCompaction,
@@ -35,17 +35,19 @@ from actors.protocol.compute import (
     CreateDataflow,
     DataflowDescription,
     InitializationComplete,
-    Schedule,
-    Status,
+    ScheduleDataflow,
+    StatusResponse,
 )
-from actors.testing.probe import Probe, settle
+from actors.testing.probe import MessageProbe, settle
 from deadlines import Deadlines  # type: ignore[import-not-found]
 
 
 async def table(world: World) -> int:
     """Makes table t, with one row; the time of that."""
-    await world.ask(CreateTable(world.number(), "t", KEYED), Done)
-    written = await world.ask(Write(world.number(), (change("t", {"id": 1, "n": 2}),)), Written)
+    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
+    written = await world.ask(
+        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
+    )
     return int(written.time)
 
 
@@ -54,7 +56,7 @@ async def begun(world: World, **changes: Any) -> tuple[int, DataflowDescription]
     number = world.number()
     await world.submit(CopyTo(number, "t", "out", **changes))
     created = await world.replica.expect(CreateDataflow)
-    assert (await world.replica.expect(Schedule)).id == created.dataflow.id
+    assert (await world.replica.expect(ScheduleDataflow)).id == created.dataflow.id
     return number, created.dataflow
 
 
@@ -92,14 +94,14 @@ async def test_a_copy_is_a_dataflow_that_answers_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("result", "code"),
-    [(CopyFailed("ViewInError", "x"), "ViewInError"), (CopyDropped(), "Broken")],
+    [(CopyFailed("ViewInError", "x"), "ViewInError"), (CopyDropped(), "ConnectionBroken")],
 )
 async def test_a_failure_is_told(tmp_path: Path, result: Any, code: str) -> None:
     async with started(tmp_path) as world:
         await table(world)
         number, flow = await begun(world)
         world.replica.respond(CopyToResponse(flow.id, result))
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.request, failed.code) == (number, code)
         await dropped(world, flow)
 
@@ -107,7 +109,7 @@ async def test_a_failure_is_told(tmp_path: Path, result: Any, code: str) -> None
 async def test_what_cannot_be_copied_is_refused_by_name(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         time = await table(world)
-        await world.ask(CreateIndex(world.number(), "i", "t", ("n",)), Done)
+        await world.ask(CreateIndex(world.number(), "i", "t", ("n",)), RequestDone)
 
         async def refused(name: str = "t", destination: str = "out", **changes: Any) -> str:
             return str(await world.refused(CopyTo(world.number(), name, destination, **changes)))
@@ -147,7 +149,7 @@ async def test_what_nobody_wants_is_dropped(
         await table(world)
         number = world.number()
         deadline = 300 if way == "deadline" else None
-        session = Probe.start(world.system, "another") if way == "gone" else world.session
+        session = MessageProbe.start(world.system, "another") if way == "gone" else world.session
         world.session, before = session, world.session
         await world.submit(CopyTo(number, "t", "out", deadline_ms=deadline))
         world.session = before
@@ -155,13 +157,13 @@ async def test_what_nobody_wants_is_dropped(
             flow = (await world.replica.expect(CreateDataflow)).dataflow
         match way:
             case "cancel":
-                await world.submit(Unsubscribe(world.number(), number))
-                assert (await before.expect(Failed)).code == "Canceled"
-                await before.expect(Done)
+                await world.submit(EndRequest(world.number(), number))
+                assert (await before.expect(RequestFailed)).code == "OperationCanceled"
+                await before.expect(RequestDone)
             case "gone":
                 world.system.cells[session.address.path].request_stop()
             case "drop":
-                await world.submit(Drop(world.number(), "t"))
+                await world.submit(DropObject(world.number(), "t"))
                 answers = [await world.answer(), await world.answer()]
                 codes = {getattr(answer, "code", "") for answer in answers}
                 assert codes == {"", "UnknownObject"}
@@ -169,7 +171,7 @@ async def test_what_nobody_wants_is_dropped(
                 while not len(world.system.cells["/controller"].actor._copies):
                     await anyio.lowlevel.checkpoint()  # a turn of the loop: it does not hold yet
                 deadlines.end(300)
-                assert (await before.expect(Failed)).code == "DeadlineExceeded"
+                assert (await before.expect(RequestFailed)).code == "DeadlineExceeded"
         controller = world.system.cells["/controller"].actor
         while len(controller._copies) or controller._copies._ended_early:
             await settle()
@@ -184,12 +186,12 @@ async def test_copies_are_bounded(tmp_path: Path) -> None:
     async with started(tmp_path, copies_max=2) as world:
         await table(world)
         _, flow = await begun(world)
-        assert await world.refused(CopyTo(world.number(), "t", "other")) == "Busy"
+        assert await world.refused(CopyTo(world.number(), "t", "other")) == "ResourceBusy"
         first = world.session
-        world.session = Probe.start(world.system, "second")
+        world.session = MessageProbe.start(world.system, "second")
         await begun(world)
-        world.session = Probe.start(world.system, "third")
-        assert await world.refused(CopyTo(world.number(), "t", "other")) == "Busy"
+        world.session = MessageProbe.start(world.system, "third")
+        assert await world.refused(CopyTo(world.number(), "t", "other")) == "ResourceBusy"
         world.replica.respond(CopyToResponse(flow.id, CopyDone(1, 1, "m")))
         await first.expect(CopiedInto)
         await begun(world)
@@ -201,19 +203,21 @@ async def test_progress_is_told_one_at_a_time(tmp_path: Path) -> None:
         number, flow = await begun(world, progress=True)
 
         def say(read: int, state: str = "copying") -> None:
-            status = Status(flow.id, state, rows_out=read * 10, parts_read=read, parts_total=9)
+            status = StatusResponse(
+                flow.id, state, rows_out=read * 10, parts_read=read, parts_total=9
+            )
             world.replica.respond(status)
 
         say(1)
-        first = await world.session.expect(CopyProgress)
-        assert first == CopyProgress(number, "copying", 10, 1, 9)
+        first = await world.session.expect(CopyProgressed)
+        assert first == CopyProgressed(number, "copying", 10, 1, 9)
         say(2)
         say(3)
         say(9, "copied")
         await world.session.expect_nothing()
-        await world.controller.send(Delivered(world.session.address.path, number, 256))
-        assert (await world.session.expect(CopyProgress)).parts_read == 3
-        await world.controller.send(Delivered(world.session.address.path, number, 256))
+        await world.controller.send(BytesDelivered(world.session.address.path, number, 256))
+        assert (await world.session.expect(CopyProgressed)).parts_read == 3
+        await world.controller.send(BytesDelivered(world.session.address.path, number, 256))
         await world.session.expect_nothing()
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.controller.fanout import Fanout, Member, Told
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.controller.fanout import FanoutDelivery, FanoutMember, SubscribeFanout
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY, ObjectId
 from actors.protocol.compute import (
@@ -17,13 +17,13 @@ from actors.protocol.compute import (
     Command,
     CreateDataflow,
     DataflowDescription,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     SubscribeBatch,
     SubscribeExport,
 )
 
-SCHEMA = Schema((Column("id", "bigint"),))
+SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 SOURCE = SourceImport("s1", SCHEMA)
 LAST = 60
 """One row comes at every time from 1 on, its id is the time; at every third another goes."""
@@ -80,7 +80,7 @@ class Replica:
                     self.flows[id] = DataflowDescription(
                         id, flow.name, flow.imports, export, frontier
                     )
-                case Schedule():
+                case ScheduleDataflow():
                     pass
                 case _:
                     raise AssertionError(command)
@@ -113,14 +113,14 @@ class Replica:
 class Client:
     """What one subscriber was told."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: FanoutMember) -> None:
         self.member = member
         self.begin = member.as_of if member.snapshot else member.delivered
         self.upper = self.begin
         self.bag: Counter[int] = Counter() if member.snapshot else contents(member.delivered - 1)
         self.paused = False
 
-    def told(self, told: Told) -> None:
+    def told(self, told: FanoutDelivery) -> None:
         assert told.lower == self.upper < told.upper
         self.upper = told.upper
         if told.arrow is not None:
@@ -138,7 +138,7 @@ class House:
 
     def __init__(self) -> None:
         self.numbers = 0
-        self.fanout = Fanout(self.fresh)
+        self.fanout = SubscribeFanout(self.fresh)
         self.replica = Replica()
         self.clients: list[Client] = []
 
@@ -147,7 +147,7 @@ class House:
         return f"t{self.numbers}"
 
     def come(self, time: int, *, snapshot: bool, up_to: int = EMPTY) -> Client:
-        made = Member(
+        made = FanoutMember(
             id=self.fresh(),
             name="v",
             source=SOURCE,

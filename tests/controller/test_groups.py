@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from actors.controller.groups import (
-    Group,
     TableTarget,
+    WriteGroup,
     fit_change,
     keys_wanted,
     lookup_key,
@@ -19,7 +19,7 @@ from actors.controller.groups import (
 )
 from actors.controller.rows import check_key_columns, fit, identities
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import concat, to_ipc, with_time
 from actors.protocol.api import TableChange
 
@@ -27,9 +27,11 @@ KEYED = TableTarget(
     "u1",
     "flights",
     "u1",
-    Schema((Column("id", "bigint", False), Column("late", "int")), ("id",)),
+    TableSchema((TableColumn("id", "bigint", False), TableColumn("late", "int")), ("id",)),
 )
-BAG = TableTarget("u2", "log", "u2", Schema((Column("x", "double"), Column("s", "string"))))
+BAG = TableTarget(
+    "u2", "log", "u2", TableSchema((TableColumn("x", "double"), TableColumn("s", "string")))
+)
 
 
 def _change(
@@ -44,14 +46,14 @@ def _change(
     return TableChange(target.name, *parts)
 
 
-def _group(target: TableTarget, held: list[dict[str, Any]], *changes: TableChange) -> Group:
+def _group(target: TableTarget, held: list[dict[str, Any]], *changes: TableChange) -> WriteGroup:
     overlay = overlay_of(target)
     fitted = [fit_change(target, change) for change in changes]
     wanted = keys_wanted(fitted)
     if wanted is not None:
         rows = concat([pa.Table.from_pylist(held)] if held else [], target.schema.arrow())
         overlay.load(wanted, with_time(rows, 1, 1))
-    return Group({target.id: overlay})
+    return WriteGroup({target.id: overlay})
 
 
 def _played(target: TableTarget, held: list[dict[str, Any]], *changes: TableChange) -> list[Any]:
@@ -116,7 +118,7 @@ def test_delete_of_a_whole_row_must_match_it() -> None:
 
 
 def test_atomic_over_tables() -> None:
-    group = Group({t.id: overlay_of(t) for t in (KEYED, BAG)})
+    group = WriteGroup({t.id: overlay_of(t) for t in (KEYED, BAG)})
     group.overlays["u1"].load(
         pa.table({"id": pa.array([1, 1])}), with_time(KEYED.schema.arrow().empty_table(), 1, 1)
     )
@@ -162,16 +164,16 @@ def test_update_of_a_bag_and_of_no_key() -> None:
         fit_change(KEYED, _change(KEYED, update=[{"late": 1}]))
 
 
-WIDE = Schema(
+WIDE = TableSchema(
     (
-        Column("id", "bigint", False),
-        Column("n", "int"),
-        Column("d", "decimal(6,2)"),
-        Column("f", "double"),
-        Column("s", "varchar(3)"),
-        Column("t", "timestamp"),
-        Column("a", "array<int>"),
-        Column("r", "struct<a:int,b:string>"),
+        TableColumn("id", "bigint", False),
+        TableColumn("n", "int"),
+        TableColumn("d", "decimal(6,2)"),
+        TableColumn("f", "double"),
+        TableColumn("s", "varchar(3)"),
+        TableColumn("t", "timestamp"),
+        TableColumn("a", "array<int>"),
+        TableColumn("r", "struct<a:int,b:string>"),
     )
 )
 
@@ -216,12 +218,12 @@ def test_type_mismatch_names_table_column_and_row(columns: dict[str, Any], text:
     assert text in str(caught.value)
 
 
-TEXTS = Schema(
+TEXTS = TableSchema(
     (
-        Column("k", "char(4)"),
-        Column("v", "varchar(3)"),
-        Column("m", "map<char(2),array<varchar(1)>>"),
-        Column("r", "struct<c:char(2),n:int>"),
+        TableColumn("k", "char(4)"),
+        TableColumn("v", "varchar(3)"),
+        TableColumn("m", "map<char(2),array<varchar(1)>>"),
+        TableColumn("r", "struct<c:char(2),n:int>"),
     ),
     ("k",),
 )
@@ -268,7 +270,7 @@ def test_texts_that_are_padded_alike_are_one_key() -> None:
 
 def test_what_is_inside_of_nested_values_is_cast_by_the_same_rules() -> None:
     kinds = ("array<decimal(9,2)>", "map<string,timestamp>", "array<struct<a:double,b:string>>")
-    schema = Schema(tuple(Column(f"c{n}", kind) for n, kind in enumerate(kinds)))
+    schema = TableSchema(tuple(TableColumn(f"c{n}", kind) for n, kind in enumerate(kinds)))
     at = datetime.datetime(2013, 1, 1)  # noqa: DTZ001 - naive on purpose
     rows = pa.table(
         {
@@ -289,7 +291,7 @@ def test_what_is_inside_of_nested_values_is_cast_by_the_same_rules() -> None:
 
 def test_key_columns_have_exact_equality() -> None:
     with pytest.raises(InvalidUsage, match="a double cannot be in a PRIMARY KEY"):
-        check_key_columns("table t", Schema((Column("x", "double"),), ("x",)))
+        check_key_columns("table t", TableSchema((TableColumn("x", "double"),), ("x",)))
     assert lookup_key(WIDE) == ("id", "n", "d", "f", "s", "t")
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.controller.hydrations import Hydrations
+from actors.controller.hydrations import HydrationTracker
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, ObjectId
 from actors.protocol.compute import (
     AllowCompaction,
@@ -21,14 +21,14 @@ from actors.protocol.compute import (
     Export,
     Frontiers,
     IndexExport,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
-    Status,
+    StatusResponse,
     SubscribeExport,
     ViewExport,
 )
 
-SCHEMA = Schema((Column("id", "bigint"),))
+SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 PLAN = DeltaPlan(("t",), (SCHEMA,), SCHEMA, "", "incremental", "", ())
 AS_OF = 10
 
@@ -50,64 +50,69 @@ def hydrated(id: ObjectId) -> Frontiers:
     return Frontiers(id, output=AS_OF + 1)
 
 
-def sent(hydrations: Hydrations, commands: Sequence[Command]) -> list[Command]:
+def sent(hydrations: HydrationTracker, commands: Sequence[Command]) -> list[Command]:
     return [out for command in commands for out in hydrations.command(command)]
 
 
 def scheduled(commands: Sequence[Command]) -> list[ObjectId]:
-    return [command.id for command in commands if isinstance(command, Schedule)]
+    return [command.id for command in commands if isinstance(command, ScheduleDataflow)]
 
 
 def test_so_many_at_a_time_and_the_rest_in_order() -> None:
-    hydrations = Hydrations(2)
+    hydrations = HydrationTracker(2)
     ids = [f"u{n}" for n in range(5)]
     creates: list[Command] = [index(id) if id == "u1" else view(id) for id in ids]
-    out = sent(hydrations, [*creates, *map(Schedule, ids), AllowWrites()])
-    assert out == [*creates, Schedule("u0"), Schedule("u1"), AllowWrites()]
+    out = sent(hydrations, [*creates, *map(ScheduleDataflow, ids), AllowWrites()])
+    assert out == [*creates, ScheduleDataflow("u0"), ScheduleDataflow("u1"), AllowWrites()]
     assert (hydrations.hydrating, hydrations.waiting) == (2, 3)
     assert hydrations.responded(Frontiers("u1", output=AS_OF)) == []
     assert hydrations.responded(Frontiers("u1", write=AS_OF + 1)) == []
-    assert hydrations.responded(hydrated("u1")) == [Schedule("u2")]
+    assert hydrations.responded(hydrated("u1")) == [ScheduleDataflow("u2")]
     assert hydrations.responded(hydrated("u1")) == []
     dropped = AllowCompaction("u0", EMPTY)
-    assert hydrations.command(dropped) == [dropped, Schedule("u3")]
+    assert hydrations.command(dropped) == [dropped, ScheduleDataflow("u3")]
     assert hydrations.command(AllowCompaction("u4", EMPTY)) == [AllowCompaction("u4", EMPTY)]
     assert hydrations.responded(hydrated("u2")) == []
     assert (hydrations.hydrating, hydrations.waiting) == (1, 0)
 
 
 def test_a_subscribe_does_not_wait() -> None:
-    hydrations = Hydrations(1)
-    stream: list[Command] = [created("t1", SubscribeExport(SCHEMA)), Schedule("t1")]
-    sent(hydrations, [view("u1"), Schedule("u1")])
+    hydrations = HydrationTracker(1)
+    stream: list[Command] = [created("t1", SubscribeExport(SCHEMA)), ScheduleDataflow("t1")]
+    sent(hydrations, [view("u1"), ScheduleDataflow("u1")])
     assert sent(hydrations, stream) == stream
-    assert sent(hydrations, [view("u2"), Schedule("u2")]) == [view("u2")]
+    assert sent(hydrations, [view("u2"), ScheduleDataflow("u2")]) == [view("u2")]
 
 
 def test_one_waits_for_what_it_reads_and_takes_no_place() -> None:
-    hydrations = Hydrations(2)
+    hydrations = HydrationTracker(2)
     out = sent(
         hydrations,
-        [view("u1"), view("u2", "shard of u1"), view("u3"), *map(Schedule, ("u1", "u2", "u3"))],
+        [
+            view("u1"),
+            view("u2", "shard of u1"),
+            view("u3"),
+            *map(ScheduleDataflow, ("u1", "u2", "u3")),
+        ],
     )
     assert scheduled(out) == ["u1", "u3"]
     assert hydrations.responded(hydrated("u3")) == []
-    assert hydrations.responded(hydrated("u1")) == [Schedule("u2")]
+    assert hydrations.responded(hydrated("u1")) == [ScheduleDataflow("u2")]
 
 
 @pytest.mark.parametrize("state", ["stalled", "frozen"])
 def test_one_that_is_stuck_gives_its_place_up(state: str) -> None:
-    hydrations = Hydrations(1)
-    sent(hydrations, [view("u1"), view("u2"), Schedule("u1"), Schedule("u2")])
-    assert hydrations.responded(Status("u1", "hydrating")) == []
-    assert hydrations.responded(Status("u1", state)) == [Schedule("u2")]
-    assert hydrations.responded(Status("u1", state)) == []
+    hydrations = HydrationTracker(1)
+    sent(hydrations, [view("u1"), view("u2"), ScheduleDataflow("u1"), ScheduleDataflow("u2")])
+    assert hydrations.responded(StatusResponse("u1", "hydrating")) == []
+    assert hydrations.responded(StatusResponse("u1", state)) == [ScheduleDataflow("u2")]
+    assert hydrations.responded(StatusResponse("u1", state)) == []
 
 
 def test_what_the_replica_kept_makes_room_at_once() -> None:
-    hydrations = Hydrations(1)
+    hydrations = HydrationTracker(1)
     ids = [f"u{n}" for n in range(100)]
-    out = sent(hydrations, [*map(view, ids), *map(Schedule, ids)])
+    out = sent(hydrations, [*map(view, ids), *map(ScheduleDataflow, ids)])
     assert scheduled(out) == ["u0"]
     for id in reversed(ids):
         assert hydrations.responded(hydrated(id)) == []
@@ -126,7 +131,7 @@ def test_what_the_replica_kept_makes_room_at_once() -> None:
     ),
 )
 def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> None:
-    hydrations = Hydrations(limit)
+    hydrations = HydrationTracker(limit)
     running: set[ObjectId] = set()
     stuck: set[ObjectId] = set()
     living: list[ObjectId] = []
@@ -142,10 +147,15 @@ def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> N
         id = living[which % len(living)] if living else ""
         if what == "create" or (what == "create on" and not id):
             living.append(f"u{number}")
-            take(sent(hydrations, [view(f"u{number}"), Schedule(f"u{number}")]))
+            take(sent(hydrations, [view(f"u{number}"), ScheduleDataflow(f"u{number}")]))
         elif what == "create on":
             living.append(f"u{number}")
-            take(sent(hydrations, [view(f"u{number}", f"shard of {id}"), Schedule(f"u{number}")]))
+            take(
+                sent(
+                    hydrations,
+                    [view(f"u{number}", f"shard of {id}"), ScheduleDataflow(f"u{number}")],
+                )
+            )
         elif what == "hydrate" and id in running:
             running.discard(id)
             stuck.discard(id)
@@ -153,7 +163,7 @@ def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> N
             take(hydrations.responded(hydrated(id)))
         elif what == "stall" and id in running:
             stuck.add(id)
-            take(hydrations.responded(Status(id, "stalled")))
+            take(hydrations.responded(StatusResponse(id, "stalled")))
         elif what == "drop" and id:
             living.remove(id)
             for place in (running, stuck, done):

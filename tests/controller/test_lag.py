@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from actors.controller.catalog import Catalog, CatalogObject
+from actors.controller.catalog import CatalogObject, CatalogSnapshot
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.status import lag_ms
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import Frontiers
 
-SCHEMA = Schema((Column("k", "bigint"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 UPPERS = {
     "table": 100,
     "source": 250,
@@ -36,7 +36,7 @@ def entry(id_: str, kind: str, *depends: str, as_of: int = 0) -> CatalogObject:
     return CatalogObject(id=id_, name=id_, kind=kind, schema=SCHEMA, depends=depends, as_of=as_of)
 
 
-CATALOG = Catalog(
+CATALOG = CatalogSnapshot(
     (
         entry("table", "table"),
         entry("source", "source"),

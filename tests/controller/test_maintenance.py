@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 
 from actors.controller.maintenance import MaintenanceTask
-from actors.controller.messages import Gone, Grew
+from actors.controller.messages import ShardsAppended, ShardsDropped
 from actors.errors import StoreFull
-from actors.kernel import System, SystemClock
+from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.settings import Settings
 
@@ -48,11 +48,11 @@ async def test_grown_shards_are_maintained_one_by_one() -> None:
         persist = await CountingPersist.in_memory(SETTINGS, SystemClock())
         assert isinstance(persist, CountingPersist)
         persist.begin()
-        async with System() as system:
+        async with ActorSystem() as system:
             task = system.spawn(lambda: MaintenanceTask(persist, SETTINGS), "maintenance")
-            await task.send(Grew(("a", "bad", "b", "gone")))
-            await task.send(Grew(("a",)))
-            await task.send(Gone(("gone",)))
+            await task.send(ShardsAppended(("a", "bad", "b", "gone")))
+            await task.send(ShardsAppended(("a",)))
+            await task.send(ShardsDropped(("gone",)))
             while len(persist.maintained) < 3 or persist.collections < 2:
                 await persist.changed.wait()
         assert persist.maintained == ["a", "bad", "b"]

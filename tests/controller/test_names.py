@@ -6,7 +6,7 @@ import pytest
 
 from actors.controller.names import NAME_CHARACTERS_MAX, check_name
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.parsed.parse import read_tables
 
 
@@ -28,7 +28,10 @@ def test_other_names_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Branch Offices", "a.b", "x`y", "select", "t;--x"])
 def test_a_text_that_does_not_parse_still_reads_a_table_of_any_name(name: str) -> None:
-    tables = {name: Schema((Column("a", "int"),)), "other": Schema((Column("a", "int"),))}
+    tables = {
+        name: TableSchema((TableColumn("a", "int"),)),
+        "other": TableSchema((TableColumn("a", "int"),)),
+    }
     quoted = name.replace("`", "``")
     tree, _, sources = read_tables(f"FROM `{quoted}` |> NONSENSE ((", tables)
     assert tree is None

@@ -11,16 +11,16 @@ import anyio
 import pytest
 
 from actors.controller.messages import (
-    Push,
-    Replay,
+    PushCommand,
+    ReplayHistory,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
 )
 from actors.controller.replica import ReplicaTask
-from actors.errors import Broken
-from actors.kernel import Address, System
-from actors.plan.schema import Column, Schema
+from actors.errors import ConnectionBroken
+from actors.kernel import ActorAddress, ActorSystem
+from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
@@ -38,11 +38,11 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     Response,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
 )
 from actors.settings import Settings
-from actors.testing.probe import Probe
+from actors.testing.probe import MessageProbe
 
 COMMANDS: list[Command] = [CreateInstance(2), InitializationComplete(), AllowWrites()]
 
@@ -70,7 +70,7 @@ class FakeClient:
 
     def offer(self, commands: Sequence[Command]) -> int:
         if self.closed:
-            raise Broken("closed")
+            raise ConnectionBroken("closed")
         taken = list(commands)[: self.room]
         self.room -= len(taken)
         self.sent.extend(taken)
@@ -112,11 +112,11 @@ class FakeClient:
 
 
 class World:
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: ActorSystem) -> None:
         self.clients: list[FakeClient] = []
         self.refusals = 0
-        self.controller = Probe.start(system, "controller")
-        self.replica: Address[Any] = system.spawn(
+        self.controller = MessageProbe.start(system, "controller")
+        self.replica: ActorAddress[Any] = system.spawn(
             lambda: ReplicaTask(
                 "r1",
                 self.connect,
@@ -130,13 +130,13 @@ class World:
         """The next connection, which is given the history."""
         told = await self.controller.expect(ReplicaConnected)
         assert told.replica == "r1"
-        await self.replica.send(Replay(told.incarnation, tuple(commands)))
+        await self.replica.send(ReplayHistory(told.incarnation, tuple(commands)))
         return told
 
     async def connect(self) -> FakeClient:
         if self.refusals:
             self.refusals -= 1
-            raise Broken("nobody listens")
+            raise ConnectionBroken("nobody listens")
         self.clients.append(FakeClient())
         return self.clients[-1]
 
@@ -144,7 +144,7 @@ class World:
 @asynccontextmanager
 async def started() -> AsyncIterator[World]:
     with anyio.fail_after(200):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             yield World(system)
 
 
@@ -155,8 +155,8 @@ async def test_replays_hello_and_history_then_sends_on() -> None:
         hello, *rest = await client.expect(4)
         assert isinstance(hello, Hello)
         assert rest == COMMANDS
-        await world.replica.send(Push(Schedule("u1")))
-        assert await client.expect(1) == [Schedule("u1")]
+        await world.replica.send(PushCommand(ScheduleDataflow("u1")))
+        assert await client.expect(1) == [ScheduleDataflow("u1")]
 
 
 async def test_reconnects_with_a_fresh_nonce_and_is_given_the_history_again() -> None:
@@ -167,7 +167,7 @@ async def test_reconnects_with_a_fresh_nonce_and_is_given_the_history_again() ->
         world.clients[0].respond(answer)
         assert (await world.controller.expect(ReplicaResponse)).response == answer
         world.refusals = 3
-        world.clients[0].respond(Broken("gone"))
+        world.clients[0].respond(ConnectionBroken("gone"))
         lost = [await world.controller.expect(ReplicaLost) for _ in range(4)]
         assert "nobody listens" in str(lost[-1].error)
         live = Peek("p2", IndexTarget("u2"), 6)
@@ -192,8 +192,8 @@ async def test_commands_keep_their_order_whatever_goes_without_waiting(room: int
         ids = [f"u{n}" for n in range(20)]
         for id in ids:
             client.room = room
-            await world.replica.send(Push(Schedule(id)))
-        assert await client.expect(20) == [Schedule(id) for id in ids]
+            await world.replica.send(PushCommand(ScheduleDataflow(id)))
+        assert await client.expect(20) == [ScheduleDataflow(id) for id in ids]
 
 
 async def test_responses_that_are_there_come_in_order_and_before_the_end() -> None:
@@ -202,7 +202,7 @@ async def test_responses_that_are_there_come_in_order_and_before_the_end() -> No
         client = world.clients[0]
         said = [Frontiers("u1", write=number) for number in range(1, 200)]
         client.responses.extend(said)
-        client.respond(Broken("gone"))
+        client.respond(ConnectionBroken("gone"))
         heard = [(await world.controller.expect(ReplicaResponse)).response for _ in said]
         assert heard == said
         assert "gone" in str((await world.controller.expect(ReplicaLost)).error)
@@ -216,8 +216,8 @@ async def test_a_peek_whose_answer_is_there_is_not_sent() -> None:
         rows = PeekRows(b"rows", 1)
         client.there["p1"] = rows
         here, elsewhere = (Peek(uuid, IndexTarget("u2"), 5) for uuid in ("p1", "p2"))
-        await world.replica.send(Push(here))
-        await world.replica.send(Push(elsewhere))
+        await world.replica.send(PushCommand(here))
+        await world.replica.send(PushCommand(elsewhere))
         assert await client.expect(1) == [elsewhere]
         answer = await world.controller.expect(ReplicaResponse)
         assert answer == ReplicaResponse("r1", told.incarnation, PeekResponse("p1", rows))
@@ -229,11 +229,11 @@ async def test_what_cannot_be_offered_loses_the_connection() -> None:
         client = world.clients[0]
         await client.expect(4)
         client.closed = True
-        await world.replica.send(Push(Schedule("u1")))
+        await world.replica.send(PushCommand(ScheduleDataflow("u1")))
         assert "closed" in str((await world.controller.expect(ReplicaLost)).error)
-        connected = await world.connected([*COMMANDS, Schedule("u1")])
+        connected = await world.connected([*COMMANDS, ScheduleDataflow("u1")])
         assert connected.incarnation > 1
-        assert (await world.clients[1].expect(5))[-1] == Schedule("u1")
+        assert (await world.clients[1].expect(5))[-1] == ScheduleDataflow("u1")
 
 
 async def test_what_was_said_before_the_history_is_in_it() -> None:
@@ -241,10 +241,10 @@ async def test_what_was_said_before_the_history_is_in_it() -> None:
     async with started() as world:
         told = await world.controller.expect(ReplicaConnected)
         peek = Peek("p1", IndexTarget("u2"), 5)
-        await world.replica.send(Push(peek))
-        await world.replica.send(Replay(told.incarnation - 1, (AllowWrites(),)))
-        await world.replica.send(Replay(told.incarnation, (*COMMANDS, peek)))
-        await world.replica.send(Push(CancelPeek("p1")))
+        await world.replica.send(PushCommand(peek))
+        await world.replica.send(ReplayHistory(told.incarnation - 1, (AllowWrites(),)))
+        await world.replica.send(ReplayHistory(told.incarnation, (*COMMANDS, peek)))
+        await world.replica.send(PushCommand(CancelPeek("p1")))
         sent = await world.clients[0].expect(6)
         assert sent[1:] == [*COMMANDS, peek, CancelPeek("p1")]
 
@@ -256,27 +256,27 @@ async def test_only_so_many_dataflows_hydrate_at_a_time() -> None:
         await client.expect(4)
         ids = [f"u{n}" for n in range(6)]
         for id in ids:
-            await world.replica.send(Push(CreateDataflow(index(id))))
-            await world.replica.send(Push(Schedule(id)))
+            await world.replica.send(PushCommand(CreateDataflow(index(id))))
+            await world.replica.send(PushCommand(ScheduleDataflow(id)))
         sent = await client.expect(10)
-        assert [c.id for c in sent if isinstance(c, Schedule)] == ids[:4], "hydrations_max"
+        assert [c.id for c in sent if isinstance(c, ScheduleDataflow)] == ids[:4], "hydrations_max"
         client.respond(Frontiers("u2", output=11))
-        assert await client.expect(1) == [Schedule("u4")]
+        assert await client.expect(1) == [ScheduleDataflow("u4")]
         # The next connection begins anew: what it has kept tells so.
         await world.controller.expect(ReplicaResponse)
-        client.respond(Broken("gone"))
+        client.respond(ConnectionBroken("gone"))
         await world.controller.expect(ReplicaLost)
         made: list[Command] = [CreateDataflow(index(id)) for id in ids]
-        await world.connected([COMMANDS[0], *made, *map(Schedule, ids), *COMMANDS[1:]])
+        await world.connected([COMMANDS[0], *made, *map(ScheduleDataflow, ids), *COMMANDS[1:]])
         again = world.clients[1]
         sent = await again.expect(4 + 6 + 4)
-        assert [c.id for c in sent if isinstance(c, Schedule)] == ids[:4]
+        assert [c.id for c in sent if isinstance(c, ScheduleDataflow)] == ids[:4]
         for id in ids[:4]:
             again.respond(Frontiers(id, output=11))
-        assert await again.expect(2) == [Schedule("u4"), Schedule("u5")]
+        assert await again.expect(2) == [ScheduleDataflow("u4"), ScheduleDataflow("u5")]
 
 
 def index(id: str) -> DataflowDescription:
-    schema = Schema((Column("id", "bigint"),))
+    schema = TableSchema((TableColumn("id", "bigint"),))
     imports = (SourceImport("table", schema),)
     return DataflowDescription(id, id, imports, IndexExport(("id",), schema), 10)

@@ -9,9 +9,9 @@ import pytest
 
 from actors.controller import replica_set
 from actors.controller.replica_set import REPLICAS_KEY, decode, encode, names_of
-from actors.errors import Corrupt, StateDirectoryError, StorageError
+from actors.errors import CorruptData, StateDirectoryError, StorageError
 from actors.kernel import SystemClock
-from actors.persist import Cas, PersistClient
+from actors.persist import CompareAndSet, PersistClient
 from actors.settings import Settings
 
 SETTINGS = Settings(replicas=3, retry_delay_ms_min=1, retry_delay_ms_max=2)
@@ -28,7 +28,7 @@ def test_a_document_of_another_kind_is_refused() -> None:
     with pytest.raises(StateDirectoryError, match="format 7"):
         decode(msgspec.msgpack.encode({"format": 7}))
     for data in (b"", b"\xc1", msgspec.msgpack.encode({"format": 1, "names": 5})):
-        with pytest.raises(Corrupt, match="replicas"):
+        with pytest.raises(CorruptData, match="replicas"):
             decode(data)
 
 
@@ -41,7 +41,7 @@ class Faults:
         self._set = persist.compare_and_set
         persist.compare_and_set = self.compare_and_set  # type: ignore[method-assign]
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         fate = self.fates.pop(0) if self.fates else " "
         if fate == "d":
             raise StorageError("it did not happen", determinate=True)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from actors.compute.history import reduced
-from actors.controller.replicas import Merged, Replicas, of_replica
+from actors.controller.replicas import MergedResponses, ReplicaMerge, of_replica
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -37,10 +37,10 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     Response,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     StashPart,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeExport,
@@ -48,7 +48,7 @@ from actors.protocol.compute import (
     ViewExport,
 )
 
-SCHEMA = Schema((Column("id", "bigint"),))
+SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 PLAN = DeltaPlan(("table",), (SCHEMA,), SCHEMA, "SELECT id FROM table", "incremental", "")
 START: list[Command] = [CreateInstance(2), InitializationComplete(), AllowWrites()]
 AHEAD, DATA = "ReadBelowSince", "ViewInError"
@@ -71,21 +71,21 @@ def subscribe(id_: str) -> CreateDataflow:
     return create(id_, SubscribeExport(SCHEMA))
 
 
-def replicas(*names: str) -> Replicas:
-    made = Replicas(START)
+def replicas(*names: str) -> ReplicaMerge:
+    made = ReplicaMerge(START)
     for name in names:
         made.add(name)
         made.connected(name, 1)
     return made
 
 
-def peek(made: Replicas, uuid: str = "p") -> None:
+def peek(made: ReplicaMerge, uuid: str = "p") -> None:
     made.command(Peek(uuid, IndexTarget("u"), 5))
 
 
 def answered(
-    made: Replicas, name: str, result: PeekResult, uuid: str = "p", incarnation: int = 1
-) -> Merged:
+    made: ReplicaMerge, name: str, result: PeekResult, uuid: str = "p", incarnation: int = 1
+) -> MergedResponses:
     return made.responded(name, incarnation, PeekResponse(uuid, result))
 
 
@@ -107,7 +107,7 @@ def test_the_first_answer_counts_and_the_others_are_asked_no_more() -> None:
     first = answered(made, "r2", PeekRows(b"rows", 1))
     assert first.told == [PeekResponse("p", PeekRows(b"rows", 1))]
     assert first.sent == [("r1", CancelPeek("p")), ("r3", CancelPeek("p"))]
-    assert answered(made, "r1", PeekRows(b"rows", 1)) == Merged()
+    assert answered(made, "r1", PeekRows(b"rows", 1)) == MergedResponses()
     stashed = PeekStashed((StashPart("a", 1, 1), StashPart("b", 1, 1)), 2, 2)
     assert answered(made, "r3", stashed).unread == ["a", "b"]
     # Nobody who comes later is asked.
@@ -119,11 +119,11 @@ def test_the_first_answer_counts_and_the_others_are_asked_no_more() -> None:
 def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer() -> None:
     made = replicas("r1", "r2")
     peek(made)
-    assert answered(made, "r1", PeekError(AHEAD, "begun later")) == Merged()
+    assert answered(made, "r1", PeekError(AHEAD, "begun later")) == MergedResponses()
     assert made.lost("r2", 1).told == [PeekResponse("p", PeekError(AHEAD, "begun later"))]
     peek(made, "q")
     made.connected("r2", 2)
-    assert answered(made, "r1", PeekError("Busy", "full"), "q") == Merged()
+    assert answered(made, "r1", PeekError("ResourceBusy", "full"), "q") == MergedResponses()
     assert answered(made, "r2", PeekRows(b"", 0), "q", 2).told
     assert not of_replica(DATA)
     assert not of_replica("InvalidUsage")
@@ -150,16 +150,16 @@ def rows_of(*ids: int) -> PeekRows:
 def test_of_what_replicas_keep_of_themselves_all_rows_count() -> None:
     made = replicas("r1", "r2", "r3")
     made.command(Peek("p", LogTarget("penstock.steps"), 5))
-    assert answered(made, "r3", rows_of(7)) == Merged()
-    assert answered(made, "r1", rows_of(1, 2)) == Merged()
+    assert answered(made, "r3", rows_of(7)) == MergedResponses()
+    assert answered(made, "r1", rows_of(1, 2)) == MergedResponses()
     made.validate()
     # One that is lost is not waited for; what it has said goes with it.
-    assert made.lost("r3", 1) == Merged()
+    assert made.lost("r3", 1) == MergedResponses()
     done = answered(made, "r2", rows_of(3))
     assert ids(done.told[0]) == [1, 2, 3]  # type: ignore[arg-type]
     assert done.sent == [], "all have answered"
     made.validate()
-    assert answered(made, "r1", rows_of(1)) == Merged()
+    assert answered(made, "r1", rows_of(1)) == MergedResponses()
 
 
 def test_a_replica_that_comes_meanwhile_answers_too() -> None:
@@ -169,20 +169,20 @@ def test_a_replica_that_comes_meanwhile_answers_too() -> None:
     made.add("r3")
     commands, _ = made.connected("r3", 1)
     assert Peek("p", LogTarget("penstock.steps"), 5) in commands
-    assert answered(made, "r3", rows_of(3)) == Merged()
+    assert answered(made, "r3", rows_of(3)) == MergedResponses()
     assert ids(answered(made, "r2", rows_of()).told[0]) == [1, 3]  # type: ignore[arg-type]
 
 
 def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
     made = replicas("r1", "r2")
-    for uuid, last in (("p", rows_of(4)), ("q", PeekError("Busy", "too"))):
+    for uuid, last in (("p", rows_of(4)), ("q", PeekError("ResourceBusy", "too"))):
         made.command(Peek(uuid, LogTarget("penstock.steps"), 5))
-        assert answered(made, "r1", PeekError("Busy", "full"), uuid) == Merged()
+        assert answered(made, "r1", PeekError("ResourceBusy", "full"), uuid) == MergedResponses()
         assert answered(made, "r2", last, uuid).told == [PeekResponse(uuid, last)]
     # What is wrong with the question is told at once, and blobs of other answers are removed.
     made.command(Peek("s", LogTarget("penstock.steps"), 5))
     stashed = PeekStashed((StashPart("a", 1, 1),), 1, 1)
-    assert answered(made, "r1", stashed, "s") == Merged()
+    assert answered(made, "r1", stashed, "s") == MergedResponses()
     told = answered(made, "r2", PeekError("InvalidUsage", "no such column"), "s")
     assert (told.told, told.unread) == (
         [PeekResponse("s", PeekError("InvalidUsage", "no such column"))],
@@ -211,11 +211,11 @@ def test_that_all_are_gone_is_no_answer() -> None:
     made = replicas("r1", "r2")
     peek(made)
     answered(made, "r1", PeekError(AHEAD, "begun later"))
-    assert made.lost("r1", 1) == Merged()
-    assert made.lost("r2", 1) == Merged()
+    assert made.lost("r1", 1) == MergedResponses()
+    assert made.lost("r2", 1) == MergedResponses()
     commands, merged = made.connected("r1", 2)
     assert Peek("p", IndexTarget("u"), 5) in commands
-    assert merged == Merged()
+    assert merged == MergedResponses()
     assert answered(made, "r1", PeekRows(b"", 0), incarnation=2).told
 
 
@@ -225,8 +225,8 @@ def test_what_an_earlier_connection_said_does_not_count() -> None:
     made.lost("r1", 1)
     made.connected("r1", 2)
     stashed = PeekStashed((StashPart("a", 1, 1),), 1, 1)
-    assert answered(made, "r1", stashed) == Merged(unread=["a"])
-    assert made.lost("r1", 1) == Merged()
+    assert answered(made, "r1", stashed) == MergedResponses(unread=["a"])
+    assert made.lost("r1", 1) == MergedResponses()
     assert made.connected_names == ["r1", "r2"]
 
 
@@ -280,7 +280,7 @@ def test_the_blobs_of_a_batch_that_does_not_count_are_nobodys() -> None:
     first = made.responded("r1", 1, SubscribeResponse("t", large))
     assert (len(first.told), first.unread) == (1, [])
     late = SubscribeBatch(0, 11, parts=(StashPart("c", 1, 1),))
-    assert made.responded("r2", 1, SubscribeResponse("t", late)) == Merged(unread=["c"])
+    assert made.responded("r2", 1, SubscribeResponse("t", late)) == MergedResponses(unread=["c"])
     longer = SubscribeBatch(0, 14, parts=(StashPart("d", 1, 1),))
     (told,) = made.responded("r2", 1, SubscribeResponse("t", longer)).told
     assert isinstance(told, SubscribeResponse)
@@ -291,23 +291,23 @@ def test_a_subscribe_outlives_its_dataflow_on_one_replica() -> None:
     made = replicas("r1", "r2")
     made.command(subscribe("t"))
     dead = SubscribeResponse("t", SubscribeBatch(0, 11, None, ("ActorDead", "it crashed")))
-    assert made.responded("r1", 1, dead) == Merged()
+    assert made.responded("r1", 1, dead) == MergedResponses()
     assert made.responded("r2", 1, SubscribeResponse("t", batch(0, 11))).told
     assert made.responded("r2", 1, SubscribeResponse("t", SubscribeDropped(11))).told
     # An error of the data ends it, whoever says it first.
     made.command(subscribe("s"))
     wrong = SubscribeResponse("s", SubscribeBatch(0, 11, None, (DATA, "it fails")))
     assert made.responded("r2", 1, wrong).told == [wrong]
-    assert made.responded("r1", 1, wrong) == Merged()
+    assert made.responded("r1", 1, wrong) == MergedResponses()
     made.command(AllowCompaction("s", EMPTY))
-    assert made.responded("r1", 1, SubscribeResponse("s", SubscribeDropped(3))) == Merged()
+    assert made.responded("r1", 1, SubscribeResponse("s", SubscribeDropped(3))) == MergedResponses()
 
 
 def test_a_gap_is_never_told() -> None:
     made = replicas("r1", "r2")
     made.command(subscribe("t"))
     made.responded("r1", 1, SubscribeResponse("t", batch(0, 11)))
-    assert made.responded("r2", 1, SubscribeResponse("t", batch(12, 14))) == Merged()
+    assert made.responded("r2", 1, SubscribeResponse("t", batch(12, 14))) == MergedResponses()
     assert made.responded("r1", 1, SubscribeResponse("t", batch(11, 14))).told
     (told,) = made.lost("r1", 1).told
     assert isinstance(told, SubscribeResponse)
@@ -320,13 +320,13 @@ def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
     export = CopyToExport(SCHEMA, "/somewhere", "csv", 1_000)
     copy = create("c", export)
     assert made.command(copy) == ["r1"]
-    assert made.command(Schedule("c")) == ["r1"]
-    assert made.lost("r1", 1).sent == [("r2", copy), ("r2", Schedule("c"))]
+    assert made.command(ScheduleDataflow("c")) == ["r1"]
+    assert made.lost("r1", 1).sent == [("r2", copy), ("r2", ScheduleDataflow("c"))]
     commands, _ = made.connected("r1", 2)
     assert copy not in commands
     done = CopyToResponse("c", CopyDone(1, 1, "manifest"))
     assert made.responded("r2", 1, done).told == [done]
-    assert made.responded("r1", 2, done) == Merged()
+    assert made.responded("r1", 2, done) == MergedResponses()
     commands, _ = made.connected("r2", 2)
     assert copy not in commands, "it was made"
 
@@ -334,12 +334,12 @@ def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
 def test_the_status_is_that_of_whoever_is_furthest() -> None:
     made = replicas("r1", "r2")
     made.command(index("u"))
-    assert made.responded("r1", 1, Status("u", "running", hi=5)).told
-    assert not made.responded("r2", 1, Status("u", "hydrating", hi=0)).told
-    assert made.responded("r2", 1, Status("u", "running", hi=6)).told
-    assert not made.responded("r1", 1, Status("u", "running", hi=6)).told
+    assert made.responded("r1", 1, StatusResponse("u", "running", hi=5)).told
+    assert not made.responded("r2", 1, StatusResponse("u", "hydrating", hi=0)).told
+    assert made.responded("r2", 1, StatusResponse("u", "running", hi=6)).told
+    assert not made.responded("r1", 1, StatusResponse("u", "running", hi=6)).told
     made.lost("r2", 1)
-    assert made.responded("r1", 1, Status("u", "running", hi=6)).told
+    assert made.responded("r1", 1, StatusResponse("u", "running", hi=6)).told
 
 
 class Merging(RuleBasedStateMachine):
@@ -352,7 +352,7 @@ class Merging(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Replicas(START)
+        self.core = ReplicaMerge(START)
         self.incarnations = dict.fromkeys(("r1", "r2", "r3"), 0)
         self.said: dict[str, list[Command]] = {}
         """By connected replica: all it was told."""
@@ -372,7 +372,7 @@ class Merging(RuleBasedStateMachine):
         self.count += 1
         return f"{what}{self.count}"
 
-    def take(self, merged: Merged) -> None:
+    def take(self, merged: MergedResponses) -> None:
         for name, command in merged.sent:
             self.said[name].append(command)
         for response in merged.told:
@@ -434,7 +434,7 @@ class Merging(RuleBasedStateMachine):
             self.command(CancelPeek(uuid))
 
     @precondition(lambda self: self.said)
-    @rule(data=st.data(), code=st.sampled_from(("", "", DATA, AHEAD, "Busy")))
+    @rule(data=st.data(), code=st.sampled_from(("", "", DATA, AHEAD, "ResourceBusy")))
     def answer(self, data: st.DataObject, code: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.said)))
         asked = {each.uuid for each in self.said[name] if isinstance(each, Peek)}
@@ -458,7 +458,7 @@ class Merging(RuleBasedStateMachine):
         id_ = self.fresh("t")
         self.uppers[id_] = 0
         self.command(subscribe(id_))
-        self.command(Schedule(id_))
+        self.command(ScheduleDataflow(id_))
 
     @precondition(lambda self: self.said and self.uppers)
     @rule(data=st.data(), steps=st.integers(1, 6))
@@ -485,7 +485,7 @@ class Merging(RuleBasedStateMachine):
     @precondition(lambda self: self.uppers)
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
-        """As `Fanout` does: nobody needs what all have had."""
+        """As `SubscribeFanout` does: nobody needs what all have had."""
         id_ = data.draw(st.sampled_from(sorted(self.uppers)))
         if self.uppers[id_]:
             self.command(AllowCompaction(id_, self.uppers[id_] - 1))

@@ -11,41 +11,41 @@ import anyio
 import msgspec
 import pytest
 
-from actors.cluster.transport import Listener, dial
+from actors.cluster.transport import TransportListener, dial
 from actors.controller.memory_link import MemoryConnection, pair
-from actors.controller.messages import Delivered, Submit
+from actors.controller.messages import BytesDelivered, SubmitRequest
 from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
-from actors.errors import Broken, Closed
-from actors.kernel import System
+from actors.errors import ConnectionBroken, ResourceClosed
+from actors.kernel import ActorSystem
 from actors.protocol.api import (
     PROTOCOL_VERSION,
-    Changes,
-    Done,
-    Failed,
-    Status,
-    Unsubscribe,
-    Welcome,
-    Welcomed,
+    ClientHello,
+    EndRequest,
+    ReadStatus,
+    RequestDone,
+    RequestFailed,
+    ServiceHello,
+    SubscribeChanges,
 )
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.probe import MessageProbe, settle
 
 SETTINGS = Settings(requests_in_flight_max=3, frame_bytes_max=1 << 16, result_bytes_max=1 << 15)
 
 
 class World:
-    def __init__(self, system: System, listener: Listener) -> None:
+    def __init__(self, system: ActorSystem, listener: TransportListener) -> None:
         self.system = system
         self.listener = listener
-        self.controller = Probe.start(system, "controller")
+        self.controller = MessageProbe.start(system, "controller")
         self.server = system.spawn(
             lambda: ApiServer(listener, self.controller.address, SETTINGS), "sessions"
         )
 
     async def connect(self) -> MemoryConnection[Any, Any]:
         link: MemoryConnection[Any, Any] = await self.server.ask(ConnectInProcess)
-        await link.send(Welcome(PROTOCOL_VERSION))
-        assert isinstance(await link.receive(), Welcomed)
+        await link.send(ClientHello(PROTOCOL_VERSION))
+        assert isinstance(await link.receive(), ServiceHello)
         return link
 
     def sessions(self) -> list[str]:
@@ -55,45 +55,50 @@ class World:
 @asynccontextmanager
 async def started() -> AsyncIterator[World]:
     with anyio.fail_after(200):
-        listener = await Listener.bind("127.0.0.1:0", ToClient, FromClient, SETTINGS, MAGIC)
-        async with System() as system:
+        listener = await TransportListener.bind(
+            "127.0.0.1:0", ToClient, FromClient, SETTINGS, MAGIC
+        )
+        async with ActorSystem() as system:
             yield World(system, listener)
 
 
 async def test_requests_reach_the_controller_and_answers_return_in_any_order() -> None:
     async with started() as world:
         link = await world.connect()
-        await link.send(Status(1))
-        await link.send(Status(2))
-        first = await world.controller.expect(Submit)
-        second = await world.controller.expect(Submit)
-        second.session.reply(Done(2, "b"))
-        first.session.reply(Done(1, "a"))
-        assert [await link.receive(), await link.receive()] == [Done(2, "b"), Done(1, "a")]
+        await link.send(ReadStatus(1))
+        await link.send(ReadStatus(2))
+        first = await world.controller.expect(SubmitRequest)
+        second = await world.controller.expect(SubmitRequest)
+        second.session.reply(RequestDone(2, "b"))
+        first.session.reply(RequestDone(1, "a"))
+        assert [await link.receive(), await link.receive()] == [
+            RequestDone(2, "b"),
+            RequestDone(1, "a"),
+        ]
 
 
 async def test_busy_beyond_the_limit_but_unsubscribe_passes() -> None:
     async with started() as world:
         link = await world.connect()
         for number in range(1, 5):
-            await link.send(Status(number))
+            await link.send(ReadStatus(number))
         answer = await link.receive()
-        assert (answer.request, answer.code) == (4, "Busy")
-        await link.send(Unsubscribe(5, 1))
-        submits = [await world.controller.expect(Submit) for _ in range(4)]
-        assert submits[-1].request == Unsubscribe(5, 1)
-        submits[0].session.reply(Done(1))
-        submits[0].session.reply(Done(5))
+        assert (answer.request, answer.code) == (4, "ResourceBusy")
+        await link.send(EndRequest(5, 1))
+        submits = [await world.controller.expect(SubmitRequest) for _ in range(4)]
+        assert submits[-1].request == EndRequest(5, 1)
+        submits[0].session.reply(RequestDone(1))
+        submits[0].session.reply(RequestDone(5))
         assert {(await link.receive()).request, (await link.receive()).request} == {1, 5}
-        await link.send(Status(6))
-        assert (await world.controller.expect(Submit)).request == Status(6)
+        await link.send(ReadStatus(6))
+        assert (await world.controller.expect(SubmitRequest)).request == ReadStatus(6)
 
 
 @pytest.mark.parametrize(
     ("message", "code"),
     [
-        (Status(1), "RemoteProtocolError"),
-        (Welcome(PROTOCOL_VERSION + 1), "IncompatibleVersion"),
+        (ReadStatus(1), "RemoteProtocolError"),
+        (ClientHello(PROTOCOL_VERSION + 1), "IncompatibleVersion"),
     ],
 )
 async def test_a_wrong_beginning_is_told_and_closed(message: Any, code: str) -> None:
@@ -102,15 +107,15 @@ async def test_a_wrong_beginning_is_told_and_closed(message: Any, code: str) -> 
         await link.send(message)
         answer = await link.receive()
         assert (answer.request, answer.code) == (0, code)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await link.receive()
 
 
 async def test_a_request_number_in_use_breaks_the_protocol() -> None:
     async with started() as world:
         link = await world.connect()
-        await link.send(Status(1))
-        await link.send(Status(1))
+        await link.send(ReadStatus(1))
+        await link.send(ReadStatus(1))
         answer = await link.receive()
         assert (answer.request, "number 1 is in use" in answer.text) == (0, True)
 
@@ -118,11 +123,11 @@ async def test_a_request_number_in_use_breaks_the_protocol() -> None:
 async def test_changes_are_counted_as_delivered() -> None:
     async with started() as world:
         link = await world.connect()
-        await link.send(Status(1))
-        submit = await world.controller.expect(Submit)
-        submit.session.reply(Changes(1, 0, 5, b"12345"))
-        submit.session.reply(Changes(1, 5, 6))
-        delivered = await world.controller.expect(Delivered)
+        await link.send(ReadStatus(1))
+        submit = await world.controller.expect(SubmitRequest)
+        submit.session.reply(SubscribeChanges(1, 0, 5, b"12345"))
+        submit.session.reply(SubscribeChanges(1, 5, 6))
+        delivered = await world.controller.expect(BytesDelivered)
         assert (delivered.session, delivered.request, delivered.bytes) == (
             submit.session.path,
             1,
@@ -134,15 +139,15 @@ async def test_changes_are_counted_as_delivered() -> None:
 async def test_a_closed_connection_ends_its_session() -> None:
     async with started() as world:
         link = await world.connect()
-        await link.send(Status(1))
-        submit = await world.controller.expect(Submit)
+        await link.send(ReadStatus(1))
+        submit = await world.controller.expect(SubmitRequest)
         ended = anyio.Event()
         world.system.watch(submit.session, world.controller.address, "ended")
         await link.aclose()
         assert await world.controller.expect(str) == "ended"
         assert world.sessions() == []
         ended.set()
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await link.receive()
 
 
@@ -160,29 +165,29 @@ async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> N
         good = await world.connect()
         where = world.listener.address
         bad = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
-        await bad.send(Welcome(PROTOCOL_VERSION))
-        assert isinstance(await bad.receive(), Welcomed)
+        await bad.send(ClientHello(PROTOCOL_VERSION))
+        assert isinstance(await bad.receive(), ServiceHello)
         length = len(body) if body else 1 << 30
         bad._stream.write(struct.pack(">I", length) + body)
         answer = await bad.receive()
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, RequestFailed)
         assert (answer.request, answer.code) == (0, code)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await bad.receive()
         await bad.aclose()
-        await good.send(Status(1))
-        assert (await world.controller.expect(Submit)).request == Status(1)
+        await good.send(ReadStatus(1))
+        assert (await world.controller.expect(SubmitRequest)).request == ReadStatus(1)
 
 
 async def test_an_answer_that_no_frame_holds_is_told() -> None:
     async with started() as world:
         where = world.listener.address
         link = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
-        await link.send(Welcome(PROTOCOL_VERSION))
+        await link.send(ClientHello(PROTOCOL_VERSION))
         await link.receive()
-        await link.send(Status(1))
-        submit = await world.controller.expect(Submit)
-        submit.session.reply(Done(1, "x" * (1 << 17)))
+        await link.send(ReadStatus(1))
+        submit = await world.controller.expect(SubmitRequest)
+        submit.session.reply(RequestDone(1, "x" * (1 << 17)))
         answer = await link.receive()
         assert (answer.request, answer.code) == (1, "InvalidUsage")
         await link.aclose()
@@ -206,7 +211,7 @@ async def test_memory_link_is_bounded_and_keeps_what_was_sent_before_the_close()
             assert await right.receive() == 0
         await left.aclose()
         assert [await right.receive(), await right.receive()] == [1, 2]
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await right.receive()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await right.send(1)

@@ -12,21 +12,21 @@ from controller_world import KEYED, World, change, started  # type: ignore[impor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.controller.messages import Delivered, changes_bytes
-from actors.controller.pieces import Shelf, Way
+from actors.controller.messages import BytesDelivered, changes_bytes
+from actors.controller.pieces import BatchBlobs, BatchReader
 from actors.errors import StorageError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
-    Changes,
     CreateTable,
-    Done,
-    Failed,
-    Subscribe,
-    Unsubscribe,
-    Write,
-    Written,
+    EndRequest,
+    RequestDone,
+    RequestFailed,
+    SubscribeChanges,
+    SubscribeObject,
+    WriteCommitted,
+    WriteTables,
 )
 from actors.protocol.compute import (
     CreateDataflow,
@@ -58,8 +58,8 @@ def test_a_blob_is_removed_when_its_last_reader_is_done(
     readers: int, count: int, data: st.DataObject
 ) -> None:
     keys = [f"k{n}" for n in range(count)]
-    shelf = Shelf(keys, readers)
-    ways = [Way(shelf, 0, 9) for _ in range(readers)]
+    shelf = BatchBlobs(keys, readers)
+    ways = [BatchReader(shelf, 0, 9) for _ in range(readers)]
     live, removed = list(ways), []
     had = {id(way): 0 for way in ways}
     while live:
@@ -83,7 +83,7 @@ def test_a_blob_is_removed_when_its_last_reader_is_done(
 
 
 def test_a_piece_is_cut_to_what_its_reader_wants() -> None:
-    way = Way(Shelf(["k"], 1), 5, 8)
+    way = BatchReader(BatchBlobs(["k"], 1), 5, 8)
     inside = updates([1, 2], [5, 7])
     assert way.cut(inside) is inside
     cut = way.cut(updates([1, 2, 3], [4, 6, 8]))
@@ -105,14 +105,14 @@ class Room:
 
     @classmethod
     async def of(cls, world: World) -> Room:
-        await world.ask(CreateTable(world.number(), "t", KEYED), Done)
+        await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
         row = change("t", {"id": 1, "n": 2})
-        written = await world.ask(Write(world.number(), (row,)), Written)
+        written = await world.ask(WriteTables(world.number(), (row,)), WriteCommitted)
         return cls(world, int(written.time))
 
     async def subscribed(self, **changes: Any) -> tuple[int, DataflowDescription]:
         number = self.world.number()
-        await self.world.submit(Subscribe(number, "t", **changes))
+        await self.world.submit(SubscribeObject(number, "t", **changes))
         flow: DataflowDescription = (await self.world.created()).dataflow
         return number, flow
 
@@ -134,17 +134,17 @@ class Room:
     def respond(self, flow: DataflowDescription, batch: SubscribeBatch) -> None:
         self.world.replica.respond(SubscribeResponse(flow.id, batch))
 
-    async def heard(self) -> Changes:
-        found: Changes = await self.world.session.expect(Changes)
+    async def heard(self) -> SubscribeChanges:
+        found: SubscribeChanges = await self.world.session.expect(SubscribeChanges)
         return found
 
-    async def take(self, changes: Changes) -> None:
+    async def take(self, changes: SubscribeChanges) -> None:
         path = self.world.session.address.path
         size = changes_bytes(changes)
-        await self.world.controller.send(Delivered(path, changes.request, size))
+        await self.world.controller.send(BytesDelivered(path, changes.request, size))
 
 
-def ids(changes: Changes) -> list[int]:
+def ids(changes: SubscribeChanges) -> list[int]:
     return [] if changes.arrow is None else from_ipc(changes.arrow)["id"].to_pylist()
 
 
@@ -210,7 +210,7 @@ async def test_each_subscriber_gets_what_it_wants_of_a_batch(tmp_path: Path) -> 
         time = room.time
         first, flow = await room.subscribed()
         short = world.number()
-        await world.submit(Subscribe(short, "t", up_to=time + 3))
+        await world.submit(SubscribeObject(short, "t", up_to=time + 3))
         controller = world.system.cells["/controller"].actor
         while len(controller._subscribes._fanout.members(flow.id)) < 2:
             await settle()
@@ -218,7 +218,7 @@ async def test_each_subscriber_gets_what_it_wants_of_a_batch(tmp_path: Path) -> 
         parts = await room.stashed(updates([1, 2, 3], times), updates([4, 5, 6], times[::-1]))
         room.respond(flow, SubscribeBatch(0, time + 6, parts=parts))
         heard: dict[int, list[Any]] = {first: [], short: []}
-        while not any(isinstance(answer, Done) for answer in heard[short]):
+        while not any(isinstance(answer, RequestDone) for answer in heard[short]):
             answer: Any = await world.answer()
             heard[answer.request].append(answer)
         while len(heard[first]) < 2:
@@ -228,7 +228,7 @@ async def test_each_subscriber_gets_what_it_wants_of_a_batch(tmp_path: Path) -> 
         *pieces, end, done = heard[short]
         assert [ids(c) for c in pieces] == [[1, 2], [5, 6]]
         assert [c.partial for c in pieces] == [True, False]
-        assert (pieces[-1].upper, end.upper, done) == (time + 3, EMPTY, Done(short))
+        assert (pieces[-1].upper, end.upper, done) == (time + 3, EMPTY, RequestDone(short))
         await room.none_left()
 
 
@@ -253,8 +253,8 @@ async def test_blobs_that_nobody_reads_are_removed(tmp_path: Path, way: str) -> 
                     flow, SubscribeBatch(0, time + 1, None, ("ViewInError", "x"), None, parts)
                 )
         if way in ("unsubscribe", "gone already"):
-            await world.submit(Unsubscribe(world.number(), number))
-            assert (await world.session.expect(Failed)).code == "Canceled"
+            await world.submit(EndRequest(world.number(), number))
+            assert (await world.session.expect(RequestFailed)).code == "OperationCanceled"
         if way == "gone already":
             room.respond(flow, batch)
         await room.none_left()
@@ -268,7 +268,7 @@ async def test_a_piece_that_is_gone_cuts_the_subscribe_off(tmp_path: Path) -> No
         await world.persist.stashed.delete([parts[1].key])
         room.respond(flow, SubscribeBatch(0, room.time + 1, parts=parts))
         assert (await room.heard()).partial
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.request, failed.code) == (number, "SlowSubscriber")
         assert f"again from {room.time}" in failed.text
 
@@ -298,7 +298,7 @@ async def test_a_piece_is_read_again_when_the_store_fails(
         fails[0] = 3
         parts = await room.stashed(updates([2], room.time + 1))
         room.respond(again, SubscribeBatch(room.time + 1, room.time + 2, parts=parts))
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.request, failed.code) == (number, "StorageError")
         await room.none_left()
 
@@ -310,6 +310,6 @@ async def test_one_that_takes_no_piece_is_cut_off_and_holds_nothing(tmp_path: Pa
         parts = await room.stashed(*(updates(MANY, room.time) for _ in range(3)))
         room.respond(flow, SubscribeBatch(0, room.time + 1, parts=parts))
         assert (await room.heard()).partial
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.request, failed.code) == (number, "SlowSubscriber")
         await room.none_left()

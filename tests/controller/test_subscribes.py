@@ -15,19 +15,19 @@ from controller_world import (  # type: ignore[import-not-found]
     started,
 )
 
-from actors.controller.messages import Delivered, changes_bytes
+from actors.controller.messages import BytesDelivered, changes_bytes
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
-    Changes,
     CreateTable,
-    Done,
-    Failed,
-    Subscribe,
-    Unsubscribe,
-    Write,
-    Written,
+    EndRequest,
+    RequestDone,
+    RequestFailed,
+    SubscribeChanges,
+    SubscribeObject,
+    WriteCommitted,
+    WriteTables,
 )
 from actors.protocol.compute import (
     AllowCompaction,
@@ -42,8 +42,10 @@ from actors.testing.probe import settle
 
 async def table(world: World) -> int:
     """Makes table t, with one row; the time of that."""
-    await world.ask(CreateTable(world.number(), "t", KEYED), Done)
-    written = await world.ask(Write(world.number(), (change("t", {"id": 1, "n": 2}),)), Written)
+    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
+    written = await world.ask(
+        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
+    )
     return int(written.time)
 
 
@@ -58,7 +60,7 @@ def batch(lower: int, upper: int, *times: int) -> SubscribeBatch:
     return SubscribeBatch(lower, upper, to_ipc(pa.table(rows)) if times else None)
 
 
-async def subscribed(world: World, request: Subscribe) -> DataflowDescription:
+async def subscribed(world: World, request: SubscribeObject) -> DataflowDescription:
     """The dataflow that a subscribe starts."""
     await world.submit(request)
     flow: DataflowDescription = (await world.created()).dataflow
@@ -83,26 +85,26 @@ async def test_subscribers_share_a_dataflow_and_its_bytes(
     async with started(tmp_path) as world:
         time = await table(world)
         first = world.number()
-        flow = await subscribed(world, Subscribe(first, "t"))
+        flow = await subscribed(world, SubscribeObject(first, "t"))
         others = [world.number() for _ in range(3)]
         for number in others:
-            await world.submit(Subscribe(number, "t"))
+            await world.submit(SubscribeObject(number, "t"))
         await joined(world, flow, 4)
         world.replica.respond(SubscribeResponse(flow.id, batch(0, time + 1, time)))
-        told = [await world.session.expect(Changes) for _ in range(4)]
+        told = [await world.session.expect(SubscribeChanges) for _ in range(4)]
         assert sorted(changes.request for changes in told) == sorted([first, *others])
         made = 4 if request.config.getoption("messages_encoded") else 1  # each message its own
         assert len({id(changes.arrow) for changes in told}) == made
         assert created(world) == []
         # The one that started it leaves: the dataflow goes on for the others.
-        await world.submit(Unsubscribe(world.number(), first))
-        assert (await world.session.expect(Failed)).request == first
-        await world.session.expect(Done)
+        await world.submit(EndRequest(world.number(), first))
+        assert (await world.session.expect(RequestFailed)).request == first
+        await world.session.expect(RequestDone)
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 4, time + 2)))
-        told = [await world.session.expect(Changes) for _ in range(3)]
+        told = [await world.session.expect(SubscribeChanges) for _ in range(3)]
         assert {changes.request for changes in told} == set(others)
         for number in others:
-            await world.submit(Unsubscribe(world.number(), number))
+            await world.submit(EndRequest(world.number(), number))
         dropped = await world.replica.expect(AllowCompaction)
         while dropped.frontier != EMPTY:
             dropped = await world.replica.expect(AllowCompaction)
@@ -113,8 +115,8 @@ async def test_a_slow_one_leaves_the_others_alone(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         time = await table(world)
         slow, fast = world.number(), world.number()
-        flow = await subscribed(world, Subscribe(slow, "t", from_=time + 1))
-        await world.submit(Subscribe(fast, "t", from_=time + 1))
+        flow = await subscribed(world, SubscribeObject(slow, "t", from_=time + 1))
+        await world.submit(SubscribeObject(fast, "t", from_=time + 1))
         await joined(world, flow, 2)
         heard = {slow: 0, fast: 0}
         for n in range(1, 8):
@@ -122,22 +124,22 @@ async def test_a_slow_one_leaves_the_others_alone(tmp_path: Path) -> None:
                 SubscribeResponse(flow.id, batch(time + n, time + n + 1, time + n))
             )
             while heard[fast] < n:
-                changes = await world.session.expect(Changes)
+                changes = await world.session.expect(SubscribeChanges)
                 heard[changes.request] += 1
                 if changes.request == fast:
                     size = len(changes.arrow or b"")
-                    taken = Delivered(world.session.address.path, fast, size)
+                    taken = BytesDelivered(world.session.address.path, fast, size)
                     await world.controller.send(taken)
         assert 0 < heard[slow] < heard[fast]
-        taken = Delivered(world.session.address.path, slow, 1_000_000)
+        taken = BytesDelivered(world.session.address.path, slow, 1_000_000)
         await world.controller.send(taken)
         again = (await world.created()).dataflow
         assert again.as_of == time + heard[slow]
         # It catches up, and hears the others' dataflow again.
         world.replica.respond(SubscribeResponse(again.id, batch(again.as_of + 1, time + 8)))
-        assert (await world.session.expect(Changes)).request == slow
+        assert (await world.session.expect(SubscribeChanges)).request == slow
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 8, time + 9, time + 8)))
-        told = [await world.session.expect(Changes) for _ in range(2)]
+        told = [await world.session.expect(SubscribeChanges) for _ in range(2)]
         assert {changes.request for changes in told} == {slow, fast}
 
 
@@ -145,24 +147,24 @@ async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(tmp_path: Pat
     async with started(tmp_path, subscribe_idle_ms=1_500) as world:
         time = await table(world)
         stuck, lively = world.number(), world.number()
-        flow = await subscribed(world, Subscribe(stuck, "t", from_=time + 1))
-        await world.submit(Subscribe(lively, "t", from_=time + 1))
+        flow = await subscribed(world, SubscribeObject(stuck, "t", from_=time + 1))
+        await world.submit(SubscribeObject(lively, "t", from_=time + 1))
         await joined(world, flow, 2)
         holder = f"subscribe/{flow.id}"
         assert holder in (await world.persist.state("u1")).holds
         answers: list[Any] = []
         upper = time + 1
-        while not any(isinstance(answer, Failed) for answer in answers):
+        while not any(isinstance(answer, RequestFailed) for answer in answers):
             upper += 1
             world.replica.respond(SubscribeResponse(flow.id, batch(upper - 1, upper)))
             answer = await world.answer()
             answers.append(answer)
-            if isinstance(answer, Changes) and answer.request == lively:
-                taken = Delivered(world.session.address.path, lively, changes_bytes(answer))
+            if isinstance(answer, SubscribeChanges) and answer.request == lively:
+                taken = BytesDelivered(world.session.address.path, lively, changes_bytes(answer))
                 await world.controller.send(taken)
             await anyio.sleep(0.01)  # not a batch a turn of the loop
         cut = answers[-1]
-        assert isinstance(cut, Failed)
+        assert isinstance(cut, RequestFailed)
         assert (cut.request, cut.code) == (stuck, "SlowSubscriber")
         assert "subscribe_idle_ms" in cut.text
         # Progress did not pile up behind what it did not take.
@@ -181,15 +183,15 @@ async def test_what_was_held_back_is_told_when_the_rest_is_taken(tmp_path: Path)
     async with started(tmp_path) as world:
         time = await table(world)
         number = world.number()
-        flow = await subscribed(world, Subscribe(number, "t", from_=time + 1))
+        flow = await subscribed(world, SubscribeObject(number, "t", from_=time + 1))
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 2, time + 1)))
-        first = await world.session.expect(Changes)
+        first = await world.session.expect(SubscribeChanges)
         for n in range(2, 6):
             world.replica.respond(SubscribeResponse(flow.id, batch(time + n, time + n + 1)))
         await world.session.expect_nothing()
-        taken = Delivered(world.session.address.path, number, changes_bytes(first))
+        taken = BytesDelivered(world.session.address.path, number, changes_bytes(first))
         await world.controller.send(taken)
-        second = await world.session.expect(Changes)
+        second = await world.session.expect(SubscribeChanges)
         assert (second.lower, second.arrow) == (first.upper, None)
         assert second.upper > time + 2
 
@@ -199,8 +201,8 @@ async def test_up_to_ends_one_of_those_that_share(tmp_path: Path) -> None:
         time = await table(world)
         n = world.number
         short, long = n(), n()
-        flow = await subscribed(world, Subscribe(short, "t", from_=time + 1, up_to=time + 4))
-        await world.submit(Subscribe(long, "t", from_=time + 1, progress=False))
+        flow = await subscribed(world, SubscribeObject(short, "t", from_=time + 1, up_to=time + 4))
+        await world.submit(SubscribeObject(long, "t", from_=time + 1, progress=False))
         await joined(world, flow, 2)
         respond = world.replica.respond
         respond(SubscribeResponse(flow.id, batch(time + 1, time + 2)))
@@ -213,24 +215,24 @@ async def test_up_to_ends_one_of_those_that_share(tmp_path: Path) -> None:
             (time + 2, time + 4),
             (time + 4, EMPTY),
         ]
-        assert of_short[-1] == Done(short)
+        assert of_short[-1] == RequestDone(short)
         assert from_ipc(of_short[1].arrow)["id"].to_pylist() == [time + 3]
         # Without progress an answer reaches back to the last one.
         (change,) = of_long
         assert (change.lower, change.upper) == (time + 1, time + 9)
         assert from_ipc(change.arrow)["id"].to_pylist() == [time + 3, time + 4]
-        again = Subscribe(n(), "t", from_=time + 4, up_to=time + 4)
-        assert (await world.ask(again, Changes)).upper == EMPTY
-        await world.session.expect(Done)
-        assert await world.refused(Subscribe(n(), "t", from_=9, up_to=8)) == "InvalidUsage"
-        assert await world.refused(Subscribe(n(), "t", up_to=time)) == "InvalidUsage"
-        assert await world.refused(Subscribe(n(), "t", up_to=-1)) == "InvalidUsage"
+        again = SubscribeObject(n(), "t", from_=time + 4, up_to=time + 4)
+        assert (await world.ask(again, SubscribeChanges)).upper == EMPTY
+        await world.session.expect(RequestDone)
+        assert await world.refused(SubscribeObject(n(), "t", from_=9, up_to=8)) == "InvalidUsage"
+        assert await world.refused(SubscribeObject(n(), "t", up_to=time)) == "InvalidUsage"
+        assert await world.refused(SubscribeObject(n(), "t", up_to=-1)) == "InvalidUsage"
 
 
 async def test_without_a_snapshot_only_changes_come(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         time = await table(world)
-        flow = await subscribed(world, Subscribe(world.number(), "t", snapshot=False))
+        flow = await subscribed(world, SubscribeObject(world.number(), "t", snapshot=False))
         assert (flow.as_of, flow.export) == (time, SubscribeExport(flow.imports[0].schema, False))
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 3, time + 2)))
-        assert (await world.session.expect(Changes)).lower == time + 1
+        assert (await world.session.expect(SubscribeChanges)).lower == time + 1

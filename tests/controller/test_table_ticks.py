@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.controller.catalog import TABLE, VIEW, Catalog, CatalogObject
-from actors.controller.messages import Tick
-from actors.controller.table_ticks import ClockDue, TableTicks, Ticked
-from actors.plan.delta import DeltaPlan, Hidden
-from actors.plan.schema import Column, Schema
+from actors.controller.catalog import TABLE, VIEW, CatalogObject, CatalogSnapshot
+from actors.controller.messages import TickTables
+from actors.controller.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.plan.delta import DeltaPlan, HiddenState
+from actors.plan.schema import TableColumn, TableSchema
 
-PAIRS = Schema((Column("k", "bigint"),))
+PAIRS = TableSchema((TableColumn("k", "bigint"),))
 PLAN = DeltaPlan(("t",), (PAIRS,), PAIRS, "", "incremental", "")
-CLOCKED = msgspec.structs.replace(PLAN, hidden=(Hidden(PAIRS, ("k",), "k", "k"),))
+CLOCKED = msgspec.structs.replace(PLAN, hidden=(HiddenState(PAIRS, ("k",), "k", "k"),))
 NOW = 7_000
 
 
@@ -26,7 +26,7 @@ class Desk:
     def __init__(self, plan: DeltaPlan | None) -> None:
         self.asked: list[type[Any]] = []
         self.timers: list[tuple[int, Any]] = []
-        self.done: list[Ticked] = []
+        self.done: list[TablesTicked] = []
         self.settings = SimpleNamespace(clock_tick_ms=250)
         self.writer = SimpleNamespace(ask=self.asked.append)
         self.frontiers = SimpleNamespace(tables_upper=5_000, sealed_below=lambda _: 6_000)
@@ -37,7 +37,7 @@ class Desk:
                 id="u2", name="v", kind=VIEW, schema=PAIRS, shard="v", depends=("u1",), plan=plan
             )
             objects.append(view)
-        self.catalog = Catalog(tuple(objects), 3)
+        self.catalog = CatalogSnapshot(tuple(objects), 3)
 
     def _after(self, delay_ms: int, message: Any) -> None:
         self.timers.append((delay_ms, message))
@@ -58,13 +58,13 @@ def test_a_view_that_follows_the_clock_has_the_tables_sealed() -> None:
     desk, made = ticks(CLOCKED)
     assert desk.timers == [(250, ClockDue())]
     made.clock_due()
-    assert desk.asked == [Tick]
+    assert desk.asked == [TickTables]
     made.clock_due()
-    assert desk.asked == [Tick], "one is under way"
+    assert desk.asked == [TickTables], "one is under way"
     desk.frontiers.tables_upper = NOW + 1
     made.tick_ended(desk.done.pop())
     made.clock_due()
-    assert desk.asked == [Tick], "a write was there before"
+    assert desk.asked == [TickTables], "a write was there before"
     assert len(desk.timers) == 4
 
 
@@ -76,4 +76,4 @@ def test_where_none_does_an_idle_table_costs_nothing(plan: DeltaPlan | None) -> 
     assert len(desk.timers) == 2
     desk.catalog = Desk(CLOCKED).catalog
     made.clock_due()
-    assert desk.asked == [Tick], "a view was made meanwhile"
+    assert desk.asked == [TickTables], "a view was made meanwhile"

@@ -13,22 +13,25 @@ import pyarrow as pa
 
 from actors.controller.commit import PlannedWrite
 from actors.controller.groups import TableTarget
-from actors.controller.messages import CloseTable, Enqueue, TablesAdvanced, Tick
+from actors.controller.messages import CloseTable, EnqueueWrite, TablesAdvanced, TickTables
 from actors.controller.tables import TableWriter
 from actors.errors import StoreFull
-from actors.kernel import Address, System, SystemClock
-from actors.persist import NewShard, Part, PersistClient
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.persist import BatchPart, NewShard, PersistClient
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import consolidate, to_ipc
-from actors.protocol.api import Failed, TableChange, Written
+from actors.protocol.api import RequestFailed, TableChange, WriteCommitted
 from actors.settings import Settings
-from actors.testing.probe import Probe
+from actors.testing.probe import MessageProbe
 from actors.threshold_probes import GROUPED_WRITES, use_kernel_limits
 
 KEYED = TableTarget(
-    "u1", "flights", "u1", Schema((Column("id", "bigint", False), Column("n", "int")), ("id",))
+    "u1",
+    "flights",
+    "u1",
+    TableSchema((TableColumn("id", "bigint", False), TableColumn("n", "int")), ("id",)),
 )
-BAG = TableTarget("u2", "log", "u2", Schema((Column("s", "string"),)))
+BAG = TableTarget("u2", "log", "u2", TableSchema((TableColumn("s", "string"),)))
 
 
 class FillingPersist(PersistClient):
@@ -36,7 +39,7 @@ class FillingPersist(PersistClient):
 
     full = False
 
-    async def write_parts(self, shard: str, updates: pa.Table) -> tuple[Part, ...]:
+    async def write_parts(self, shard: str, updates: pa.Table) -> tuple[BatchPart, ...]:
         if self.full:
             raise StoreFull("no space left on the device", determinate=True)
         return await super().write_parts(shard, updates)
@@ -45,14 +48,14 @@ class FillingPersist(PersistClient):
 class World:
     """A store, a controller that listens, a session, and the writer."""
 
-    def __init__(self, system: System, persist: FillingPersist, scratch: Path) -> None:
+    def __init__(self, system: ActorSystem, persist: FillingPersist, scratch: Path) -> None:
         self.system, self.persist, self.scratch = system, persist, scratch
-        self.session = Probe.start(system, "session")
-        self.controller = Probe.start(system, "controller")
+        self.session = MessageProbe.start(system, "session")
+        self.controller = MessageProbe.start(system, "controller")
         self.writer = self.start()
         self.numbers = 0
 
-    def start(self, name: str = "writer") -> Address[Any]:
+    def start(self, name: str = "writer") -> ActorAddress[Any]:
         settings = Settings(group_commit_ms=1)
         return self.system.spawn(
             lambda: TableWriter(
@@ -64,16 +67,16 @@ class World:
     async def send(self, *changes: tuple[TableTarget, TableChange], at: int | None = None) -> int:
         self.numbers += 1
         write = PlannedWrite(tuple(changes))
-        await self.writer.send(Enqueue(self.session.address, self.numbers, write, at))
+        await self.writer.send(EnqueueWrite(self.session.address, self.numbers, write, at))
         return self.numbers
 
     async def write(self, *changes: tuple[TableTarget, TableChange], at: int | None = None) -> int:
         await self.send(*changes, at=at)
-        return (await self.session.expect(Written)).time
+        return (await self.session.expect(WriteCommitted)).time
 
-    async def refused(self, *changes: tuple[TableTarget, TableChange]) -> Failed:
+    async def refused(self, *changes: tuple[TableTarget, TableChange]) -> RequestFailed:
         await self.send(*changes)
-        return await self.session.expect(Failed)
+        return await self.session.expect(RequestFailed)
 
     async def contents(self, target: TableTarget) -> list[dict[str, Any]]:
         upper = await self.persist.tables_upper()
@@ -101,7 +104,7 @@ async def started(tmp_path: Path) -> AsyncIterator[World]:
         ]
     )
     with anyio.fail_after(200):
-        async with System(clock=clock) as system:
+        async with ActorSystem(clock=clock) as system:
             yield World(system, persist, tmp_path)
     await persist.close()
 
@@ -130,10 +133,15 @@ async def test_a_group_shares_a_time_and_its_writes_see_each_other(tmp_path: Pat
         await world.send(_delete(KEYED, {"id": 1}))
         await world.send(_insert(KEYED, {"id": 1, "n": 3}))
         answers = [await world.session.expect(object) for _ in range(4)]
-        assert [type(a) for a in answers] == [Written, Failed, Written, Written]
-        assert len({a.time for a in answers if isinstance(a, Written)}) == 1
+        assert [type(a) for a in answers] == [
+            WriteCommitted,
+            RequestFailed,
+            WriteCommitted,
+            WriteCommitted,
+        ]
+        assert len({a.time for a in answers if isinstance(a, WriteCommitted)}) == 1
         failed = answers[1]
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, RequestFailed)
         assert (failed.code, "id = 1" in failed.text) == ("DuplicateKey", True)
         assert await world.contents(KEYED) == [{"id": 1, "n": 3}]
 
@@ -143,7 +151,7 @@ async def test_writes_that_no_group_has_room_for_are_the_next_ones(tmp_path: Pat
     async with started(tmp_path) as world:
         for number in range(8):
             await world.send(_insert(BAG, {"s": str(number)}))
-        times = [(await world.session.expect(Written)).time for _ in range(8)]
+        times = [(await world.session.expect(WriteCommitted)).time for _ in range(8)]
         assert times == sorted(times)
         assert max(Counter(times).values()) <= 3
         assert len(await world.contents(BAG)) == 8
@@ -167,9 +175,9 @@ async def test_times_by_hand_and_ticks(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         first = await world.write(_insert(BAG, {"s": "a"}))
         assert await world.write(_insert(BAG, {"s": "b"}), at=first + 1000) == first + 1000
-        assert await world.writer.ask(Tick) > first + 1000
+        assert await world.writer.ask(TickTables) > first + 1000
         await world.send(_insert(BAG, {"s": "c"}), at=first)
-        failed = await world.session.expect(Failed)
+        failed = await world.session.expect(RequestFailed)
         assert (failed.code, await world.contents(BAG)) == (
             "InvalidUsage",
             [{"s": "a"}, {"s": "b"}],
@@ -200,7 +208,7 @@ async def test_a_table_closes_after_the_writes_before_it(tmp_path: Path) -> None
     async with started(tmp_path) as world:
         await world.send(_insert(KEYED, {"id": 1, "n": 1}))
         await world.writer.ask(lambda reply: CloseTable("u1", reply))
-        await world.session.expect(Written)
+        await world.session.expect(WriteCommitted)
         assert await world.persist.drop_shards(["u1"])
         assert (await world.refused(_insert(KEYED, {"id": 2, "n": 1}))).code == "UnknownObject"
         await world.write(_insert(BAG, {"s": "a"}))

@@ -23,11 +23,11 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow.copy_destinations import destinations
-from actors.dataflow.copy_places import LOCK, Folder, OnThreads, OpenPlace
-from actors.dataflow.copying import Far, copy, run_to_completion
+from actors.dataflow.copy_places import LOCK, FolderCopy, OnThreads, OpenPlace
+from actors.dataflow.copying import CopyPosition, copy, run_to_completion
 from actors.persist import PersistClient
-from actors.plan.copy_manifest import MANIFEST, Manifest
-from actors.plan.schema import Schema
+from actors.plan.copy_manifest import MANIFEST, CopyManifest
+from actors.plan.schema import TableSchema
 from actors.protocol.compute import (
     CopyDone,
     CopyToExport,
@@ -45,7 +45,7 @@ def settings_of(place: Path, **changes: Any) -> Settings:
 
 
 def described(
-    schema: Schema,
+    schema: TableSchema,
     name: str = "numbers",
     *,
     format: Any = "parquet",
@@ -64,9 +64,9 @@ async def copied(
     place: Path,
     description: DataflowDescription,
     *,
-    folder: Folder | None = None,
+    folder: FolderCopy | None = None,
     open_place: OpenPlace | None = None,
-    far: Callable[[Far], Any] = lambda _: None,
+    far: Callable[[CopyPosition], Any] = lambda _: None,
 ) -> CopyDone:
     """The copy, run to its end. `folder`: into this one; `open_place`: there."""
     clock = InlineClock()
@@ -78,9 +78,9 @@ async def copied(
         return await copy(persist, clock, description, open_place or make, place / "scratch", far)
 
 
-def manifest_of(place: Path, destination: str = "out") -> Manifest:
+def manifest_of(place: Path, destination: str = "out") -> CopyManifest:
     path = place / "copies" / destination / MANIFEST
-    return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    return msgspec.json.decode(path.read_bytes(), type=CopyManifest)
 
 
 def left_behind(place: Path, destination: str = "out") -> list[str]:
@@ -90,7 +90,7 @@ def left_behind(place: Path, destination: str = "out") -> list[str]:
     return [name for name in found if name != LOCK]
 
 
-def read(place: Path, schema: Schema, destination: str = "out") -> list[Row]:
+def read(place: Path, schema: TableSchema, destination: str = "out") -> list[Row]:
     """The rows that the manifest's files hold, as any reader of the format sees them."""
     manifest = manifest_of(place, destination)
     rows: list[Row] = []
@@ -104,7 +104,7 @@ def read(place: Path, schema: Schema, destination: str = "out") -> list[Row]:
     return rows
 
 
-def read_file(path: Path, format: str, schema: Schema) -> list[Row]:
+def read_file(path: Path, format: str, schema: TableSchema) -> list[Row]:
     """The rows of one file, as any reader of the format sees them."""
     match format:
         case "parquet":

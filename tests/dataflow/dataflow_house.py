@@ -16,32 +16,32 @@ import anyio
 import pyarrow as pa
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.dataflow import Dataflow
-from actors.dataflow.life import State
+from actors.dataflow.dataflow import DataflowActor
+from actors.dataflow.life import DataflowPhase
 from actors.errors import (
     DefiniteError,
     PenstockError,
 )
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, Address, System, SystemClock
+from actors.kernel import Actor, ActorAddress, ActorSystem, SystemClock
 from actors.listen_task import ListenTask
-from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
 from actors.plan.jobs import (
     CancelJob,
-    Difference,
-    Forget,
+    ComputeDifference,
+    ForgetPlan,
     Job,
-    Prepare,
-    Prepared,
-    Progress,
-    Rehearse,
-    Rows,
+    JobProgress,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
     RowsDone,
-    Run,
+    SubmitJob,
 )
-from actors.plan.jobs import Step as StepJob
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.jobs import RunStep as StepJob
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.protocol.compute import (
     DataflowDescription,
@@ -51,29 +51,31 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Install,
-    Installed,
-    Scheduled,
+    EmitBatch,
+    InstallUpdates,
     SourceStarted,
     StartSources,
     StopSources,
+    UpdatesInstalled,
     WritesAllowed,
 )
 from actors.settings import Settings
 
 SETTINGS = Settings(retry_delay_ms_min=1, retry_delay_ms_max=4, hold_downgrade_ms=1, standby_ms=20)
-NUMBERS = Schema((Column("a", "bigint"),))
-PAIRS = Schema((Column("k", "bigint"), Column("v", "bigint")))
-JOINED = Schema((Column("k", "bigint"), Column("v", "bigint"), Column("w", "bigint")))
+NUMBERS = TableSchema((TableColumn("a", "bigint"),))
+PAIRS = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
+JOINED = TableSchema(
+    (TableColumn("k", "bigint"), TableColumn("v", "bigint"), TableColumn("w", "bigint"))
+)
 
 Row = tuple[Any, ...]
 
 
-def table(schema: Schema, *rows: Row) -> pa.Table:
+def table(schema: TableSchema, *rows: Row) -> pa.Table:
     """Updates written as (columns…, time, diff)."""
     names = [*schema.names, TIME, DIFF]
     return pa.Table.from_pylist(
@@ -98,7 +100,7 @@ class InlineClock(SystemClock):
 # -- the engine ------------------------------------------------------------------------------------
 
 
-def rows_of(rows: Rows) -> pa.Table:
+def rows_of(rows: JobRows) -> pa.Table:
     assert rows.arrow is not None, "the tests' rows are small"
     assert not rows.files, "the tests' blobs are in memory"
     return from_ipc(rows.arrow)
@@ -129,7 +131,7 @@ def pairs(left: list[Any], right: list[Any]) -> Any:
     return itertools.product(left, right)
 
 
-def difference(job: Difference) -> pa.Table:
+def difference(job: ComputeDifference) -> pa.Table:
     """The opaque view ``select max(a) from numbers``."""
     (name, rows) = job.tables[0]
     assert name == "numbers"
@@ -160,7 +162,7 @@ class FakeExecutor(Actor[Any]):
 
     def tell(self, tasks_done: int, tasks: int) -> None:
         """How far the last job is."""
-        self.watchers[-1].reply(Progress(self.jobs[-1].job_id, tasks_done, tasks))
+        self.watchers[-1].reply(JobProgress(self.jobs[-1].job_id, tasks_done, tasks))
 
     async def receive(self, message: Any) -> None:
         self.changed.set()
@@ -168,15 +170,15 @@ class FakeExecutor(Actor[Any]):
         if isinstance(message, CancelJob):
             self.cancelled.append(message.job_id)
             return
-        assert isinstance(message, Run)
+        assert isinstance(message, SubmitJob)
         job, reply = message.job, message.reply
-        if isinstance(job, Rehearse):
-            reply.set(Prepared(job.job_id))
+        if isinstance(job, RehearseSteps):
+            reply.set(PlanPrepared(job.job_id))
             return
         self.watchers.append(message.watcher)
-        if isinstance(job, Prepare):
-            reply.set(Prepared(job.job_id))
-        elif isinstance(job, StepJob | Difference):
+        if isinstance(job, PreparePlan):
+            reply.set(PlanPrepared(job.job_id))
+        elif isinstance(job, StepJob | ComputeDifference):
             self.jobs.append(job)
             if self.keep:
                 self.kept.set()
@@ -185,9 +187,9 @@ class FakeExecutor(Actor[Any]):
             else:
                 self._answer(job, reply)
         else:
-            assert isinstance(job, Forget)
+            assert isinstance(job, ForgetPlan)
 
-    def _answer(self, job: StepJob | Difference, reply: Any) -> None:
+    def _answer(self, job: StepJob | ComputeDifference, reply: Any) -> None:
         try:
             rows = self.view(job) if isinstance(job, StepJob) else difference(job)
         except DefiniteError as error:
@@ -205,11 +207,11 @@ class FakeWorker(Actor[Any]):
     def __init__(self, index: int, house: House) -> None:
         self.index = index
         self.house = house
-        self.installs: list[Install] = []
+        self.installs: list[InstallUpdates] = []
         self.batches: list[SubscribeBatch] = []
         self.progress: list[int] = []
         self.statuses: list[DataflowStatus] = []
-        self.tasks: list[Address[Any]] = []
+        self.tasks: list[ActorAddress[Any]] = []
 
     async def receive(self, message: Any) -> None:
         house = self.house
@@ -224,15 +226,17 @@ class FakeWorker(Actor[Any]):
                 for task in self.tasks:
                     await self.ctx.stop_child(task)
                 self.tasks.clear()
-            case Install():
+            case InstallUpdates():
                 self.installs.append(message)
                 house.address.send_nowait(
-                    Installed(message.dataflow, message.incarnation, self.index, message.upper)
+                    UpdatesInstalled(
+                        message.dataflow, message.incarnation, self.index, message.upper
+                    )
                 )
-            case Emit():
+            case EmitBatch():
                 self.batches.append(message.batch)
                 house.address.send_nowait(
-                    Emitted(message.dataflow, message.incarnation, message.batch.upper)
+                    BatchEmitted(message.dataflow, message.incarnation, message.batch.upper)
                 )
             case DataflowProgress():
                 self.progress.append(message.output)
@@ -252,7 +256,7 @@ class FakeWorker(Actor[Any]):
             f"fetch-{name}",
         )
         self.tasks.append(fetch)
-        listen: Address[Any] | None = None
+        listen: ActorAddress[Any] | None = None
         if self.index == source % len(house.workers):
             listen = self.ctx.spawn(
                 lambda: ListenTask(
@@ -269,7 +273,7 @@ class House:
 
     def __init__(
         self,
-        system: System,
+        system: ActorSystem,
         persist: PersistClient,
         scratch: Path,
         description: DataflowDescription,
@@ -294,10 +298,10 @@ class House:
             for worker in self.workers
         )
         self.addresses = addresses
-        self.actor: Dataflow
+        self.actor: DataflowActor
 
-        def make() -> Dataflow:
-            self.actor = Dataflow(
+        def make() -> DataflowActor:
+            self.actor = DataflowActor(
                 description,
                 addresses,
                 executor,
@@ -308,11 +312,11 @@ class House:
             )
             return self.actor
 
-        self.address: Address[Any] = system.spawn(make, name)
+        self.address: ActorAddress[Any] = system.spawn(make, name)
 
     async def start(self) -> None:
         await self.address.send(WritesAllowed())
-        await self.address.send(Scheduled())
+        await self.address.send(DataflowScheduled())
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for news until the condition holds."""
@@ -320,7 +324,7 @@ class House:
             while not holds():
                 await self.news.wait()
 
-    def rests_in(self, state: State) -> bool:
+    def rests_in(self, state: DataflowPhase) -> bool:
         return self.actor._machine.state is state
 
     async def reported(self, frontier: int) -> None:
@@ -343,10 +347,10 @@ class House:
 @asynccontextmanager
 async def surroundings(
     directory: Path | None = None, settings: Settings = SETTINGS
-) -> AsyncIterator[tuple[System, PersistClient]]:
+) -> AsyncIterator[tuple[ActorSystem, PersistClient]]:
     """A system and a store: in memory, or in `directory`."""
     clock = InlineClock()
-    async with System(clock=clock, seed=1) as system:
+    async with ActorSystem(clock=clock, seed=1) as system:
         if directory is None:
             persist = await PersistClient.in_memory(settings, clock)
         else:
@@ -358,7 +362,7 @@ async def surroundings(
             await persist.close()
 
 
-async def shard(persist: PersistClient, name: str, schema: Schema) -> None:
+async def shard(persist: PersistClient, name: str, schema: TableSchema) -> None:
     assert await persist.create_shards([NewShard(name, schema, holds={"retain": 0})])
 
 
@@ -366,11 +370,11 @@ async def write(persist: PersistClient, name: str, upper: int, updates: pa.Table
     """Appends up to `upper`."""
     parts = await persist.write_parts(name, updates) if updates.num_rows else ()
     lower = (await persist.state(name)).upper
-    outcome = await persist.append([Append(name, lower, upper, tuple(parts))])
-    assert isinstance(outcome, Appended)
+    outcome = await persist.append([ShardAppend(name, lower, upper, tuple(parts))])
+    assert isinstance(outcome, AppendCommitted)
 
 
-async def contents(persist: PersistClient, name: str, schema: Schema, as_of: int) -> list[Row]:
+async def contents(persist: PersistClient, name: str, schema: TableSchema, as_of: int) -> list[Row]:
     """(columns…, weight) at a time, errors as their text."""
     reader = await persist.open_reader(name, f"test-{as_of}")
     try:
@@ -387,7 +391,7 @@ async def contents(persist: PersistClient, name: str, schema: Schema, as_of: int
 
 
 def view_description(
-    plan: DeltaPlan, imports: list[tuple[str, Schema]], as_of: int
+    plan: DeltaPlan, imports: list[tuple[str, TableSchema]], as_of: int
 ) -> DataflowDescription:
     return DataflowDescription(
         "u9",
@@ -399,23 +403,25 @@ def view_description(
 
 
 def numbers_plan(mode: str = "incremental") -> DeltaPlan:
-    stratum = Stratum((), Input("d0", ("a",)), ("d0",))
+    stratum = PlanStratum((), NamedInput("d0", ("a",)), ("d0",))
     strata = (stratum,) if mode == "incremental" else ()
     return DeltaPlan(("numbers",), (NUMBERS,), NUMBERS, "select 2 * a", mode, "", strata)
 
 
 def join_plan() -> DeltaPlan:
     lookups = (
-        Lookup("s1", ("k",), (("d0", ("k",)),)),
-        Lookup("s0", ("k",), (("d1", ("k",)),)),
+        StateLookup("s1", ("k",), (("d0", ("k",)),)),
+        StateLookup("s0", ("k",), (("d1", ("k",)),)),
     )
     names = ("d0", "d1", "s0", "s1")
-    stratum = Stratum(lookups, Union(tuple(Input(name, ("k", "v")) for name in names)), names)
+    stratum = PlanStratum(
+        lookups, UnionRows(tuple(NamedInput(name, ("k", "v")) for name in names)), names
+    )
     return DeltaPlan(("l", "r"), (PAIRS, PAIRS), JOINED, "", "incremental", "", (stratum,))
 
 
 async def numbers_house(
-    system: System, persist: PersistClient, scratch: Path, mode: str = "incremental"
+    system: ActorSystem, persist: PersistClient, scratch: Path, mode: str = "incremental"
 ) -> House:
     """The view over `numbers`, which holds 1 and 2 at time 3 and has upper 5."""
     await shard(persist, "numbers", NUMBERS)
@@ -426,7 +432,7 @@ async def numbers_house(
 
 
 async def pass_through(
-    system: System,
+    system: ActorSystem,
     persist: PersistClient,
     scratch: Path,
     export: Export,
@@ -440,7 +446,7 @@ async def pass_through(
     imports = (SourceImport("numbers", NUMBERS),)
     description = DataflowDescription("t1", "export", imports, export, 4, until)
     house = House(system, persist, scratch, description, workers=workers)
-    await house.address.send(Scheduled())
+    await house.address.send(DataflowScheduled())
     return house
 
 

@@ -27,39 +27,39 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.dataflow import Dataflow
+from actors.dataflow.dataflow import DataflowActor
 from actors.errors import DefiniteError, PenstockError
 from actors.fetch_task import cut
 from actors.persist import PersistClient
 from actors.plan.jobs import (
-    Difference,
+    ComputeDifference,
     Job,
-    Prepare,
-    Prepared,
-    Rehearse,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
     RowsDone,
-    Run,
+    SubmitJob,
 )
-from actors.plan.jobs import Step as StepJob
+from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import TIME
 from actors.plan.updates import to_ipc
 from actors.protocol.compute import DataflowDescription
 from actors.protocol.internal import (
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Described,
     DescribedPart,
-    Fetch,
-    Fetched,
     FetchFailed,
-    Scheduled,
+    FetchPart,
+    PartFetched,
+    PartsDescribed,
     SourceStarted,
     StartListen,
     StartSources,
     WritesAllowed,
 )
-from actors.testing.isolation import Isolation
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation
+from actors.testing.neighbours import NeighbourProbe
 
 WAIT_MS_MAX = 1000
 """Virtual time that a dataflow is given to come to something: retries take a few of these."""
@@ -143,7 +143,7 @@ class Listening:
                     DescribedPart(key, self.name, part, lower, upper, size, rows, snapshot=snapshot)
                 )
         self.flow.subject.reply(
-            Described(
+            PartsDescribed(
                 self.flow.description.id,
                 self.incarnation,
                 self.source,
@@ -160,7 +160,7 @@ class Flow:
 
     def __init__(
         self,
-        stage: Isolation,
+        stage: ActorIsolation,
         shards: Shards,
         scratch: Path,
         description: DataflowDescription,
@@ -179,18 +179,18 @@ class Flow:
         self.listening: list[Listening] = []
         self.jobs: list[Job] = []
         self.failures: list[PenstockError] = []
-        self.kept: list[Run] = []
+        self.kept: list[SubmitJob] = []
         self.rehearsals: list[str] | None = None
         """Where it is a list, rehearsals come into it and do not end."""
         self.keep = False
         self.executor = stage.probe(f"{name}-executor")
-        self.executor.set_action(Run, self._run)
+        self.executor.set_action(SubmitJob, self._run)
         self.workers = [stage.probe(f"{name}-worker-{index}") for index in range(workers)]
         for index, worker in enumerate(self.workers):
             worker.set_action(StartSources, partial(self._start_sources, index))
         addresses = tuple(worker.address for worker in self.workers)
         self.subject = stage.start(
-            lambda: Dataflow(
+            lambda: DataflowActor(
                 description,
                 addresses,
                 self.executor.address,
@@ -211,8 +211,8 @@ class Flow:
         for source in range(len(self.description.imports)):
             inc = message.incarnation
             fetch = self.stage.probe(f"{self.name}-fetch-{worker}-{inc}-{source}")
-            fetch.set_action(Fetch, partial(self._fetch, inc, source))
-            listen: Neighbour | None = None
+            fetch.set_action(FetchPart, partial(self._fetch, inc, source))
+            listen: NeighbourProbe | None = None
             if worker == source % len(self.workers):
                 self.listening.append(Listening(self, inc, source))
                 listen = self.listening[-1].probe
@@ -227,23 +227,23 @@ class Flow:
                 )
             )
 
-    def _fetch(self, incarnation: int, source: int, message: Fetch) -> None:
+    def _fetch(self, incarnation: int, source: int, message: FetchPart) -> None:
         part, id_ = message.part, self.description.id
         if self.fetch_failures:
             error = self.fetch_failures.pop(0)
             answer: Any = FetchFailed(id_, incarnation, source, message.time, part.key, error)
         else:
             updates = cut(self.parts[part.key], part)
-            answer = Fetched(id_, incarnation, source, message.time, part.key, updates)
+            answer = PartFetched(id_, incarnation, source, message.time, part.key, updates)
         self.subject.reply(answer)
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: SubmitJob) -> None:
         job = run.job
-        if isinstance(job, Rehearse) and self.rehearsals is not None:
+        if isinstance(job, RehearseSteps) and self.rehearsals is not None:
             self.rehearsals.append(job.job_id)  # and never answered
-        elif isinstance(job, Prepare | Rehearse):
-            run.reply.set(Prepared(job.job_id))
-        elif isinstance(job, StepJob | Difference):
+        elif isinstance(job, PreparePlan | RehearseSteps):
+            run.reply.set(PlanPrepared(job.job_id))
+        elif isinstance(job, StepJob | ComputeDifference):
             self.jobs.append(job)
             if self.keep:
                 self.kept.append(run)
@@ -252,7 +252,7 @@ class Flow:
             else:
                 self._answer(job, run.reply)
 
-    def _answer(self, job: StepJob | Difference, reply: Any) -> None:
+    def _answer(self, job: StepJob | ComputeDifference, reply: Any) -> None:
         try:
             rows = self.view(job) if isinstance(job, StepJob) else difference(job)
         except DefiniteError as error:
@@ -279,7 +279,7 @@ class Flow:
 
     async def start(self) -> None:
         await self.subject.send(WritesAllowed())
-        await self.subject.send(Scheduled())
+        await self.subject.send(DataflowScheduled())
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         """Lets time go on, if it must, until the condition holds."""
@@ -312,7 +312,7 @@ class Flow:
 
 
 @asynccontextmanager
-async def surroundings(stage: Isolation) -> AsyncIterator[Shards]:
+async def surroundings(stage: ActorIsolation) -> AsyncIterator[Shards]:
     persist = await PersistClient.in_memory(SETTINGS, stage.clock)
     shards = Shards(persist)
     yield shards
@@ -322,7 +322,7 @@ async def surroundings(stage: Isolation) -> AsyncIterator[Shards]:
 
 
 async def numbers_flow(
-    stage: Isolation, shards: Shards, scratch: Path, mode: str = "incremental"
+    stage: ActorIsolation, shards: Shards, scratch: Path, mode: str = "incremental"
 ) -> Flow:
     """The view over `numbers`, which holds 1 and 2 at time 3 and has upper 5."""
     await shard(shards.persist, "numbers", NUMBERS)

@@ -26,14 +26,23 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.dataflow.chunks import chunk_name, is_additive, note_key, split_into_chunks
 from actors.dataflow.commit import commit_parts
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.dataflow.first import first_parts
 from actors.errors import DefiniteError, EngineLost
 from actors.persist import PersistClient
-from actors.plan.delta import Accumulate, Input, Pair, Reduce, Select, Stratum, Union, Where
-from actors.plan.jobs import Rows
-from actors.plan.jobs import Step as StepJob
-from actors.plan.relational import Named
+from actors.plan.delta import (
+    AccumulateTotals,
+    FilterRows,
+    NamedInput,
+    PairRows,
+    PlanStratum,
+    ReduceGroups,
+    SelectColumns,
+    UnionRows,
+)
+from actors.plan.jobs import JobRows
+from actors.plan.jobs import RunStep as StepJob
+from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF
 from actors.plan.updates import between, from_ipc
 from actors.protocol.compute import DataflowDescription, ViewExport
@@ -46,7 +55,7 @@ LIMITS = msgspec.structs.replace(
     hydration_chunk_bytes=1,
     batches_per_shard_max=4,
 )
-D0 = Input("d0", ("a",))
+D0 = NamedInput("d0", ("a",))
 
 
 def doubled_files(job: StepJob) -> pa.Table:
@@ -67,7 +76,7 @@ class Site:
         self.persist = persist
         self.executor = FakeExecutor(doubled_files)
         address = system.spawn(lambda: self.executor, "engine")
-        self.engine = Engine(address, system.clock, LIMITS, scratch, "u9")
+        self.engine = EngineClient(address, system.clock, LIMITS, scratch, "u9")
         self.description: DataflowDescription = view_description(
             numbers_plan(), [("numbers", NUMBERS)], AS_OF
         )
@@ -179,8 +188,8 @@ def test_chunks_cover_every_file_once_and_what_is_in_none(tmp_path: Path) -> Non
         file = tmp_path / f"{number}.parquet"
         file.write_bytes(b"x" * 10)
         files.append(str(file))
-    left = Rows(NUMBERS, files=tuple(files[:3]))
-    right = Rows(NUMBERS, arrow=b"rest", files=tuple(files[3:]))
+    left = JobRows(NUMBERS, files=tuple(files[:3]))
+    right = JobRows(NUMBERS, arrow=b"rest", files=tuple(files[3:]))
     chunks = split_into_chunks([left, right], 20)
     assert [[len(rows.files) for rows in chunk] for chunk in chunks] == [
         [2, 0], [1, 0], [0, 2], [0, 0],
@@ -188,17 +197,17 @@ def test_chunks_cover_every_file_once_and_what_is_in_none(tmp_path: Path) -> Non
     assert [rows.arrow for rows in chunks[-1]] == [None, b"rest"]
     assert sorted(f for chunk in chunks for rows in chunk for f in rows.files) == files
     assert len({chunk_name(chunk) for chunk in chunks}) == len(chunks)
-    assert len(split_into_chunks([Rows(NUMBERS)], 20)) == 1
+    assert len(split_into_chunks([JobRows(NUMBERS)], 20)) == 1
 
 
 def test_what_is_additive() -> None:
     def plan(node: Any) -> Any:
-        return msgspec.structs.replace(numbers_plan(), strata=(Stratum((), node, ("d0",)),))
+        return msgspec.structs.replace(numbers_plan(), strata=(PlanStratum((), node, ("d0",)),))
 
-    projected = Select(Where(D0, "a > 1"), (Named("a", "a"),))
-    assert is_additive(plan(Union((projected, D0))))
-    assert not is_additive(plan(Reduce(D0, (Named("a", "a"),), ())))
-    grouped = Accumulate(Reduce(D0, (), ()), Input("h0", ()), (), ())
-    assert not is_additive(plan(Union((D0, grouped))))
-    pair = Pair(D0, Input("s1", ("k",)), (("a", "k"),))
+    projected = SelectColumns(FilterRows(D0, "a > 1"), (NamedExpression("a", "a"),))
+    assert is_additive(plan(UnionRows((projected, D0))))
+    assert not is_additive(plan(ReduceGroups(D0, (NamedExpression("a", "a"),), ())))
+    grouped = AccumulateTotals(ReduceGroups(D0, (), ()), NamedInput("h0", ()), (), ())
+    assert not is_additive(plan(UnionRows((D0, grouped))))
+    pair = PairRows(D0, NamedInput("s1", ("k",)), (("a", "k"),))
     assert not is_additive(plan(pair))

@@ -20,17 +20,17 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.dataflow.contents import contents
-from actors.dataflow.engine import Engine
-from actors.errors import Corrupt
+from actors.dataflow.engine import EngineClient
+from actors.errors import CorruptData
 from actors.persist import PersistClient
-from actors.persist.schemas import Evolved
-from actors.plan.jobs import Rows
-from actors.plan.schema import Column, Schema
+from actors.persist.schemas import SchemaEvolved
+from actors.plan.jobs import JobRows
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.rows import load
 
 IN_FILES = replace(SETTINGS, inline_part_bytes_max=1, inline_bytes_per_shard_max=1)
-WIDE = Schema((Column("a", "bigint"), Column("more", "string")))
+WIDE = TableSchema((TableColumn("a", "bigint"), TableColumn("more", "string")))
 S = "s1"
 
 
@@ -43,13 +43,13 @@ async def store(place: Path, settings: Settings = IN_FILES) -> AsyncIterator[Per
         await client.close()
 
 
-def engine_at(place: Path, settings: Settings = IN_FILES) -> Engine:
+def engine_at(place: Path, settings: Settings = IN_FILES) -> EngineClient:
     (place / "scratch" / "jobs").mkdir(parents=True)
     executor: Any = None  # no job is run
-    return Engine(executor, InlineClock(), settings, place / "scratch", "u1")
+    return EngineClient(executor, InlineClock(), settings, place / "scratch", "u1")
 
 
-def listed(rows: Rows) -> list[tuple[Any, ...]]:
+def listed(rows: JobRows) -> list[tuple[Any, ...]]:
     """As the engine's child reads them."""
     return sorted((tuple(row.values()) for row in load(rows).table.to_pylist()), key=repr)
 
@@ -97,7 +97,7 @@ async def test_large_contents_of_a_bucket_become_files_of_ours(tmp_path: Path) -
     assert list(folder.iterdir()) == []
     await persist._parts._blob.delete(parts[-1].key)
     await persist._parts._blob.set(parts[-1].key, b"x" * parts[-1].bytes)
-    with pytest.raises(Corrupt, match=parts[-1].key):
+    with pytest.raises(CorruptData, match=parts[-1].key):
         async with contents(persist, engine, S, NUMBERS, 5, "job"):
             pass
     assert list(folder.iterdir()) == []
@@ -109,7 +109,7 @@ async def test_only_parts_with_the_wanted_columns_go_as_files(tmp_path: Path) ->
     async with store(tmp_path) as persist:
         await shard(persist, S, NUMBERS)
         await write(persist, S, 4, table(NUMBERS, (1, 2, 1)))
-        assert await persist.schemas.evolve(S, 0, WIDE) == Evolved(1)
+        assert await persist.schemas.evolve(S, 0, WIDE) == SchemaEvolved(1)
         await write(persist, S, 6, table(WIDE, (2, "b", 5, 1)))
         first, second = [b.parts[0] for b in (await persist.state(S)).batches]
         async with contents(persist, engine, S, WIDE, 5, "new") as found:

@@ -34,37 +34,37 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors import threshold_probes
 from actors.dataflow import copying
-from actors.dataflow.copy_places import Folder, place_of
-from actors.dataflow.copying import Copying
+from actors.dataflow.copy_places import FolderCopy, place_of
+from actors.dataflow.copying import CopyTask
 from actors.errors import InvalidUsage, ViewInError
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.protocol.compute import (
     CopyDone,
     CopyFailed,
     CopyToExport,
 )
-from actors.protocol.internal import Copied, DataflowStatus, Scheduled, WritesAllowed
+from actors.protocol.internal import CopyFinished, DataflowScheduled, DataflowStatus, WritesAllowed
 from actors.settings import Settings
 from actors.sinks.folders import local_path
 from actors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
-from actors.testing.probe import Probe
+from actors.testing.probe import MessageProbe
 from actors.threshold_probes import SLICED_ROWS
 
 FORMATS = ("parquet", "csv", "json")
 Row = tuple[Any, ...]
-MIXED = Schema(
+MIXED = TableSchema(
     (
-        Column("i", "bigint"),
-        Column("s", "string"),
-        Column("f", "double"),
-        Column("d", "decimal(12,2)"),
-        Column("b", "boolean"),
-        Column("at", "timestamp"),
-        Column("day", "date"),
-        Column("x", "binary"),
+        TableColumn("i", "bigint"),
+        TableColumn("s", "string"),
+        TableColumn("f", "double"),
+        TableColumn("d", "decimal(12,2)"),
+        TableColumn("b", "boolean"),
+        TableColumn("at", "timestamp"),
+        TableColumn("day", "date"),
+        TableColumn("x", "binary"),
     )
 )
 
@@ -137,12 +137,12 @@ async def test_every_format_keeps_every_value(tmp_path: Path) -> None:
 
 
 async def test_json_holds_nested_values_and_what_is_not_finite(tmp_path: Path) -> None:
-    schema = Schema(
+    schema = TableSchema(
         (
-            Column("f", "double"),
-            Column("l", "array<double>"),
-            Column("m", "map<date,float>"),
-            Column("t", "struct<a:double,b:string>"),
+            TableColumn("f", "double"),
+            TableColumn("l", "array<double>"),
+            TableColumn("m", "map<date,float>"),
+            TableColumn("t", "struct<a:double,b:string>"),
         )
     )
     nan = float("nan")
@@ -207,7 +207,7 @@ async def test_large_contents_that_retract_are_summed_on_disk(
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(3_000)]))
         gone = [(n, 6, -2) for n in range(1_000)] + [(n, 6, -1) for n in range(1_000, 2_000)]
         await write(persist, "numbers", 9, table(NUMBERS, *gone))
-        seen: list[copying.Far] = []
+        seen: list[copying.CopyPosition] = []
         description = described(NUMBERS, as_of=8)
         done = await copied(persist, tmp_path, description, far=seen.append)
         assert done.rows == 3_000
@@ -240,7 +240,7 @@ async def test_a_view_in_error_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_csv_refuses_nested_columns() -> None:
-    schema = Schema((Column("a", "bigint"), Column("l", "array<int>")))
+    schema = TableSchema((TableColumn("a", "bigint"), TableColumn("l", "array<int>")))
     with pytest.raises(InvalidUsage, match="l array<int>"):
         check_format(schema, CopyToExport(schema, "x", "csv", FILE_BYTES_MIN))
     check_format(schema, CopyToExport(schema, "x", "json", FILE_BYTES_MIN))
@@ -291,7 +291,7 @@ def test_copies_stay_below_their_folder(tmp_path: Path) -> None:
 def test_a_place_refuses_names_that_are_no_names(tmp_path: Path) -> None:
     for name in ("../x", "", "a/b", "x" * 65):
         with pytest.raises(InvalidUsage):
-            Folder(tmp_path, name, overwrite=False)
+            FolderCopy(tmp_path, name, overwrite=False)
 
 
 # -- the actor -------------------------------------------------------------------------------------
@@ -300,12 +300,14 @@ def test_a_place_refuses_names_that_are_no_names(tmp_path: Path) -> None:
 class Stand:
     """A copy's actor before a probe that is worker 0."""
 
-    def __init__(self, system: System, persist: PersistClient, place: Path, **changes: Any) -> None:
-        self.worker = Probe.start(system, "worker")
+    def __init__(
+        self, system: ActorSystem, persist: PersistClient, place: Path, **changes: Any
+    ) -> None:
+        self.worker = MessageProbe.start(system, "worker")
         self.place = place
         description = described(NUMBERS, **changes)
         self.address = system.spawn(
-            lambda: Copying(
+            lambda: CopyTask(
                 description,
                 (self.worker.address,),
                 persist,
@@ -318,7 +320,7 @@ class Stand:
     async def said(self) -> Iterator[Any]:
         """What worker 0 was told, up to the result."""
         found: list[Any] = []
-        while not found or not isinstance(found[-1], Copied):
+        while not found or not isinstance(found[-1], CopyFinished):
             found.append(await self.worker.expect(object))
         return iter(found)
 
@@ -327,7 +329,7 @@ async def test_it_begins_when_scheduled_and_allowed_to_write(tmp_path: Path) -> 
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         stand = Stand(system, persist, tmp_path)
-        await stand.address.send(Scheduled())
+        await stand.address.send(DataflowScheduled())
         await stand.worker.expect_nothing()
         await stand.address.send(WritesAllowed())
         await stand.worker.expect(DataflowStatus, state="waiting")
@@ -337,7 +339,7 @@ async def test_it_begins_when_scheduled_and_allowed_to_write(tmp_path: Path) -> 
         states = [status.state for status in shown]
         assert states == ["copying", "copied"]
         assert (shown[0].parts_read, shown[0].parts_total, shown[0].rows_out) == (1, 1, 1)
-        await stand.address.send(Scheduled())
+        await stand.address.send(DataflowScheduled())
         await stand.worker.expect_nothing()
 
 
@@ -346,7 +348,7 @@ async def test_its_failure_is_its_answer(tmp_path: Path) -> None:
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
         stand = Stand(system, persist, tmp_path, destination="../outside")
-        for message in (Scheduled(), WritesAllowed()):
+        for message in (DataflowScheduled(), WritesAllowed()):
             await stand.address.send(message)
         *_, last = await stand.said()
         assert isinstance(last.result, CopyFailed)
@@ -371,7 +373,7 @@ async def test_a_dropped_copy_removes_what_it_has_written(
         if not waits:
             monkeypatch.setattr(persist, "fetch", slow)
         stand = Stand(system, persist, tmp_path, as_of=99 if waits else 4)
-        for message in (Scheduled(), WritesAllowed()):
+        for message in (DataflowScheduled(), WritesAllowed()):
             await stand.address.send(message)
         await stand.worker.expect(DataflowStatus, state="waiting")
         if not waits:

@@ -35,15 +35,15 @@ from actors.buckets.bucket_paths import BucketPath, bucket_path
 from actors.buckets.bucket_store import BucketStore
 from actors.dataflow.copy_buckets import bucket_place
 from actors.dataflow.copy_destinations import destinations
-from actors.dataflow.copying import Copying, copy, run_to_completion
+from actors.dataflow.copying import CopyTask, copy, run_to_completion
 from actors.errors import InvalidUsage, StorageError
 from actors.persist import PersistClient
-from actors.plan.copy_manifest import MANIFEST, Manifest
-from actors.plan.schema import Schema
+from actors.plan.copy_manifest import MANIFEST, CopyManifest
+from actors.plan.schema import TableSchema
 from actors.protocol.compute import CopyDone, CopyFailed, DataflowDescription
-from actors.protocol.internal import Copied, DataflowStatus, Scheduled, WritesAllowed
+from actors.protocol.internal import CopyFinished, DataflowScheduled, DataflowStatus, WritesAllowed
 from actors.settings import Settings
-from actors.testing.probe import Probe
+from actors.testing.probe import MessageProbe
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
 PIECE = 8_192
@@ -85,7 +85,7 @@ class House:
                 self.persist, clock, description, make, self.place / "scratch", lambda _: None
             )
 
-    def described(self, schema: Schema, name: str = "numbers", **changes: Any) -> Any:
+    def described(self, schema: TableSchema, name: str = "numbers", **changes: Any) -> Any:
         return described(schema, name, **({"destination": self.to} | changes))
 
     async def three_files(self, **changes: Any) -> DataflowDescription:
@@ -99,11 +99,11 @@ class House:
     def keys(self) -> list[str]:
         return [key.removeprefix("exports/out/") for key in self.s3.keys(self.bucket)]
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> CopyManifest:
         data = self.s3.get(self.bucket, f"exports/out/{MANIFEST}")
-        return msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(data, type=CopyManifest)
 
-    def read(self, schema: Schema) -> list[Row]:
+    def read(self, schema: TableSchema) -> list[Row]:
         """The rows of the files that the manifest names."""
         manifest = self.manifest()
         rows: list[Row] = []
@@ -332,9 +332,9 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
         return None
 
     house.s3.rule = rule
-    worker = Probe.start(house.system, "worker")
+    worker = MessageProbe.start(house.system, "worker")
     address = house.system.spawn(
-        lambda: Copying(
+        lambda: CopyTask(
             description,
             (worker.address,),
             house.persist,
@@ -343,7 +343,7 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
         ),
         "copy",
     )
-    for message in (Scheduled(), WritesAllowed()):
+    for message in (DataflowScheduled(), WritesAllowed()):
         await address.send(message)
     await worker.expect(DataflowStatus, state="waiting")
     with anyio.fail_after(200):
@@ -360,11 +360,11 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
 
 async def test_the_actor_copies_and_answers_once(house: House) -> None:
     description = await house.three_files()
-    worker = Probe.start(house.system, "worker")
+    worker = MessageProbe.start(house.system, "worker")
     for number, wanted in enumerate((CopyDone, CopyFailed)):
         made = msgspec.structs.replace(description, id=f"t{number}")
         address = house.system.spawn(
-            lambda: Copying(
+            lambda: CopyTask(
                 made,  # noqa: B023
                 (worker.address,),
                 house.persist,
@@ -373,10 +373,10 @@ async def test_the_actor_copies_and_answers_once(house: House) -> None:
             ),
             f"copy-{number}",
         )
-        for message in (Scheduled(), WritesAllowed()):
+        for message in (DataflowScheduled(), WritesAllowed()):
             await address.send(message)
         last: Any = None
-        while not isinstance(last, Copied):
+        while not isinstance(last, CopyFinished):
             last = await worker.expect(object)
         assert isinstance(last.result, wanted), "the second one finds a copy there"
         await worker.expect_nothing()

@@ -25,12 +25,12 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_places import Folder
-from actors.errors import Busy, InvalidUsage, PenstockError, StorageError, StoreFull
+from actors.dataflow.copy_places import FolderCopy
+from actors.errors import InvalidUsage, PenstockError, ResourceBusy, StorageError, StoreFull
 from actors.plan.copy_manifest import MANIFEST
 
 
-class Trap(Folder):
+class Trap(FolderCopy):
     """Fails at the operation of that number, as a disk or a kill does."""
 
     def __init__(self, folder: Path, at: int, error: Exception) -> None:
@@ -181,9 +181,9 @@ async def test_two_copies_do_not_write_to_one_folder(tmp_path: Path) -> None:
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
-        other = Folder(tmp_path / "copies" / "out", "other", overwrite=False)
+        other = FolderCopy(tmp_path / "copies" / "out", "other", overwrite=False)
         assert other.begin() is None
-        with pytest.raises(Busy):
+        with pytest.raises(ResourceBusy):
             await copied(persist, tmp_path, described(NUMBERS))
         assert left_behind(tmp_path) == ["copy-other"]
         other.abandon()
@@ -222,7 +222,7 @@ def test_files_are_synced_before_they_are_named(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "rename", renamed)
-    folder = Folder(tmp_path / "out", "t1", overwrite=False)
+    folder = FolderCopy(tmp_path / "out", "t1", overwrite=False)
     folder.begin()
     done.clear()
     file = folder.create("00001.csv")

@@ -32,25 +32,25 @@ from dataflow_stage import Flow, numbers_flow, surroundings  # type: ignore[impo
 from actors.errors import EngineLost, JobTooLarge, LeaseLost
 from actors.plan.jobs import (
     CancelJob,
-    Progress,
+    JobProgress,
 )
-from actors.plan.jobs import Step as StepJob
+from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.protocol.compute import SubscribeExport
 from actors.protocol.internal import (
+    BatchEmitted,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Scheduled,
+    EmitBatch,
     StartSources,
     WritesAllowed,
 )
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 # -- views -----------------------------------------------------------------------------------------
 
 
-async def test_a_fresh_view_hydrates_then_follows(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_fresh_view_hydrates_then_follows(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -68,7 +68,7 @@ async def test_a_fresh_view_hydrates_then_follows(stage: Isolation, tmp_path: Pa
 
 
 async def test_without_changes_no_job_runs_and_the_upper_moves(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
@@ -83,12 +83,12 @@ async def test_without_changes_no_job_runs_and_the_upper_moves(
 
 
 async def test_it_waits_until_it_is_scheduled_and_writes_are_allowed(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
-        await house.subject.send(Scheduled())
+        await house.subject.send(DataflowScheduled())
         await house.status("hydrating")
         assert await persist.upper("out") == 0
         await house.subject.send(WritesAllowed())
@@ -96,7 +96,7 @@ async def test_it_waits_until_it_is_scheduled_and_writes_are_allowed(
 
 
 async def test_one_that_has_restored_starts_its_sources_once(
-    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When `WritesAllowed` came between the end of a restoring and its result, it was restored
     again, the sources were started twice, and the start signal went to a task that was being
@@ -115,20 +115,20 @@ async def test_one_that_has_restored_starts_its_sources_once(
         monkeypatch.setattr(shards.persist, "state", late)
         read = msgspec.structs.replace(view.description, export=SubscribeExport(NUMBERS))
         house = Flow(stage, shards, tmp_path, read, name="read")
-        await house.subject.send(Scheduled())
+        await house.subject.send(DataflowScheduled())
         await house.until(lambda: bool(looked), "a look at the source")
         gate.set()
         house.subject.reply(WritesAllowed())
-        await house.until(lambda: bool(house.told(Emit)), "a batch")
+        await house.until(lambda: bool(house.told(EmitBatch)), "a batch")
         assert house.told(StartSources) == [], "the contents come first, and are to be taken"
-        (emit,) = house.told(Emit)
-        house.subject.reply(Emitted(emit.dataflow, emit.incarnation, emit.batch.upper))
+        (emit,) = house.told(EmitBatch)
+        house.subject.reply(BatchEmitted(emit.dataflow, emit.incarnation, emit.batch.upper))
         await house.until(lambda: bool(house.told(StartSources)), "its sources")
-        await house.subject.send(Scheduled())
-        assert len(house.told(StartSources)) == len(house.told(Emit)) == 1
+        await house.subject.send(DataflowScheduled())
+        assert len(house.told(StartSources)) == len(house.told(EmitBatch)) == 1
 
 
-async def test_a_restart_goes_on_where_it_stopped(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_restart_goes_on_where_it_stopped(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -146,7 +146,9 @@ async def test_a_restart_goes_on_where_it_stopped(stage: Isolation, tmp_path: Pa
         assert listed(rows_of(job.inputs["d0"])) == [(7, 8, 1)]
 
 
-async def test_holds_keep_the_inputs_readable_below_lo(stage: Isolation, tmp_path: Path) -> None:
+async def test_holds_keep_the_inputs_readable_below_lo(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -157,7 +159,7 @@ async def test_holds_keep_the_inputs_readable_below_lo(stage: Isolation, tmp_pat
 
 
 async def test_a_view_whose_history_is_gone_is_computed_again(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
@@ -183,7 +185,7 @@ async def test_a_view_whose_history_is_gone_is_computed_again(
         assert await contents(persist, "out", NUMBERS, 15) == [(4, 1), (6, 1)]
 
 
-async def test_a_join_looks_up_the_other_side(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_join_looks_up_the_other_side(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         for name, schema in (("l", PAIRS), ("r", PAIRS), ("out", JOINED)):
@@ -205,7 +207,9 @@ async def test_a_join_looks_up_the_other_side(stage: Isolation, tmp_path: Path) 
         assert "s0" in step.inputs or "s1" in step.inputs
 
 
-async def test_an_opaque_view_is_computed_at_every_time(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_opaque_view_is_computed_at_every_time(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path, "opaque")
@@ -221,7 +225,7 @@ async def test_an_opaque_view_is_computed_at_every_time(stage: Isolation, tmp_pa
 
 
 async def test_a_definite_error_belongs_to_its_time_and_is_retracted(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
@@ -245,7 +249,7 @@ async def test_a_definite_error_belongs_to_its_time_and_is_retracted(
         await house.rests_in("gathering")
 
 
-async def test_an_error_at_hydration_is_data_too(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_error_at_hydration_is_data_too(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path, "opaque")
@@ -260,7 +264,7 @@ async def test_an_error_at_hydration_is_data_too(stage: Isolation, tmp_path: Pat
         assert await contents(persist, "out", NUMBERS, 7) == [(2, 1)]
 
 
-async def test_an_upstream_error_is_held_too(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_upstream_error_is_held_too(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -288,7 +292,9 @@ async def test_an_upstream_error_is_held_too(stage: Isolation, tmp_path: Path) -
         assert await contents(persist, "out", NUMBERS, 10) == [(2, 1), (4, 1), (8, 1)]
 
 
-async def test_an_indefinite_error_is_retried_and_shown(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_indefinite_error_is_retried_and_shown(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -303,7 +309,7 @@ async def test_an_indefinite_error_is_retried_and_shown(stage: Isolation, tmp_pa
 
 
 async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_while(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
@@ -332,7 +338,7 @@ async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_step_too_large_that_changes_most_of_it_is_computed_whole(
-    stage: Isolation, tmp_path: Path, waits: bool
+    stage: ActorIsolation, tmp_path: Path, waits: bool
 ) -> None:
     """A table's rows that go at once are more work for a step than what is left; what waits behind
     a view's upper when it starts is none of the rows that there are."""
@@ -352,7 +358,7 @@ async def test_a_step_too_large_that_changes_most_of_it_is_computed_whole(
         assert await contents(shards.persist, "out", NUMBERS, 7) == []
 
 
-async def test_a_long_job_shows_how_far_it_is(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_long_job_shows_how_far_it_is(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         house = await numbers_flow(stage, shards, tmp_path)
         await house.start()
@@ -361,25 +367,25 @@ async def test_a_long_job_shows_how_far_it_is(stage: Isolation, tmp_path: Path) 
         await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
         await house.until(lambda: bool(house.kept), "a job")
         run = house.kept[-1]
-        run.watcher.reply(Progress(run.job.job_id, 2, 7))
+        run.watcher.reply(JobProgress(run.job.job_id, 2, 7))
         status = await house.status("running")
         assert status.text == "2 of 7 tasks done"
         house.keep = False
 
 
-async def test_a_rehearsal_is_nobodys_progress(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_rehearsal_is_nobodys_progress(stage: ActorIsolation, tmp_path: Path) -> None:
     """Plans are built while a view waits for changes: it is up to date all the same."""
     async with surroundings(stage) as shards:
         house = await numbers_flow(stage, shards, tmp_path)
         await house.start()
         await house.reported(5)
         await house.rests_in("gathering")
-        house.subject.reply(Progress("flow/1/0/rehearse", 1, 2))
+        house.subject.reply(JobProgress("flow/1/0/rehearse", 1, 2))
         await stage.idle()
         assert [s.text for s in house.told(DataflowStatus) if "tasks done" in s.text] == []
 
 
-async def test_steps_do_not_wait_for_rehearsals(stage: Isolation, tmp_path: Path) -> None:
+async def test_steps_do_not_wait_for_rehearsals(stage: ActorIsolation, tmp_path: Path) -> None:
     """Of a wide view they take a minute, and what is written meanwhile is wanted sooner."""
     async with surroundings(stage) as shards:
         house = await numbers_flow(stage, shards, tmp_path)
@@ -391,7 +397,7 @@ async def test_steps_do_not_wait_for_rehearsals(stage: Isolation, tmp_path: Path
         assert [job.rpartition("/")[2] for job in house.rehearsals] == ["rehearse-first"]
 
 
-async def test_another_replica_was_first(stage: Isolation, tmp_path: Path) -> None:
+async def test_another_replica_was_first(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
@@ -414,7 +420,7 @@ async def test_another_replica_was_first(stage: Isolation, tmp_path: Path) -> No
 
 
 async def test_a_failed_fetch_freezes_then_a_new_incarnation_reads_it(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
@@ -430,7 +436,9 @@ async def test_a_failed_fetch_freezes_then_a_new_incarnation_reads_it(
         assert (10, 1) in await contents(persist, "out", NUMBERS, 7)
 
 
-async def test_a_stop_cancels_the_running_job_at_once(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_stop_cancels_the_running_job_at_once(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)

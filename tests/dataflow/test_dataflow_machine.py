@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from actors.dataflow import events as m
 from actors.dataflow.invariants import check_machine
-from actors.dataflow.life import TRANSITIONS, State
-from actors.dataflow.machine import Machine
-from actors.errors import Corrupt, LocalProtocolError
+from actors.dataflow.life import TRANSITIONS, DataflowPhase
+from actors.dataflow.machine import DataflowMachine
+from actors.errors import CorruptData, LocalProtocolError
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
 from actors.protocol.internal import (
-    Described,
     DescribedPart,
-    Fetched,
     FetchFailed,
     ListenFailed,
+    PartFetched,
+    PartsDescribed,
 )
 
 
@@ -44,11 +44,11 @@ def part(key: str, lower: int, upper: int, size: int = 10) -> DescribedPart:
 
 def described(
     source: int, lower: int, upper: int, *parts: DescribedPart, incarnation: int = 1
-) -> Described:
-    return Described("d", incarnation, source, parts, lower, upper)
+) -> PartsDescribed:
+    return PartsDescribed("d", incarnation, source, parts, lower, upper)
 
 
-class Checked(Machine):
+class Checked(DataflowMachine):
     """Checks its invariants after every event."""
 
     def handle(self, event: m.Event) -> list[m.Effect]:
@@ -57,7 +57,7 @@ class Checked(Machine):
         return effects
 
 
-def machine(**changes: object) -> Machine:
+def machine(**changes: object) -> DataflowMachine:
     values: dict[str, object] = {
         "sources": 1,
         "durable": True,
@@ -68,27 +68,27 @@ def machine(**changes: object) -> Machine:
     return Checked(**(values | changes))  # type: ignore[arg-type]
 
 
-def running(made: Machine, lo: int = 5, **restored: object) -> Machine:
+def running(made: DataflowMachine, lo: int = 5, **restored: object) -> DataflowMachine:
     """A machine at rest, its sources started."""
-    made.handle(m.Schedule())
+    made.handle(m.SuspensionEnded())
     values: dict[str, object] = {
         "incarnation": made.incarnation,
         "lo": lo,
         "as_of": lo - 1,
         "snapshots": (False,) * made.source_count,
     }
-    made.handle(m.Restored(**(values | restored)))  # type: ignore[arg-type]
+    made.handle(m.StateRestored(**(values | restored)))  # type: ignore[arg-type]
     made.handle(m.SourcesReady(made.incarnation))
     return made
 
 
-def asks(effects: list[m.Effect]) -> list[m.Ask]:
-    return [effect for effect in effects if isinstance(effect, m.Ask)]
+def asks(effects: list[m.Effect]) -> list[m.RequestPart]:
+    return [effect for effect in effects if isinstance(effect, m.RequestPart)]
 
 
-def answer(made: Machine, ask: m.Ask, rows: pa.Table) -> list[m.Effect]:
+def answer(made: DataflowMachine, ask: m.RequestPart, rows: pa.Table) -> list[m.Effect]:
     return made.handle(
-        Fetched("d", made.incarnation, ask.source, ask.piece.time, ask.piece.part.key, rows)
+        PartFetched("d", made.incarnation, ask.source, ask.piece.time, ask.piece.part.key, rows)
     )
 
 
@@ -96,23 +96,25 @@ def kinds(effects: list[m.Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 
-def computing(effects: list[m.Effect]) -> m.Compute:
+def computing(effects: list[m.Effect]) -> m.ComputeStep:
     compute = effects[-1]
-    assert isinstance(compute, m.Compute)
+    assert isinstance(compute, m.ComputeStep)
     return compute
 
 
-def one_step(made: Machine, upper: int, rows: pa.Table, lower: int | None = None) -> m.Compute:
+def one_step(
+    made: DataflowMachine, upper: int, rows: pa.Table, lower: int | None = None
+) -> m.ComputeStep:
     """Described and fetched: the step is cut."""
     lower = made.lo if lower is None else lower
     (ask,) = asks(made.handle(described(0, lower, upper, part(f"p{upper}", lower, upper))))
     return computing(answer(made, ask, rows))
 
 
-def finish(made: Machine) -> list[m.Effect]:
+def finish(made: DataflowMachine) -> list[m.Effect]:
     """Computed, committed, installed."""
     effects: list[m.Effect] = []
-    for event in (m.Computed, m.Committed, m.Installed):
+    for event in (m.StepComputed, m.StepCommitted, m.StepInstalled):
         if made.state in TRANSITIONS[event][0]:
             effects = made.handle(event(made.number))
     return effects
@@ -120,45 +122,45 @@ def finish(made: Machine) -> list[m.Effect]:
 
 def test_the_table_names_handlers_that_exist() -> None:
     for states, handler in TRANSITIONS.values():
-        assert hasattr(Machine, handler)
-        assert State.DROPPED not in states
+        assert hasattr(DataflowMachine, handler)
+        assert DataflowPhase.DROPPED not in states
 
 
 def test_a_step_goes_through_its_stages() -> None:
     made = machine()
     assert made.state.value == "suspended"
-    assert kinds(made.handle(m.Schedule())) == ["Show", "Restore"]
-    effects = made.handle(m.Restored(1, 5, 4, (False,)))
-    assert kinds(effects) == ["Report", "StartTasks"]
-    assert made.handle(m.SourcesReady(1))[0] == m.Listen(0, 4, False)
+    assert kinds(made.handle(m.SuspensionEnded())) == ["PublishStatus", "RestoreState"]
+    effects = made.handle(m.StateRestored(1, 5, 4, (False,)))
+    assert kinds(effects) == ["ReportFrontier", "StartTasks"]
+    assert made.handle(m.SourcesReady(1))[0] == m.StartListening(0, 4, False)
     compute = one_step(made, 8, updates(5, 7))
     assert (compute.step.lo, compute.step.hi, compute.step.times) == (5, 8, (5, 7))
-    assert kinds(made.handle(m.Computed(1))) == ["Commit"]
-    assert kinds(made.handle(m.Committed(1))) == ["Install"]
-    assert made.handle(m.Installed(1))[0] == m.Report(8, compute.step)
+    assert kinds(made.handle(m.StepComputed(1))) == ["CommitStep"]
+    assert kinds(made.handle(m.StepCommitted(1))) == ["InstallStep"]
+    assert made.handle(m.StepInstalled(1))[0] == m.ReportFrontier(8, compute.step)
     assert made.lo == 8
 
 
 def test_a_fetched_part_returns_its_lease_and_its_bytes() -> None:
     made = running(machine())
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
-    assert answer(made, ask, updates(6))[:2] == [m.Return(0, ("p",)), m.Answer(0, 10)]
+    assert answer(made, ask, updates(6))[:2] == [m.ReleaseParts(0, ("p",)), m.GrantCredit(0, 10)]
 
 
 def test_every_description_is_answered_once_when_all_its_parts_are_done() -> None:
     made = running(machine(sources=2))
-    assert made.handle(described(0, 5, 6)) == [m.Answer(0, 0)]
+    assert made.handle(described(0, 5, 6)) == [m.GrantCredit(0, 0)]
     effects = made.handle(described(0, 6, 8, part("p", 6, 8), part("q", 6, 8, size=5)))
     assert effects == []
     first, second = asks(made.handle(described(1, 5, 8)))
-    assert m.Answer(0, 15) not in answer(made, first, updates(6))
-    assert m.Answer(0, 15) in answer(made, second, updates(6))
+    assert m.GrantCredit(0, 15) not in answer(made, first, updates(6))
+    assert m.GrantCredit(0, 15) in answer(made, second, updates(6))
 
 
 def test_without_updates_only_the_upper_moves() -> None:
     made = running(machine())
     *_, commit = made.handle(described(0, 5, 9))
-    assert isinstance(commit, m.Commit)
+    assert isinstance(commit, m.CommitStep)
     assert commit.step.times == ()
     finish(made)
     assert made.lo == 9
@@ -192,7 +194,7 @@ def test_what_the_next_step_may_take_is_fetched_while_one_runs() -> None:
     one_step(made, 8, updates(5))
     size = updates(5).nbytes
     (ask,) = asks(made.handle(described(0, 8, 10, part("q", 8, 10, 900))))
-    assert answer(made, ask, updates(8)) == [m.Return(0, ("q",)), m.Answer(0, 900)]
+    assert answer(made, ask, updates(8)) == [m.ReleaseParts(0, ("q",)), m.GrantCredit(0, 900)]
     # The step and what is held leave no room for this one.
     assert asks(made.handle(described(0, 10, 12, part("r", 10, 12, 1001 - 2 * size)))) == []
     (ask,) = asks(finish(made))
@@ -204,10 +206,10 @@ def test_a_fetch_ahead_that_fails_lets_the_running_step_finish() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
     (ask,) = asks(made.handle(described(0, 8, 10, part("q", 8, 10))))
-    error = Corrupt("part q", determinate=True)
+    error = CorruptData("part q", determinate=True)
     assert made.handle(FetchFailed("d", 1, 0, ask.piece.time, "q", error)) == []
-    assert kinds(finish(made)) == ["Report", "CancelWork", "Show", "RetryLater"]
-    assert (made.lo, made.state) == (8, State.FROZEN)
+    assert kinds(finish(made)) == ["ReportFrontier", "CancelWork", "PublishStatus", "RetryLater"]
+    assert (made.lo, made.state) == (8, DataflowPhase.FROZEN)
 
 
 def test_a_batch_over_the_budget_is_taken_all_the_same() -> None:
@@ -236,16 +238,16 @@ def test_an_opaque_view_takes_one_time_a_step() -> None:
 def test_a_pass_through_export_starts_with_the_snapshot() -> None:
     made = running(machine(durable=False), lo=5, snapshots=(True,))
     made.lo = 0
-    snapshot = Described("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
+    snapshot = PartsDescribed("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
     (ask,) = asks(made.handle(snapshot))
     made.handle(described(0, 5, 9))
     compute = computing(answer(made, ask, updates(1, 3)))
     assert compute.step.snapshot
     assert (compute.step.lo, compute.step.hi, compute.step.times) == (0, 5, (4,))
-    assert kinds(made.handle(m.Computed(1))) == ["Install"]
-    effects = made.handle(m.Installed(1))
+    assert kinds(made.handle(m.StepComputed(1))) == ["InstallStep"]
+    effects = made.handle(m.StepInstalled(1))
     install = effects[-1]
-    assert isinstance(install, m.Install)
+    assert isinstance(install, m.InstallStep)
     assert not install.step.snapshot
     assert (install.step.lo, install.step.hi) == (5, 9)
 
@@ -258,7 +260,7 @@ def test_a_definite_failure_halves_the_interval_down_to_one_time() -> None:
     compute = computing(made.handle(m.FailedDefinitely(2, "bad")))
     assert compute.step.times == (5,)
     (commit,) = made.handle(m.FailedDefinitely(3, "bad"))
-    assert isinstance(commit, m.Commit)
+    assert isinstance(commit, m.CommitStep)
     assert (commit.step.error, commit.step.times, commit.step.hi) == ("bad", (5,), 6)
     compute = computing(finish(made))
     assert made.in_error
@@ -266,19 +268,19 @@ def test_a_definite_failure_halves_the_interval_down_to_one_time() -> None:
     assert (compute.step.times, compute.step.in_error) == ((6, 7, 8), True)
     finish(made)
     assert not made.in_error
-    assert made.state is State.GATHERING
+    assert made.state is DataflowPhase.GATHERING
 
 
 def test_a_view_in_error_rests_errored_and_its_frontier_goes_on() -> None:
     made = running(machine(), in_error=True)
-    assert made.state is State.ERRORED
+    assert made.state is DataflowPhase.ERRORED
     made.handle(described(0, 5, 9))
     finish(made)
-    assert made.state is State.ERRORED
+    assert made.state is DataflowPhase.ERRORED
     assert made.lo == 9
     one_step(made, 12, updates(9, 10))
     (commit,) = made.handle(m.FailedDefinitely(made.number, "still"))
-    assert isinstance(commit, m.Commit)
+    assert isinstance(commit, m.CommitStep)
     finish(made)
     assert made.in_error
 
@@ -296,7 +298,7 @@ def test_an_error_of_an_input_stands_alone_in_its_step() -> None:
 @pytest.mark.parametrize("kind", [FetchFailed, ListenFailed])
 def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
     made = running(machine())
-    error = Corrupt("part p", determinate=True)
+    error = CorruptData("part p", determinate=True)
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
     if kind is FetchFailed:
         failure = FetchFailed("d", 1, 0, ask.piece.time, "p", error)
@@ -305,56 +307,56 @@ def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
         # What it has described is whole, and taken first.
         assert made.handle(ListenFailed("d", 1, 0, error)) == []
         effects = made.handle(FetchFailed("d", 1, 0, ask.piece.time, "p", error))
-    assert kinds(effects) == ["CancelWork", "Show", "RetryLater"]
-    assert made.state is State.FROZEN
+    assert kinds(effects) == ["CancelWork", "PublishStatus", "RetryLater"]
+    assert made.state is DataflowPhase.FROZEN
     assert made.handle(described(0, 8, 20)) == []
     assert made.lo == 5
     effects = made.handle(m.RetryDue(1))
-    assert effects[-2:] == [m.CancelWork(), m.Show("hydrating", "")] or kinds(effects) == [
+    assert effects[-2:] == [m.CancelWork(), m.PublishStatus("hydrating", "")] or kinds(effects) == [
         "CancelWork",
-        "Show",
-        "Restore",
+        "PublishStatus",
+        "RestoreState",
     ]
     assert made.incarnation == 2
     # What the dead incarnation's tasks still say is of no interest, now and when all runs again.
     assert made.handle(described(0, 5, 9, incarnation=1)) == []
-    made.handle(m.Restored(2, 5, 4, (False,)))
+    made.handle(m.StateRestored(2, 5, 4, (False,)))
     made.handle(m.SourcesReady(2))
     assert made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=1)) == []
-    assert made.handle(Fetched("d", 1, 0, ask.piece.time, "p", updates(5))) == []
+    assert made.handle(PartFetched("d", 1, 0, ask.piece.time, "p", updates(5))) == []
     assert asks(made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=2)))
 
 
 def test_a_freeze_lets_a_commit_finish_first() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
-    made.handle(m.Computed(1))
-    assert made.handle(ListenFailed("d", 1, 0, Corrupt("x", determinate=True))) == []
-    made.handle(m.Committed(1))
-    effects = made.handle(m.Installed(1))
-    assert kinds(effects) == ["Report", "CancelWork", "Show", "RetryLater"]
+    made.handle(m.StepComputed(1))
+    assert made.handle(ListenFailed("d", 1, 0, CorruptData("x", determinate=True))) == []
+    made.handle(m.StepCommitted(1))
+    effects = made.handle(m.StepInstalled(1))
+    assert kinds(effects) == ["ReportFrontier", "CancelWork", "PublishStatus", "RetryLater"]
     assert made.lo == 8
 
 
 def test_a_mismatch_without_an_upper_to_go_to_starts_a_new_incarnation() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
-    made.handle(m.Computed(1))
-    effects = made.handle(m.Mismatched(1, EMPTY))
-    assert effects[-1] == m.Restore(2, 5)
-    made.handle(m.Restored(2, 11, 10, (False,)))
+    made.handle(m.StepComputed(1))
+    effects = made.handle(m.UpperMismatched(1, EMPTY))
+    assert effects[-1] == m.RestoreState(2, 5)
+    made.handle(m.StateRestored(2, 11, 10, (False,)))
     assert made.lo == 11
 
 
 def test_an_indefinite_failure_repeats_the_stage() -> None:
     made = running(machine())
     step = one_step(made, 8, updates(5)).step
-    effects = made.handle(m.Failed(1, 1, "EngineLost: gone"))
-    assert effects == [m.Show("stalled", "EngineLost: gone"), m.RetryLater(1)]
-    assert made.handle(m.RetryDue(1)) == [m.Compute(step)]
-    made.handle(m.Computed(1))
-    made.handle(m.Failed(1, 1, "StorageError: gone"))
-    assert kinds(made.handle(m.RetryDue(2))) == ["CancelWork", "Show", "Restore"]
+    effects = made.handle(m.StageFailed(1, 1, "EngineLost: gone"))
+    assert effects == [m.PublishStatus("stalled", "EngineLost: gone"), m.RetryLater(1)]
+    assert made.handle(m.RetryDue(1)) == [m.ComputeStep(step)]
+    made.handle(m.StepComputed(1))
+    made.handle(m.StageFailed(1, 1, "StorageError: gone"))
+    assert kinds(made.handle(m.RetryDue(2))) == ["CancelWork", "PublishStatus", "RestoreState"]
 
 
 def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> None:
@@ -362,7 +364,7 @@ def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> N
     size = updates(5).nbytes
     one_step(made, 13, updates(*range(5, 13)))
     assert made.step is not None
-    made.handle(m.Failed(1, 1, "EngineLost: no memory", too_large=True))
+    made.handle(m.StageFailed(1, 1, "EngineLost: no memory", too_large=True))
     compute = computing(made.handle(m.RetryDue(1)))
     assert (compute.step.times, compute.step.hi) == ((5, 6, 7, 8), 9)
     assert made.budget_bytes == 2 * size
@@ -376,22 +378,22 @@ def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> N
 def test_a_step_of_one_time_that_ended_the_engine_is_repeated() -> None:
     made = running(machine())
     step = one_step(made, 8, updates(5)).step
-    made.handle(m.Failed(1, 1, "EngineLost: no memory", too_large=True))
-    assert made.handle(m.RetryDue(1)) == [m.Compute(step)]
+    made.handle(m.StageFailed(1, 1, "EngineLost: no memory", too_large=True))
+    assert made.handle(m.RetryDue(1)) == [m.ComputeStep(step)]
 
 
 def test_what_is_too_large_at_a_single_time_is_the_steps_result() -> None:
     made = running(machine())
     one_step(made, 8, updates(5, 6))
-    made.handle(m.Failed(1, 1, "JobTooLarge: no", too_large=True, final=True))
+    made.handle(m.StageFailed(1, 1, "JobTooLarge: no", too_large=True, final=True))
     assert computing(made.handle(m.RetryDue(1))).step.times == (5,)
-    effects = made.handle(m.Failed(1, 2, "JobTooLarge: no", too_large=True, final=True))
-    assert kinds(effects) == ["Commit"]
+    effects = made.handle(m.StageFailed(1, 2, "JobTooLarge: no", too_large=True, final=True))
+    assert kinds(effects) == ["CommitStep"]
     assert made.step is not None
     assert made.step.error == "JobTooLarge: no"
-    made.handle(m.Committed(2))
+    made.handle(m.StepCommitted(2))
     # In error it is computed whole, at the last of its times, and fails for all of them.
-    step = computing(made.handle(m.Installed(2))).step
+    step = computing(made.handle(m.StepInstalled(2))).step
     assert (step.times, step.in_error) == ((6,), True)
 
 
@@ -406,65 +408,65 @@ def test_rows_that_are_larger_than_their_parts_are_cut_to_the_budget() -> None:
 def test_a_failure_that_repeating_cannot_mend_starts_a_new_incarnation() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
-    made.handle(m.Failed(1, 1, "ReadBelowSince: 3", restart=True))
-    assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "Show", "Restore"]
+    made.handle(m.StageFailed(1, 1, "ReadBelowSince: 3", restart=True))
+    assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "PublishStatus", "RestoreState"]
 
 
 def test_a_failed_restore_is_tried_again() -> None:
     made = machine()
-    made.handle(m.Schedule())
-    made.handle(m.Failed(1, 0, "Busy: later"))
-    assert made.handle(m.RetryDue(1))[-1] == m.Restore(2, 0)
+    made.handle(m.SuspensionEnded())
+    made.handle(m.StageFailed(1, 0, "Busy: later"))
+    assert made.handle(m.RetryDue(1))[-1] == m.RestoreState(2, 0)
 
 
 def test_what_was_restored_counts_once_an_incarnation() -> None:
     made = machine()
-    made.handle(m.Schedule())
-    restored = m.Restored(made.incarnation, 5, 4, (False,))
+    made.handle(m.SuspensionEnded())
+    restored = m.StateRestored(made.incarnation, 5, 4, (False,))
     assert m.StartTasks(1) in made.handle(restored)
     assert made.handle(restored) == []
     assert made.ignored == 1
     made.handle(m.SourcesReady(1))
-    assert made.state is State.GATHERING
+    assert made.state is DataflowPhase.GATHERING
 
 
 def test_until_ends_it() -> None:
     made = running(machine(until=7))
     *_, commit = made.handle(described(0, 5, 20))
-    assert isinstance(commit, m.Commit)
+    assert isinstance(commit, m.CommitStep)
     assert commit.step.hi == 7
     effects = finish(made)
-    assert effects[-2:] == [m.CancelWork(), m.Finish(7)]
-    assert made.state is State.DROPPED
+    assert effects[-2:] == [m.CancelWork(), m.FinishDataflow(7)]
+    assert made.state is DataflowPhase.DROPPED
 
 
 def test_inputs_that_are_complete_complete_the_output() -> None:
     made = running(machine())
     made.handle(described(0, 5, EMPTY))
-    assert finish(made)[-1] == m.Finish(EMPTY)
+    assert finish(made)[-1] == m.FinishDataflow(EMPTY)
 
 
 def test_without_sources_the_output_is_complete() -> None:
     made = machine(sources=0)
-    made.handle(m.Schedule())
-    effects = made.handle(m.Restored(1, 5, 4, ()))
-    assert isinstance(effects[-1], m.Commit)
-    assert finish(made)[-1] == m.Finish(EMPTY)
+    made.handle(m.SuspensionEnded())
+    effects = made.handle(m.StateRestored(1, 5, 4, ()))
+    assert isinstance(effects[-1], m.CommitStep)
+    assert finish(made)[-1] == m.FinishDataflow(EMPTY)
 
 
 def test_dropped_is_final() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
-    assert made.handle(m.Drop()) == [m.CancelWork()]
-    assert made.handle(m.Computed(1)) == []
-    assert made.handle(m.Schedule()) == []
+    assert made.handle(m.DropRequested()) == [m.CancelWork()]
+    assert made.handle(m.StepComputed(1)) == []
+    assert made.handle(m.SuspensionEnded()) == []
     assert made.ignored == 2
 
 
 def test_nothing_below_the_as_of_is_reported() -> None:
     made = machine(as_of=20)
-    made.handle(m.Schedule())
-    assert kinds(made.handle(m.Restored(1, 5, 4, (False,)))) == ["StartTasks"]
+    made.handle(m.SuspensionEnded())
+    assert kinds(made.handle(m.StateRestored(1, 5, 4, (False,)))) == ["StartTasks"]
 
 
 def test_a_gap_or_a_stranger_is_refused() -> None:
@@ -472,16 +474,16 @@ def test_a_gap_or_a_stranger_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="does not continue"):
         made.handle(described(0, 7, 9))
     with pytest.raises(LocalProtocolError, match="not asked for"):
-        made.handle(Fetched("d", 1, 0, 9, "nobody", updates(5)))
+        made.handle(PartFetched("d", 1, 0, 9, "nobody", updates(5)))
 
 
 # -- whatever the order of arrival ---------------------------------------------------------------
 
 
-STAGE_DONE: dict[type[m.Effect], type[m.Computed | m.Committed | m.Installed]] = {
-    m.Compute: m.Computed,
-    m.Commit: m.Committed,
-    m.Install: m.Installed,
+STAGE_DONE: dict[type[m.Effect], type[m.StepComputed | m.StepCommitted | m.StepInstalled]] = {
+    m.ComputeStep: m.StepComputed,
+    m.CommitStep: m.StepCommitted,
+    m.InstallStep: m.StepInstalled,
 }
 
 
@@ -491,7 +493,7 @@ class World:
 
     batches: list[list[tuple[int, int, list[list[int]]]]]
     """Per source, (lower, upper, parts' times)."""
-    out: list[m.Ask] = field(default_factory=list)
+    out: list[m.RequestPart] = field(default_factory=list)
     taken: list[list[int]] = field(default_factory=list)
     stages: list[m.Event] = field(default_factory=list)
 
@@ -532,9 +534,9 @@ def test_any_order_of_arrival_seals_no_time_early(
 
     def perform(effects: list[m.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, m.Ask):
+            if isinstance(effect, m.RequestPart):
                 world.out.append(effect)
-            elif isinstance(effect, m.Compute | m.Commit | m.Install):
+            elif isinstance(effect, m.ComputeStep | m.CommitStep | m.InstallStep):
                 world.stages.append(STAGE_DONE[type(effect)](effect.step.number))
 
     while True:
@@ -557,7 +559,7 @@ def test_any_order_of_arrival_seals_no_time_early(
             event = world.stages.pop(0)
             step = made.step
             assert step is not None
-            if isinstance(event, m.Installed):
+            if isinstance(event, m.StepInstalled):
                 for source, tables in enumerate(step.deltas):
                     times = sorted(time for table in tables for time in table[TIME].to_pylist())
                     # Exactly the source's updates of this interval: none early, none late.
@@ -593,7 +595,7 @@ def test_a_temporal_step_that_fails_is_halved_down_to_a_millisecond() -> None:
         found.append((compute.step.lo, compute.step.hi))
     assert found == [(5, 9), (5, 7), (5, 6)]
     (commit,) = made.handle(m.FailedDefinitely(made.number, "bad"))
-    assert isinstance(commit, m.Commit)
+    assert isinstance(commit, m.CommitStep)
     assert (commit.step.error, commit.step.times) == ("bad", (5,))
 
 
@@ -602,4 +604,4 @@ def test_a_temporal_dataflow_in_error_looks_again_as_time_passes() -> None:
     compute = computing(made.handle(described(0, 5, 9)))
     assert compute.step.in_error
     (commit,) = made.handle(m.FailedDefinitely(made.number, "still"))
-    assert isinstance(commit, m.Commit), "in error it is not halved"
+    assert isinstance(commit, m.CommitStep), "in error it is not halved"

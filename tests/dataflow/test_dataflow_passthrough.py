@@ -18,7 +18,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.life import State
+from actors.dataflow.life import DataflowPhase
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -27,7 +27,7 @@ from actors.protocol.compute import (
     SourceImport,
     SubscribeExport,
 )
-from actors.protocol.internal import Scheduled
+from actors.protocol.internal import DataflowScheduled
 
 # -- indexes and subscribes ------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ async def test_an_index_tells_how_far_it_has_read_its_first_contents(tmp_path: P
         imports = (SourceImport("numbers", NUMBERS),)
         description = DataflowDescription("t1", "i", imports, IndexExport(("a",), NUMBERS), 4)
         house = House(system, persist, tmp_path, description)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         await house.reported(5)
         statuses = house.workers[0].statuses
         read = [(s.parts_read, s.bytes_read) for s in statuses if s.parts_total]
@@ -115,7 +115,7 @@ async def test_a_subscribe_ends_with_the_error_of_its_input(tmp_path: Path) -> N
         batches = house.workers[0].batches
         await house.until(lambda: bool(batches) and batches[-1].error is not None)
         assert batches[-1].error == ("ViewInError", "upstream")
-        assert house.rests_in(State.DROPPED)
+        assert house.rests_in(DataflowPhase.DROPPED)
 
 
 async def test_a_subscribe_that_comes_too_late_is_told(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_a_subscribe_that_comes_too_late_is_told(tmp_path: Path) -> None:
         imports = (SourceImport("numbers", NUMBERS),)
         description = DataflowDescription("t1", "late", imports, SubscribeExport(NUMBERS), 4)
         house = House(system, persist, tmp_path, description)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         batches = house.workers[0].batches
         await house.until(lambda: bool(batches))
         error = batches[-1].error

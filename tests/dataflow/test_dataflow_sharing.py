@@ -26,15 +26,15 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.events import Failed
-from actors.dataflow.life import State
+from actors.dataflow.events import StageFailed
+from actors.dataflow.life import DataflowPhase
 from actors.dataflow.stages import StageDone
 from actors.errors import StorageError
-from actors.kernel import System, SystemClock
-from actors.persist import Part, PersistClient
-from actors.plan.schema import Schema
+from actors.kernel import ActorSystem, SystemClock
+from actors.persist import BatchPart, PersistClient
+from actors.plan.schema import TableSchema
 from actors.protocol.compute import DataflowDescription
-from actors.protocol.internal import Scheduled
+from actors.protocol.internal import DataflowScheduled
 
 SOURCES = (("l", PAIRS), ("r", PAIRS))
 
@@ -57,7 +57,7 @@ class Fetches:
         self._fetch = persist.fetch
         monkeypatch.setattr(persist, "fetch", self.fetch)
 
-    async def fetch(self, part: Part, schema: Schema) -> Any:
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> Any:
         self.counts[part.checksum] += 1
         if self.failures:
             self.failures -= 1
@@ -71,7 +71,7 @@ class Fetches:
 class Place:
     """Two tables, and any number of views that join them."""
 
-    def __init__(self, system: System, persist: PersistClient, scratch: Path) -> None:
+    def __init__(self, system: ActorSystem, persist: PersistClient, scratch: Path) -> None:
         self.system, self.persist, self.scratch = system, persist, scratch
         self.shared = SharedArrangements(scratch / "shared", slack=1)
         self.lives = 0
@@ -209,7 +209,7 @@ async def test_a_laggard_goes_on_alone(tmp_path: Path) -> None:
 def _lost(house: House) -> Any:
     """What the dataflow hears of a job whose engine was lost: it runs the step again."""
     machine = house.actor._machine
-    return StageDone(Failed(machine.incarnation, machine.number, "EngineLost: gone"))
+    return StageDone(StageFailed(machine.incarnation, machine.number, "EngineLost: gone"))
 
 
 async def test_who_waits_fills_when_the_first_one_goes(
@@ -259,7 +259,7 @@ async def test_a_filling_that_fails_is_repeated(
         await place.write("r", 6)
         await again.reported(6)
         assert await place.contents(0, 5) == [(1, 10, 100, 1), (9, 1, 900, 1)]
-        assert again.rests_in(State.GATHERING)
+        assert again.rests_in(DataflowPhase.GATHERING)
 
 
 async def test_a_new_incarnation_keeps_the_arrangement(
@@ -273,8 +273,12 @@ async def test_a_new_incarnation_keeps_the_arrangement(
         await place.filled(house)
         fetches = Fetches(persist, monkeypatch)
         machine = house.actor._machine
-        await house.address.send(StageDone(Failed(machine.incarnation, 0, "lost", restart=True)))
-        await house.until(lambda: machine.incarnation == 2 and house.rests_in(State.GATHERING))
+        await house.address.send(
+            StageDone(StageFailed(machine.incarnation, 0, "lost", restart=True))
+        )
+        await house.until(
+            lambda: machine.incarnation == 2 and house.rests_in(DataflowPhase.GATHERING)
+        )
         await place.write("r", 7, (2, 200, 6, 1))
         await place.write("l", 7)
         await house.reported(7)
@@ -301,14 +305,14 @@ async def test_a_view_that_crashes_gives_its_places_up(
         with monkeypatch.context() as patched:
             patched.setattr(one.actor._machine, "handle", broken)
             with pytest.raises(RuntimeError, match="a bug"):
-                await one.actor.receive(Scheduled())
+                await one.actor.receive(DataflowScheduled())
         assert place.users() == [("l", 1), ("r", 1)]
 
 
 async def test_many_views_in_threads_agree_at_every_time(tmp_path: Path) -> None:
     """As in the service: lookups, inserts and merges of all views in threads, side by side."""
     clock = SystemClock()
-    async with System(clock=clock, seed=3) as system:
+    async with ActorSystem(clock=clock, seed=3) as system:
         persist = await PersistClient.in_memory(SETTINGS, clock)
         place, random, upper = Place(system, persist, tmp_path), Random(7), 5
         await place.open(4)

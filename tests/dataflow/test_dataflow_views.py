@@ -24,10 +24,10 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from msgspec.structs import replace
 
-from actors.dataflow.policy import Choice, Chooser
-from actors.plan.delta import Consolidate, DeltaPlan, Input, Stratum, Where
-from actors.plan.jobs import Step
-from actors.plan.schema import Schema
+from actors.dataflow.policy import StepChoice, StepChooser
+from actors.plan.delta import ConsolidateRows, DeltaPlan, FilterRows, NamedInput, PlanStratum
+from actors.plan.jobs import RunStep
+from actors.plan.schema import TableSchema
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
 from actors.settings import Settings
 from actors.testing.analysis import analyze_in_memory
@@ -96,7 +96,7 @@ class Tables:
 
 def expected(plan: DeltaPlan, tables: Tables, time: int) -> list[tuple[Any, ...]]:
     """The view's contents, as the oracle computes them."""
-    given: dict[str, tuple[Schema, Counter[tuple[int, int]]]] = {
+    given: dict[str, tuple[TableSchema, Counter[tuple[int, int]]]] = {
         name: (PAIRS, +tables.at(name, time)) for name in plan.sources
     }
     found = run_query(plan.sql, given, plan.output)
@@ -126,13 +126,13 @@ async def test_a_view_is_right_however_steps_are_done(
 ) -> None:
     """Recomputed whole at each of a step's times, or stepped, as drawn."""
     drawn = Random(11)
-    choices: list[Choice] = []
+    choices: list[StepChoice] = []
 
-    def choose(*_: object) -> Choice:
-        choices.append(Choice(drawn.random() < 0.5, None, None))
+    def choose(*_: object) -> StepChoice:
+        choices.append(StepChoice(drawn.random() < 0.5, None, None))
         return choices[-1]
 
-    monkeypatch.setattr(Chooser, "choose", choose)
+    monkeypatch.setattr(StepChooser, "choose", choose)
     await _live(tmp_path, view, 11, SETTINGS, None)
     assert len({choice.full for choice in choices}) == 2
 
@@ -185,12 +185,12 @@ async def _live(
 
 async def test_changes_that_no_view_looks_at_run_no_job(tmp_path: Path) -> None:
     """Of another column, of rows that WHERE drops, and such as cancel one another."""
-    strata = (Stratum((), Where(Input("d0", ("k",)), "k > 5"), ("d0",)),)
-    keys = Schema(PAIRS.columns[:1])
+    strata = (PlanStratum((), FilterRows(NamedInput("d0", ("k",)), "k > 5"), ("d0",)),)
+    keys = TableSchema(PAIRS.columns[:1])
     plan = DeltaPlan(("l",), (PAIRS,), keys, "", "incremental", "", strata)
     jobs: list[int] = []
 
-    def passed(job: Step) -> pa.Table:
+    def passed(job: RunStep) -> pa.Table:
         jobs.append(rows_of(job.inputs["d0"]).num_rows)
         return rows_of(job.inputs["d0"])
 
@@ -217,12 +217,15 @@ async def test_changes_that_no_view_looks_at_run_no_job(tmp_path: Path) -> None:
 
 async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path: Path) -> None:
     """A view of the large values, in two strata of which the second reads the first alone."""
-    small = Consolidate(Where(Input("d0", ("k", "v")), "v + 0 > 5"))
-    strata = (Stratum((), small, ("d0",)), Stratum((), Input("r0", ("k", "v")), ("r0",)))
+    small = ConsolidateRows(FilterRows(NamedInput("d0", ("k", "v")), "v + 0 > 5"))
+    strata = (
+        PlanStratum((), small, ("d0",)),
+        PlanStratum((), NamedInput("r0", ("k", "v")), ("r0",)),
+    )
     plan = DeltaPlan(("l",), (PAIRS,), PAIRS, "", "incremental", "", strata)
     jobs: list[tuple[int, int]] = []
 
-    def large(job: Step) -> pa.Table:
+    def large(job: RunStep) -> pa.Table:
         jobs.append((job.first, job.last))
         given = rows_of(job.inputs["d0"])
         return given.filter(pc.greater(given["v"], 5))

@@ -20,10 +20,10 @@ from dataflow_stage import Flow, Shards  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.persist import PersistClient
-from actors.plan.jobs import Rows
-from actors.plan.jobs import Step as StepJob
+from actors.plan.jobs import JobRows
+from actors.plan.jobs import RunStep as StepJob
 from actors.plan.updates import advance, between, to_ipc
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 FILES = replace(
     SETTINGS,
@@ -34,7 +34,7 @@ FILES = replace(
 )
 
 
-def read(rows: Rows) -> Rows:
+def read(rows: JobRows) -> JobRows:
     """What Spark makes of files: their rows below the upper, no earlier than they are to be."""
     tables = [pq.read_table(file) for file in rows.files]
     upper = rows.upper if rows.files else 0
@@ -44,7 +44,7 @@ def read(rows: Rows) -> Rows:
     if rows.advance_to is not None:
         whole = advance(whole, rows.advance_to)
     shape = NUMBERS.arrow_updates()
-    return Rows(schema=NUMBERS, arrow=to_ipc(whole.select(shape.names).cast(shape)))
+    return JobRows(schema=NUMBERS, arrow=to_ipc(whole.select(shape.names).cast(shape)))
 
 
 def from_files(job: StepJob) -> pa.Table:
@@ -53,7 +53,7 @@ def from_files(job: StepJob) -> pa.Table:
 
 
 async def test_files_stay_until_the_job_that_reads_them_is_done(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     persist = await PersistClient.open(tmp_path / "state", FILES, stage.clock)
     shards = Shards(persist)

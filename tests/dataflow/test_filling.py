@@ -21,19 +21,19 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.dataflow.filling import make_ready
-from actors.dataflow.touched import Imports
+from actors.dataflow.touched import ImportArrangements
 from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
+from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import error_update
 from actors.protocol.compute import SourceImport
 from actors.settings import Settings
 
-READ = Union((Input("d0", ("k", "v")), Input("s0", ("k", "v"))))
-STRATUM = Stratum((Lookup("s0", ("k",), (("d0", ("k",)),)),), READ, ("d0", "s0"))
+READ = UnionRows((NamedInput("d0", ("k", "v")), NamedInput("s0", ("k", "v"))))
+STRATUM = PlanStratum((StateLookup("s0", ("k",), (("d0", ("k",)),)),), READ, ("d0", "s0"))
 PLAN = DeltaPlan(("t",), (PAIRS,), PAIRS, "", "incremental", "", (STRATUM,))
 
 
@@ -44,12 +44,12 @@ class Place:
         self.persist = persist
         self.shared = SharedArrangements(scratch, slack=1)
         executor: Any = None
-        self.engine = Engine(executor, InlineClock(), settings, scratch, "u1")
+        self.engine = EngineClient(executor, InlineClock(), settings, scratch, "u1")
 
-    def view(self, lo: int) -> Imports:
-        return Imports(PLAN, ["t"], self.shared, lo)
+    def view(self, lo: int) -> ImportArrangements:
+        return ImportArrangements(PLAN, ["t"], self.shared, lo)
 
-    async def make_ready(self, view: Imports) -> None:
+    async def make_ready(self, view: ImportArrangements) -> None:
         await make_ready(self.engine, self.persist, view, [SourceImport("t", PAIRS)], "reader")
 
     async def write(self, upper: int, *rows: Any) -> None:
@@ -68,7 +68,7 @@ async def place_of(scratch: Path, settings: Settings = SETTINGS) -> AsyncIterato
         assert persist._book.own("t") == frozenset(), "readers are closed"
 
 
-def sums(view: Imports) -> list[Any]:
+def sums(view: ImportArrangements) -> list[Any]:
     (handle,) = view.handles.values()
     counted: dict[Any, int] = {}
     for row in handle.scan().to_pylist():

@@ -10,20 +10,22 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.kernel import System, SystemClock
-from actors.persist import Part, PersistClient
-from actors.persist.sieve import Sieve
-from actors.plan.schema import Column, Schema
+from actors.kernel import ActorSystem, SystemClock
+from actors.persist import BatchPart, PersistClient
+from actors.persist.sieve import PartPruner
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.testing.engine import Controls, InMemoryExecutor
-from actors.testing.maintain import Engine
-from actors.testing.oracle import Oracle, differences
-from actors.testing.stage import Stage
+from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.maintain import EngineCaller
+from actors.testing.oracle import QueryOracle, differences
+from actors.testing.stage import ScriptStage
 from actors.views.compile import compile_view
 
 TABLES = {
-    "a": Schema((Column("k", "int"), Column("g", "string"), Column("v", "int"))),
-    "b": Schema((Column("k", "int"), Column("w", "bigint"))),
+    "a": TableSchema(
+        (TableColumn("k", "int"), TableColumn("g", "string"), TableColumn("v", "int"))
+    ),
+    "b": TableSchema((TableColumn("k", "int"), TableColumn("w", "bigint"))),
 }
 FILTERED = {
     "linear": "select k, v + 1 as v1 from a where v > 6",
@@ -55,16 +57,16 @@ async def test_views_stay_right_while_parts_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out: list[str] = []
-    discards = Sieve.discards
+    discards = PartPruner.discards
 
-    def noted(self: Sieve, part: Part) -> bool:
+    def noted(self: PartPruner, part: BatchPart) -> bool:
         found = discards(self, part)
         left_out.extend([str(self)] if found else [])
         return found
 
-    monkeypatch.setattr(Sieve, "discards", noted)
+    monkeypatch.setattr(PartPruner, "discards", noted)
     dice = random.Random(7)
-    oracle = Oracle(TABLES)
+    oracle = QueryOracle(TABLES)
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
 
     def change(table: str) -> tuple[tuple[Any, ...], int]:
@@ -77,12 +79,12 @@ async def test_views_stay_right_while_parts_are_left_out(
         return row, 1
 
     with anyio.fail_after(100):
-        async with System(seed=7) as system:
+        async with ActorSystem(seed=7) as system:
             persist = await PersistClient.in_memory(SETTINGS, SystemClock())
-            executor: Any = system.spawn(lambda: InMemoryExecutor(Controls()), "engine")
-            analyze = Engine(executor, "t").analyze()
+            executor: Any = system.spawn(lambda: InMemoryExecutor(EngineControls()), "engine")
+            analyze = EngineCaller(executor, "t").analyze()
             plans = {name: await compile_view(sql, TABLES, analyze) for name, sql in VIEWS.items()}
-            stage = Stage(system, executor, persist, tmp_path, SETTINGS, "filtered")
+            stage = ScriptStage(system, executor, persist, tmp_path, SETTINGS, "filtered")
             await stage.open(TABLES, plans)
             await stage.write({}, 1)
             await stage.start(0)

@@ -25,11 +25,11 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow.commit import commit_parts
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.dataflow.first import first_parts
 from actors.errors import LocalProtocolError
 from actors.plan.jobs import FileDone, RowsDone
-from actors.plan.jobs import Step as StepJob
+from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, TIME
 from actors.protocol.compute import ViewExport
 
@@ -66,7 +66,7 @@ async def hydrated(folder: Path, *tables: pa.Table) -> list[Row]:
         await write(persist, "numbers", AS_OF + 1, table(NUMBERS, (1, 1, 1)))
         executor = FilesExecutor(folder, list(tables))
         address = system.spawn(lambda: executor, "engine")
-        engine = Engine(address, system.clock, SETTINGS, folder / "scratch", "u9")
+        engine = EngineClient(address, system.clock, SETTINGS, folder / "scratch", "u9")
         described = view_description(numbers_plan(), [("numbers", NUMBERS)], AS_OF)
         export = described.export
         assert isinstance(export, ViewExport)
@@ -116,7 +116,7 @@ async def test_files_that_nobody_asked_for_are_an_error(tmp_path: Path) -> None:
     async with surroundings(tmp_path / "state", SETTINGS) as (system, _):
         executor = FilesExecutor(tmp_path, [])
         address = system.spawn(lambda: executor, "engine")
-        engine = Engine(address, system.clock, SETTINGS, tmp_path / "scratch", "u9")
+        engine = EngineClient(address, system.clock, SETTINGS, tmp_path / "scratch", "u9")
         job = StepJob("j", "u9", 0, 0, {}, 0, 1, at_once=True, into_files=True)
         with anyio.fail_after(30), pytest.raises(LocalProtocolError, match="not asked for"):
             await engine.run(msgspec.structs.replace(job, job_id="k"))

@@ -33,19 +33,19 @@ from msgspec.structs import replace
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
-from actors.persist import Append, Appended, PersistClient, Reader
+from actors.persist import AppendCommitted, LeasedReader, PersistClient, ShardAppend
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.protocol.internal import (
+    DataflowScheduled,
     DataflowStatus,
-    Described,
     DescribedPart,
-    Scheduled,
+    PartsDescribed,
     SourceStarted,
     StartSources,
     WritesAllowed,
 )
-from actors.testing.isolation import Isolation, Subject
+from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.simulation.planted import past_a_failed_fetch
 
 FILES = replace(
@@ -65,7 +65,7 @@ RETRIES_MS = 500
 class RealFlow(Flow):  # type: ignore[misc]
     """The dataflow with listen and fetch tasks as a worker starts them."""
 
-    tasks: list[tuple[Subject[Any], Subject[Any]]]
+    tasks: list[tuple[SubjectActor[Any], SubjectActor[Any]]]
 
     def _start_sources(self, worker: int, message: StartSources) -> None:
         inc, id_ = message.incarnation, self.description.id
@@ -93,7 +93,7 @@ class RealFlow(Flow):  # type: ignore[misc]
 class House:
     """The view over `numbers`, which holds 1 and 2 and has upper 5."""
 
-    def __init__(self, stage: Isolation, persist: PersistClient, blob: MemoryBlob) -> None:
+    def __init__(self, stage: ActorIsolation, persist: PersistClient, blob: MemoryBlob) -> None:
         self.stage = stage
         self.persist = persist
         self.blob = blob
@@ -150,12 +150,12 @@ class House:
 async def append(persist: PersistClient, upper: int, parts: Any) -> None:
     lower = (await persist.state("numbers")).upper
     assert isinstance(
-        await persist.append([Append("numbers", lower, upper, tuple(parts))]), Appended
+        await persist.append([ShardAppend("numbers", lower, upper, tuple(parts))]), AppendCommitted
     )
 
 
 @asynccontextmanager
-async def house_of(stage: Isolation, scratch: Path) -> AsyncIterator[House]:
+async def house_of(stage: ActorIsolation, scratch: Path) -> AsyncIterator[House]:
     blob = MemoryBlob(stage.clock)
     persist = PersistClient(blob, MemoryConsensus(), FILES, stage.clock)
     house = House(stage, persist, blob)
@@ -175,7 +175,7 @@ async def house_of(stage: Isolation, scratch: Path) -> AsyncIterator[House]:
 
 @pytest.mark.parametrize("planted", [False, True], ids=["as it is", "rule taken out"])
 async def test_the_middle_blob_of_three_is_gone(
-    stage: Isolation, tmp_path: Path, planted: bool
+    stage: ActorIsolation, tmp_path: Path, planted: bool
 ) -> None:
     rule: Callable[[], AbstractContextManager[None]]
     rule = past_a_failed_fetch if planted else nullcontext
@@ -208,9 +208,9 @@ class Listings:
 
     def __init__(self) -> None:
         self.fail: int | None = None
-        self._next = Reader.next
+        self._next = LeasedReader.next
 
-    async def next(self, reader: Reader, frontier: int) -> Any:
+    async def next(self, reader: LeasedReader, frontier: int) -> Any:
         batches, upper = await self._next(reader, frontier)
         if reader.shard == "numbers" and self.fail is not None and frontier <= self.fail < upper:
             reader.lost = True
@@ -222,10 +222,10 @@ class Listings:
 def watched_listings() -> Iterator[Listings]:
     found = Listings()
 
-    async def next_(self: Reader, frontier: int) -> Any:
+    async def next_(self: LeasedReader, frontier: int) -> Any:
         return await found.next(self, frontier)
 
-    with mock.patch.object(Reader, "next", next_):
+    with mock.patch.object(LeasedReader, "next", next_):
         yield found
 
 
@@ -236,7 +236,7 @@ def past_a_failed_listing() -> Iterator[None]:
     def fail(self: ListenTask, error: PenstockError) -> None:
         self._error = error
         lower = self._frontier
-        progress = Described(self._dataflow, self._incarnation, self._index, (), lower, 14)
+        progress = PartsDescribed(self._dataflow, self._incarnation, self._index, (), lower, 14)
         self._consumer.reply(progress)
 
     with mock.patch.object(ListenTask, "_fail", fail):
@@ -245,7 +245,7 @@ def past_a_failed_listing() -> Iterator[None]:
 
 @pytest.mark.parametrize("planted", [False, True], ids=["as it is", "rule taken out"])
 async def test_the_middle_of_three_cannot_be_listed(
-    stage: Isolation, tmp_path: Path, planted: bool
+    stage: ActorIsolation, tmp_path: Path, planted: bool
 ) -> None:
     rule: Callable[[], AbstractContextManager[None]]
     rule = past_a_failed_listing if planted else nullcontext
@@ -271,7 +271,7 @@ async def test_the_middle_of_three_cannot_be_listed(
 
 @pytest.mark.parametrize("which", [0, 1], ids=["listen", "fetch"])
 async def test_a_task_that_stops_alone_seals_nothing(
-    stage: Isolation, tmp_path: Path, which: int
+    stage: ActorIsolation, tmp_path: Path, which: int
 ) -> None:
     async with house_of(stage, tmp_path) as house:
         await house.flow.tasks[-1][which].stop()
@@ -285,7 +285,7 @@ async def test_a_task_that_stops_alone_seals_nothing(
 
 
 async def test_a_task_that_stops_while_it_fetches_seals_nothing(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with house_of(stage, tmp_path) as house:
         asked: list[DescribedPart] = []
@@ -309,7 +309,7 @@ async def test_a_task_that_stops_while_it_fetches_seals_nothing(
 
 
 async def test_what_may_not_write_reads_and_writes_nothing(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     """Before `AllowWrites` a view is restored and gathers; its shard, its holds and its output stay
     as they are. (One that was allowed once is so for ever.)"""
@@ -318,7 +318,7 @@ async def test_what_may_not_write_reads_and_writes_nothing(
         await house.flow.stop()
         before = await house.persist.state("out")
         holds = (await house.persist.state("numbers")).holds
-        await again.subject.send(Scheduled())
+        await again.subject.send(DataflowScheduled())
         await house.append_three(lose_middle=False)
         house.flow = again
         await house.rest()
@@ -332,14 +332,14 @@ async def test_what_may_not_write_reads_and_writes_nothing(
         assert await contents(house.persist, "out", NUMBERS, 13) == ALL
 
 
-async def test_what_may_not_write_does_not_hydrate(stage: Isolation, tmp_path: Path) -> None:
+async def test_what_may_not_write_does_not_hydrate(stage: ActorIsolation, tmp_path: Path) -> None:
     blob = MemoryBlob(stage.clock)
     persist = PersistClient(blob, MemoryConsensus(), FILES, stage.clock)
     house = House(stage, persist, blob)
     await house.fill()
     flow = house.flow = RealFlow(stage, house.shards, tmp_path, house.description)
     before = await persist.state("out")
-    await flow.subject.send(Scheduled())
+    await flow.subject.send(DataflowScheduled())
     await house.rest()
     assert (await persist.state("out")).batches == before.batches == ()
     assert not flow.told(StartSources), "it waits for who may"

@@ -43,14 +43,14 @@ def test_frontiers_say_what_is_known_durable_and_installed() -> None:
     made.handle(described(0, 8, 20))
     made.handle(described(1, 9, 30))
     assert frontiers() == (20, 5, 5)
-    made.handle(m.Computed(1))
-    made.handle(m.Committed(1))
+    made.handle(m.StepComputed(1))
+    made.handle(m.StepCommitted(1))
     assert frontiers() == (20, 8, 5)
-    made.handle(m.Installed(1))
+    made.handle(m.StepInstalled(1))
     assert frontiers() == (20, 8, 8)
-    made.handle(m.Mismatched(2, 25))  # another replica was first
+    made.handle(m.UpperMismatched(2, 25))  # another replica was first
     assert frontiers() == (20, 25, 8)
-    made.handle(m.Failed(1, 2, "x", restart=True))
+    made.handle(m.StageFailed(1, 2, "x", restart=True))
     made.handle(m.RetryDue(1))
     assert frontiers() == (20, 25, 8), "they do not go back"
     assert len(told) == len({(each.input, each.write, each.output) for each in told})
@@ -74,7 +74,7 @@ def test_a_step_without_changes_is_reported_when_it_is_done_or_does_not_end() ->
         told.clear()
         return news
 
-    assert event(described(0, 5, 8)) == event(m.Committed(1)) == []
-    assert event(m.Installed(1)) == [DataflowProgress("d", 8, 8, 8)]
+    assert event(described(0, 5, 8)) == event(m.StepCommitted(1)) == []
+    assert event(m.StepInstalled(1)) == [DataflowProgress("d", 8, 8, 8)]
     assert event(described(0, 8, 9)) == []
     assert event(described(0, 9, 12)) == [DataflowProgress("d", 8, 12, 8)]

@@ -30,11 +30,11 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
-from actors.dataflow.life import State
-from actors.errors import Corrupt
-from actors.plan.jobs import Step as StepJob
+from actors.dataflow.life import DataflowPhase
+from actors.errors import CorruptData
+from actors.plan.jobs import RunStep as StepJob
 from actors.protocol.internal import DataflowStatus, ListenFailed
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 TARGET_MS = 500
 
@@ -48,9 +48,9 @@ def test_after_a_step_it_gathers_until_the_next_is_due() -> None:
     effects = finish(made)
     assert effects[-1] == m.PaceStep(1, 8)
     (ask,) = asks(made.handle(described(0, 8, 10, part("a", 8, 10))))
-    assert answer(made, ask, updates(9)) == [m.Return(0, ("a",)), m.Answer(0, 10)]
+    assert answer(made, ask, updates(9)) == [m.ReleaseParts(0, ("a",)), m.GrantCredit(0, 10)]
     (ask,) = asks(made.handle(described(0, 10, 20, part("b", 10, 20))))
-    assert made.state is State.GATHERING
+    assert made.state is DataflowPhase.GATHERING
     # It is due, and not yet all there.
     assert made.handle(m.StepDue(1)) == []
     compute = computing(answer(made, ask, updates(11, 15)))
@@ -60,7 +60,7 @@ def test_after_a_step_it_gathers_until_the_next_is_due() -> None:
     answer(made, ask, updates(20))
     # That of a step before says nothing of this one.
     assert made.handle(m.StepDue(1)) == []
-    assert made.state is State.GATHERING
+    assert made.state is DataflowPhase.GATHERING
     assert computing(made.handle(m.StepDue(2))).step.times == (20,)
 
 
@@ -69,7 +69,7 @@ def test_one_that_is_not_paced_is_never_told_to_wait() -> None:
     one_step(made, 8, updates(5))
     assert "PaceStep" not in kinds(finish(made))
     one_step(made, 9, updates(8))
-    assert made.state is State.RUNNING
+    assert made.state is DataflowPhase.RUNNING
 
 
 def test_it_does_not_wait_with_a_full_budget() -> None:
@@ -78,11 +78,11 @@ def test_it_does_not_wait_with_a_full_budget() -> None:
     finish(made)
     (ask,) = asks(made.handle(described(0, 6, 7, part("a", 6, 7))))
     answer(made, ask, updates(6))
-    assert made.state is State.GATHERING
+    assert made.state is DataflowPhase.GATHERING
     (ask,) = asks(made.handle(described(0, 7, 9, part("b", 7, 8), part("c", 8, 9))))
     answer(made, ask, updates(7))
     assert made.step is not None
-    assert (made.state, made.step.hi) == (State.RUNNING, 7)
+    assert (made.state, made.step.hi) == (DataflowPhase.RUNNING, 7)
 
 
 def test_a_step_without_changes_does_not_wait() -> None:
@@ -103,9 +103,9 @@ def test_the_first_step_of_an_incarnation_does_not_wait() -> None:
     made = running(machine(paced=True))
     one_step(made, 8, updates(5))
     finish(made)
-    made.handle(m.Failed(1, 0, "a store"))
+    made.handle(m.StageFailed(1, 0, "a store"))
     made.handle(m.RetryDue(made.attempt))
-    assert made.state is State.HYDRATING
+    assert made.state is DataflowPhase.HYDRATING
     running(made, 8)
     assert made.incarnation == 2
 
@@ -116,7 +116,7 @@ def test_what_is_whole_before_a_failed_source_does_not_wait() -> None:
     finish(made)
     (ask,) = asks(made.handle(described(0, 8, 10, part("a", 8, 10))))
     answer(made, ask, updates(9))
-    lost = ListenFailed("d", 1, 0, Corrupt("gone", determinate=True))
+    lost = ListenFailed("d", 1, 0, CorruptData("gone", determinate=True))
     assert computing(made.handle(lost)).step.hi == 10
 
 
@@ -127,11 +127,11 @@ def test_another_replicas_step_is_followed_at_once() -> None:
     (ask,) = asks(made.handle(described(0, 8, 10, part("a", 8, 10))))
     answer(made, ask, updates(9))
     made.handle(m.StepDue(1))
-    made.handle(m.Computed(2))
-    made.handle(m.Mismatched(2, 12))
+    made.handle(m.StepComputed(2))
+    made.handle(m.UpperMismatched(2, 12))
     (ask,) = asks(made.handle(described(0, 10, 12, part("b", 10, 12))))
     answer(made, ask, updates(11))
-    assert made.state is State.FOLLOWING
+    assert made.state is DataflowPhase.FOLLOWING
 
 
 # -- the actor -------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_another_replicas_step_is_followed_at_once() -> None:
 class Paced:
     """A view of numbers that may be `TARGET_MS` old, at the times of the clock."""
 
-    def __init__(self, stage: Isolation, shards: Shards, flow: Flow) -> None:
+    def __init__(self, stage: ActorIsolation, shards: Shards, flow: Flow) -> None:
         self.stage = stage
         self.shards = shards
         self.flow = flow
@@ -167,7 +167,7 @@ class Paced:
         return time
 
 
-async def paced(stage: Isolation, shards: Shards, scratch: Path, target_ms: int) -> Paced:
+async def paced(stage: ActorIsolation, shards: Shards, scratch: Path, target_ms: int) -> Paced:
     begin = stage.clock.now_ms()
     await shard(shards.persist, "numbers", NUMBERS)
     await shard(shards.persist, "out", NUMBERS)
@@ -181,7 +181,7 @@ async def paced(stage: Isolation, shards: Shards, scratch: Path, target_ms: int)
 
 
 async def test_many_writes_are_one_step_and_none_is_missing_for_longer(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     async with surroundings(stage) as shards:
         view = await paced(stage, shards, tmp_path, TARGET_MS)
@@ -202,7 +202,7 @@ async def test_many_writes_are_one_step_and_none_is_missing_for_longer(
         assert len(found) == view.written + 1
 
 
-async def test_after_a_rest_a_write_does_not_wait(stage: Isolation, tmp_path: Path) -> None:
+async def test_after_a_rest_a_write_does_not_wait(stage: ActorIsolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         view = await paced(stage, shards, tmp_path, TARGET_MS)
         await view.flow.reported(await view.write() + 1)
@@ -213,7 +213,9 @@ async def test_after_a_rest_a_write_does_not_wait(stage: Isolation, tmp_path: Pa
 
 
 @pytest.mark.parametrize("target_ms", [0, TARGET_MS])
-async def test_a_long_step_begins_earlier(stage: Isolation, tmp_path: Path, target_ms: int) -> None:
+async def test_a_long_step_begins_earlier(
+    stage: ActorIsolation, tmp_path: Path, target_ms: int
+) -> None:
     """Where steps take longer than the view may be old, it is as fresh as can be."""
     async with surroundings(stage) as shards:
         view = await paced(stage, shards, tmp_path, target_ms)

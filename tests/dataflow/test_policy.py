@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dataflow.policy import PROBE_COLD, PROBE_WARM, SWITCH, Chooser, Line
+from actors.dataflow.policy import PROBE_COLD, PROBE_WARM, SWITCH, CostLine, StepChooser
 from actors.plan.delta import AUTO
 
 
 def test_a_line_learns_fixed_and_proportional_cost() -> None:
-    line = Line()
+    line = CostLine()
     assert line.estimate(100) is None
     for rows in (100, 1_000, 10_000, 50_000):
         line.measured(rows, 40 + rows * 0.01)
@@ -20,7 +20,7 @@ def test_a_line_learns_fixed_and_proportional_cost() -> None:
 
 
 def test_one_size_says_nothing_of_smaller_ones() -> None:
-    line = Line()
+    line = CostLine()
     line.measured(1_000, 50)
     assert line.estimate(10) == pytest.approx(50)
     assert line.estimate(2_000) == pytest.approx(100)
@@ -28,7 +28,7 @@ def test_one_size_says_nothing_of_smaller_ones() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 10**6)), min_size=1))
 def test_no_estimate_is_negative(measures: list[tuple[int, float]]) -> None:
-    line = Line()
+    line = CostLine()
     for rows, ms in measures:
         line.measured(rows, ms)
     for rows in (0, 1, 1_000, 10**8):
@@ -37,9 +37,9 @@ def test_no_estimate_is_negative(measures: list[tuple[int, float]]) -> None:
         assert estimate >= -1e-6
 
 
-def taught(policy: str) -> Chooser:
+def taught(policy: str) -> StepChooser:
     """A step costs 40 ms and 10 µs a row, a recomputation of 1M rows 300 ms."""
-    chooser = Chooser(policy)
+    chooser = StepChooser(policy)
     chooser.recomputed(1_000_000, 300)
     for rows in (10, 1_000, 5_000):
         chooser.stepped(rows, 40 + rows * 0.01)
@@ -60,7 +60,7 @@ def test_a_step_over_many_times_is_weighed_against_as_many_recomputations() -> N
 
 
 def test_what_keeps_no_state_never_recomputes() -> None:
-    chooser = Chooser(AUTO, keeps_state=False)
+    chooser = StepChooser(AUTO, keeps_state=False)
     chooser.recomputed(1_000_000, 300)
     chooser.stepped(10, 90_000)
     assert not any(chooser.choose(500_000, 1_000_000, 1).full for _ in range(20))
@@ -83,7 +83,7 @@ def test_hysteresis() -> None:
 
 
 def test_nothing_is_recomputed_before_that_was_measured() -> None:
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.stepped(10, 10_000)
     choice = chooser.choose(10**9, 10, 1)
     assert not choice.full
@@ -95,7 +95,7 @@ def test_incremental_never_recomputes(policy: str) -> None:
     assert not taught(policy).choose(10**9, 10, 1).full
 
 
-def tries(chooser: Chooser, rows: int, choices: int, *, full: bool) -> list[int]:
+def tries(chooser: StepChooser, rows: int, choices: int, *, full: bool) -> list[int]:
     """The numbers of those choices that are the other way than `full`."""
     made = [chooser.choose(rows, 1_000_000, 1).full for _ in range(choices)]
     return [number for number, chosen in enumerate(made) if chosen != full]
@@ -111,11 +111,11 @@ def test_a_step_is_tried_now_and_then() -> None:
 
 
 def test_a_step_is_tried_soon_while_all_were_cold() -> None:
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 700)
     chooser.stepped(100, 6_000)
     assert tries(chooser, 100, 4, full=True) == [1, 2, 3]
-    far = Chooser(AUTO)
+    far = StepChooser(AUTO)
     far.recomputed(1_000_000, 700)
     far.stepped(100, 8_000)
     assert tries(far, 100, PROBE_WARM[True] + 1, full=True) == [PROBE_WARM[True]]
@@ -131,7 +131,7 @@ def test_a_recomputation_is_tried_seldom_and_only_if_it_is_near() -> None:
 
 def test_the_first_recomputation_is_cold_and_forgotten() -> None:
     """Hydration waits for its plan, fills states, and reads what nobody has read."""
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 3_000)
     chooser.stepped(100, 900)
     for _ in range(PROBE_COLD[False] - 1):
@@ -145,7 +145,7 @@ def test_the_first_recomputation_is_cold_and_forgotten() -> None:
 
 def test_cold_steps_are_forgotten_once_one_was_quick() -> None:
     """The first wait for their plans; a mean that fades would take dozens of tries."""
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 700)
     chooser.stepped(100, 6_000)
     assert chooser.choose(100, 1_000_000, 1).full
@@ -156,7 +156,7 @@ def test_cold_steps_are_forgotten_once_one_was_quick() -> None:
 
 
 def test_a_slow_step_that_was_tried_forgets_nothing() -> None:
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 700)
     chooser.stepped(100, 9_000)
     assert chooser.choose(100, 1_000_000, 1).full
@@ -167,7 +167,7 @@ def test_a_slow_step_that_was_tried_forgets_nothing() -> None:
 
 def test_steps_of_one_size_say_nothing_of_much_larger_ones() -> None:
     """In proportion the larger would be far slower than a recomputation; it is not."""
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 350)
     for rows, ms in ((90, 50), (100, 60), (84, 45)):
         chooser.stepped(rows, ms)
@@ -181,7 +181,7 @@ def test_steps_of_one_size_say_nothing_of_much_larger_ones() -> None:
 
 def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> None:
     for ms, rows in ((400, 8_000), (50, 200_000)):
-        chooser = Chooser(AUTO)
+        chooser = StepChooser(AUTO)
         chooser.recomputed(1_000_000, 350)
         chooser.stepped(100, ms)
         assert chooser.choose(rows, 1_000_000, 1).full
@@ -189,7 +189,7 @@ def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> Non
 
 def test_a_much_smaller_step_is_taken_to_learn() -> None:
     """Steps that met very many rows say little of one that meets none."""
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 200)
     for _ in range(3):
         chooser.stepped(100_000, 400)
@@ -202,10 +202,10 @@ def test_a_much_smaller_step_is_taken_to_learn() -> None:
 
 
 def test_before_its_lookups_a_step_is_declined_only_where_as_much_was_measured() -> None:
-    chooser = Chooser(AUTO)
+    chooser = StepChooser(AUTO)
     chooser.recomputed(1_000_000, 200)
     assert not chooser.favors_full(1_000_000, 1_000_000, 1)
     chooser.stepped(100_000, 400)
     assert chooser.favors_full(100_000, 1_000_000, 1)
     assert not chooser.favors_full(2, 1_000_000, 1), "what the two meet is not known"
-    assert not Chooser("incremental").favors_full(100_000, 1_000_000, 1)
+    assert not StepChooser("incremental").favors_full(100_000, 1_000_000, 1)

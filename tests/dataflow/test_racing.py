@@ -11,21 +11,23 @@ import anyio
 import pytest
 
 from actors.dataflow.invariants import check_machine
-from actors.dataflow.machine import Machine
-from actors.dataflow.rivals import Rivals, Turns
-from actors.kernel import System, SystemClock
+from actors.dataflow.machine import DataflowMachine
+from actors.dataflow.rivals import HydrationLock, ReplicaStandby
+from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.testing.engine import Controls, InMemoryExecutor
-from actors.testing.maintain import Engine
-from actors.testing.oracle import Oracle, differences
-from actors.testing.stage import Stage
+from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.maintain import EngineCaller
+from actors.testing.oracle import QueryOracle, differences
+from actors.testing.stage import ScriptStage
 from actors.views.compile import compile_view
 
 TABLES = {
-    "a": Schema((Column("k", "int"), Column("g", "string"), Column("v", "int"))),
-    "b": Schema((Column("k", "int"), Column("w", "bigint"))),
+    "a": TableSchema(
+        (TableColumn("k", "int"), TableColumn("g", "string"), TableColumn("v", "int"))
+    ),
+    "b": TableSchema((TableColumn("k", "int"), TableColumn("w", "bigint"))),
 }
 VIEWS = {
     "linear": "select k, v + 1 as v1 from a where v > 0",
@@ -46,12 +48,14 @@ STEPS = 14
 class Place:
     """A stage with several replicas, and what its views should hold."""
 
-    def __init__(self, stage: Stage, outputs: dict[str, Schema], dice: random.Random) -> None:
+    def __init__(
+        self, stage: ScriptStage, outputs: dict[str, TableSchema], dice: random.Random
+    ) -> None:
         self.stage, self.outputs, self.dice = stage, outputs, dice
-        self.oracle = Oracle(TABLES)
+        self.oracle = QueryOracle(TABLES)
         self.rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self.upper = 0
-        self.turns = Turns()
+        self.turns = HydrationLock()
         self.names: list[str] = []
         self.count = 0
 
@@ -59,7 +63,7 @@ class Place:
         """One replica more."""
         self.count += 1
         self.names.append(f"r{self.count}")
-        await self.stage.start(0, SETTINGS, Rivals(self.names[-1], self.turns))
+        await self.stage.start(0, SETTINGS, ReplicaStandby(self.names[-1], self.turns))
 
     async def leave(self) -> None:
         """The oldest replica is stopped, wherever it stands."""
@@ -107,7 +111,7 @@ class Place:
                     assert differences(wanted, held) == [], (name, time, wanted, held)
             assert (held is None) == (wanted is None), (name, "ends in error")
 
-    def wanted(self, name: str, output: Schema, time: int) -> Counter[Any] | None:
+    def wanted(self, name: str, output: TableSchema, time: int) -> Counter[Any] | None:
         if name.endswith("fails"):
             rows = self.oracle.contents("select k, g, v from a", TABLES["a"], time)
             if any(row[2] == 0 for row in rows):
@@ -119,12 +123,12 @@ async def raced(scratch: Path, seed: int, names: list[str]) -> None:
     """One run."""
     dice = random.Random(seed)
     with anyio.fail_after(200):
-        async with System(seed=seed) as system:
+        async with ActorSystem(seed=seed) as system:
             persist = await PersistClient.in_memory(SETTINGS, SystemClock())
-            executor: Any = system.spawn(lambda: InMemoryExecutor(Controls()), "engine")
-            analyze = Engine(executor, "t").analyze()
+            executor: Any = system.spawn(lambda: InMemoryExecutor(EngineControls()), "engine")
+            analyze = EngineCaller(executor, "t").analyze()
             plans = {name: await compile_view(VIEWS[name], TABLES, analyze) for name in names}
-            stage = Stage(system, executor, persist, scratch, SETTINGS, "race")
+            stage = ScriptStage(system, executor, persist, scratch, SETTINGS, "race")
             await stage.open(TABLES, plans)
             place = Place(stage, {name: plan.output for name, plan in plans.items()}, dice)
             await place.write()
@@ -155,15 +159,15 @@ async def test_racing_replicas_keep_every_view_right(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handled: Counter[str] = Counter()
-    handle = Machine.handle
+    handle = DataflowMachine.handle
 
-    def counted(self: Machine, event: Any) -> Any:
+    def counted(self: DataflowMachine, event: Any) -> Any:
         handled[type(event).__name__] += 1
         effects = handle(self, event)
         check_machine(self)
         return effects
 
-    monkeypatch.setattr(Machine, "handle", counted)
+    monkeypatch.setattr(DataflowMachine, "handle", counted)
     names = random.Random(f"views {seed}").sample(sorted(VIEWS), 5)
     await raced(tmp_path, seed, names)
     assert handled["Mismatched"] > 0

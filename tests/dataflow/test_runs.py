@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from actors.dataflow.step import CHANGED_TOGETHER_MAX, last_stratum_of_run, likely_runs
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
+from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
 from actors.plan.jobs import LikelyRun
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 
-KEY = Schema((Column("k", "int"),))
+KEY = TableSchema((TableColumn("k", "int"),))
 
 
 def plan(*strata: tuple[str, str]) -> DeltaPlan:
@@ -19,9 +19,9 @@ def plan(*strata: tuple[str, str]) -> DeltaPlan:
         lookups = []
         for ask in asks.split():
             target, origin = ask.split(":")
-            lookups.append(Lookup(target, ("k",), ((origin, ("k",)),)))
+            lookups.append(StateLookup(target, ("k",), ((origin, ("k",)),)))
         names = tuple(reads.split())
-        made.append(Stratum(tuple(lookups), Input(names[0], ("k",)), names))
+        made.append(PlanStratum(tuple(lookups), NamedInput(names[0], ("k",)), names))
     return DeltaPlan(("t",), (KEY,), KEY, "", "incremental", "", tuple(made))
 
 
@@ -61,11 +61,13 @@ def test_what_seldom_makes_a_row_runs_with_the_last_as_if_it_made_none() -> None
 def test_likely_are_runs_with_all_changes_or_one_by_one_where_these_are_many() -> None:
     for count in (2, CHANGED_TOGETHER_MAX + 1):
         names = tuple(f"d{n}" for n in range(count))
-        read = Union(tuple(Input(name, ("k",)) for name in names))
-        later = Stratum((Lookup("h0", ("k",), (("r0", ("k",)),)),), Input("r0", ("k",)), ("r0",))
+        read = UnionRows(tuple(NamedInput(name, ("k",)) for name in names))
+        later = PlanStratum(
+            (StateLookup("h0", ("k",), (("r0", ("k",)),)),), NamedInput("r0", ("k",)), ("r0",)
+        )
         of = DeltaPlan(
             tuple(f"t{n}" for n in range(count)), (KEY,) * count, KEY, "", "incremental", "",
-            (Stratum((), read, names), later),
+            (PlanStratum((), read, names), later),
         )  # fmt: skip
         wanted: list[tuple[str, ...]] = [(name,) for name in names]
         if count <= CHANGED_TOGETHER_MAX:

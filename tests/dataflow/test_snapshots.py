@@ -21,9 +21,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
-from actors.arrangement.gathered import Gathered
+from actors.arrangement.gathered import GatheredUpdates
 from actors.errors import StorageError
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.plan.schema import ERROR, TIME
 from actors.plan.updates import from_ipc
@@ -33,7 +33,7 @@ from actors.protocol.compute import (
     SubscribeBatch,
     SubscribeExport,
 )
-from actors.protocol.internal import Scheduled
+from actors.protocol.internal import DataflowScheduled
 
 PIECE = 4_096
 SMALL = msgspec.structs.replace(SETTINGS, inline_bytes_max=PIECE, result_bytes_max=2 * PIECE)
@@ -58,7 +58,7 @@ async def blobs(persist: PersistClient) -> int:
 
 
 def subscribe(
-    system: System, persist: PersistClient, place: Path, as_of: int, **export: Any
+    system: ActorSystem, persist: PersistClient, place: Path, as_of: int, **export: Any
 ) -> House:
     imports = (SourceImport("numbers", NUMBERS),)
     made = DataflowDescription("t1", "s", imports, SubscribeExport(NUMBERS, **export), as_of)
@@ -78,7 +78,7 @@ async def test_the_contents_are_one_batch_however_large(
         gone = [(n, 6, -1 - n % 2) for n in range(count)]
         await write(persist, "numbers", 9, table(NUMBERS, *gone, (-1, 8, 1)))
         house = subscribe(system, persist, tmp_path, 7)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         batches = house.workers[0].batches
         await house.until(lambda: len(batches) > 1)
         first, second = batches[:2]
@@ -96,14 +96,14 @@ async def test_large_contents_without_retractions_go_out_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
-    monkeypatch.setattr(Gathered, "add", None)  # nothing is summed up
+    monkeypatch.setattr(GatheredUpdates, "add", None)  # nothing is summed up
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, n % 5, 1) for n in range(3_000)]))
         await write(persist, "numbers", 7, table(NUMBERS, *[(n, 6, 2) for n in range(10)]))
         await write(persist, "numbers", 9, table(NUMBERS, (-1, 8, 1)))
         house = subscribe(system, persist, tmp_path, 7)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         batches = house.workers[0].batches
         await house.until(lambda: len(batches) > 1)
         sums: Counter[tuple[Any, ...]] = Counter()
@@ -119,7 +119,7 @@ async def test_a_step_that_is_too_large_is_one_batch(tmp_path: Path) -> None:
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
         house = subscribe(system, persist, tmp_path, 4, snapshot=False)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         many = [(n, 6 + n % 2, 1) for n in range(3_000)]
         await write(persist, "numbers", 8, table(NUMBERS, *many))
         await write(persist, "numbers", 9, table(NUMBERS, (7, 8, 1)))
@@ -153,7 +153,7 @@ async def test_a_store_that_fails_in_the_midst_repeats_nothing(
 
         monkeypatch.setattr(persist.stashed, "set", failing)
         house = subscribe(system, persist, tmp_path, 4)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         batches = house.workers[0].batches
         await house.until(lambda: bool(batches))
         assert calls["set"] > 11
@@ -173,7 +173,7 @@ async def test_a_view_in_error_is_told_before_a_row(tmp_path: Path) -> None:
         )
         await write(persist, "numbers", 5, pa.concat_tables([good, bad], promote_options="default"))
         house = subscribe(system, persist, tmp_path, 4)
-        await house.address.send(Scheduled())
+        await house.address.send(DataflowScheduled())
         batches = house.workers[0].batches
         await house.until(lambda: bool(batches))
         assert batches == [SubscribeBatch(0, 5, None, ("ViewInError", "bad cast"))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from actors.dataflow.gather import Piece
-from actors.dataflow.tasks import Tasks
+from actors.dataflow.gather import PartInterval
+from actors.dataflow.tasks import TaskAddresses
 from actors.protocol.internal import DescribedPart, SourceStarted
 
 
@@ -22,7 +22,7 @@ class Task:
 
 
 async def test_each_source_goes_round_its_workers_however_sources_are_mixed() -> None:
-    tasks, asked = Tasks(2, 2), Counter[tuple[int, int]]()
+    tasks, asked = TaskAddresses(2, 2), Counter[tuple[int, int]]()
     for source in range(2):
         for worker in range(2):
             fetch: Any = Task(asked, (source, worker))
@@ -32,5 +32,5 @@ async def test_each_source_goes_round_its_workers_however_sources_are_mixed() ->
             )
     part = DescribedPart("k", "s", None, 0, 1, 1, 1)
     for number in range(8):
-        await tasks.ask(number % 2, Piece(part, 0, 1, 1, snapshot=False, group=1))
+        await tasks.ask(number % 2, PartInterval(part, 0, 1, 1, snapshot=False, group=1))
     assert asked == {(source, worker): 2 for source in range(2) for worker in range(2)}

@@ -16,10 +16,10 @@ import pytest
 
 from actors import Client, cli
 from actors.demo import feeds, flights
-from actors.demo.flights import Delta, arrow_schema
+from actors.demo.flights import FlightDelta, arrow_schema
 from actors.demo.proof import differences
 from actors.demo.views import LATE_NOW, VIEWS
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
@@ -59,7 +59,9 @@ def test_a_transaction_in_sql() -> None:
     )
     state = ("id", "status", "dep_delay")
     updated = pa.table([[7], ["late"], [None]], schema=arrow_schema("flights", state))
-    text = feeds.statements(3, [Delta("weather", insert=inserted), Delta("flights", None, updated)])
+    text = feeds.statements(
+        3, [FlightDelta("weather", insert=inserted), FlightDelta("flights", None, updated)]
+    )
     assert text.split("; ") == [
         "BEGIN",
         "INSERT INTO played VALUES (3)",
@@ -81,8 +83,10 @@ def test_only_divisions_are_written_otherwise_for_postgres() -> None:
     assert len(changed) == 2
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

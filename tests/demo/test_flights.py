@@ -15,16 +15,18 @@ HOUR_US = 3_600_000_000
 
 
 @pytest.fixture(scope="module")
-def source() -> flights.Source:
+def source() -> flights.FlightTables:
     return flights.read()
 
 
 @pytest.fixture(scope="module")
-def month(source: flights.Source) -> list[flights.Transaction]:
+def month(source: flights.FlightTables) -> list[flights.FlightTransaction]:
     return flights.history(source)
 
 
-def flight_rows(stream: list[flights.Transaction], kind: str) -> list[tuple[int, dict[str, Any]]]:
+def flight_rows(
+    stream: list[flights.FlightTransaction], kind: str
+) -> list[tuple[int, dict[str, Any]]]:
     """(minute told, row) of every flight inserted or updated, in order; times as integers."""
     found = []
     for transaction in stream:
@@ -43,14 +45,14 @@ def flight_rows(stream: list[flights.Transaction], kind: str) -> list[tuple[int,
     return found
 
 
-def test_default_stream_is_large_enough(month: list[flights.Transaction]) -> None:
+def test_default_stream_is_large_enough(month: list[flights.FlightTransaction]) -> None:
     assert sum(transaction.changes for transaction in month[1:]) >= 100_000
     assert len(month) >= 200
     minutes = [transaction.minute for transaction in month]
     assert minutes == sorted(set(minutes))
 
 
-def test_opening_holds_the_dimension_tables(month: list[flights.Transaction]) -> None:
+def test_opening_holds_the_dimension_tables(month: list[flights.FlightTransaction]) -> None:
     opening = {delta.table: delta for delta in month[0].deltas}
     assert set(opening) == {"carriers", "airports", "planes"}
     for name, delta in opening.items():
@@ -59,7 +61,7 @@ def test_opening_holds_the_dimension_tables(month: list[flights.Transaction]) ->
         assert len(set(keys)) == len(keys) > 10
 
 
-def test_rows_have_the_declared_columns(month: list[flights.Transaction]) -> None:
+def test_rows_have_the_declared_columns(month: list[flights.FlightTransaction]) -> None:
     for delta in (delta for transaction in month for delta in transaction.deltas):
         if delta.insert is not None:
             assert delta.insert.schema == flights.arrow_schema(delta.table)
@@ -71,7 +73,7 @@ def test_rows_have_the_declared_columns(month: list[flights.Transaction]) -> Non
             )
 
 
-def test_keys_never_conflict(month: list[flights.Transaction]) -> None:
+def test_keys_never_conflict(month: list[flights.FlightTransaction]) -> None:
     born: set[int] = set()
     for transaction in month:
         named: list[int] = []
@@ -87,7 +89,7 @@ def test_keys_never_conflict(month: list[flights.Transaction]) -> None:
         assert max(Counter(named).values(), default=1) == 1
 
 
-def test_order_of_knowledge(month: list[flights.Transaction]) -> None:
+def test_order_of_knowledge(month: list[flights.FlightTransaction]) -> None:
     """Nothing is told before it happened, and the statuses follow one another."""
     scheduled = {row["id"]: row for _, row in flight_rows(month, "insert")}
     follows = {
@@ -108,14 +110,14 @@ def test_order_of_knowledge(month: list[flights.Transaction]) -> None:
 
 
 def test_the_end_of_the_story_is_the_file(
-    source: flights.Source, month: list[flights.Transaction]
+    source: flights.FlightTables, month: list[flights.FlightTransaction]
 ) -> None:
     delays = source.flights["dep_delay"].to_pylist()
     last = {row["id"]: row for _, row in flight_rows(month, "update")}
     assert all(row["dep_delay"] == delays[id_] for id_, row in last.items())
 
 
-def test_flights_are_known_hours_ahead(month: list[flights.Transaction]) -> None:
+def test_flights_are_known_hours_ahead(month: list[flights.FlightTransaction]) -> None:
     opened = month[0].minute
     for minute, row in flight_rows(month, "insert"):
         ahead = row["sched_dep"] // 60_000_000 - minute
@@ -123,7 +125,7 @@ def test_flights_are_known_hours_ahead(month: list[flights.Transaction]) -> None
         assert row["time_hour"] <= row["sched_dep"] < row["time_hour"] + HOUR_US
 
 
-def test_dimensions_change_while_the_stream_runs(month: list[flights.Transaction]) -> None:
+def test_dimensions_change_while_the_stream_runs(month: list[flights.FlightTransaction]) -> None:
     updates = {
         delta.table: index
         for index, transaction in enumerate(month)
@@ -136,7 +138,7 @@ def test_dimensions_change_while_the_stream_runs(month: list[flights.Transaction
 
 
 def test_a_late_flight_is_in_the_air_where_the_airport_moves(
-    month: list[flights.Transaction],
+    month: list[flights.FlightTransaction],
 ) -> None:
     dest = {row["id"]: row["dest"] for _, row in flight_rows(month, "insert")}
     late: set[int] = set()
@@ -152,7 +154,7 @@ def test_a_late_flight_is_in_the_air_where_the_airport_moves(
     pytest.fail("no airport moved")
 
 
-def test_long_ticks_fold_several_facts_into_one(source: flights.Source) -> None:
+def test_long_ticks_fold_several_facts_into_one(source: flights.FlightTables) -> None:
     """A flight that is scheduled and departs within one tick is inserted as departed."""
     stream = flights.history(source, days=3, tick_minutes=24 * 60)
     assert len(stream) == 4
@@ -168,7 +170,7 @@ def test_long_ticks_fold_several_facts_into_one(source: flights.Source) -> None:
     ],
 )
 def test_refuses_what_is_not_there(
-    source: flights.Source, start: date, days: int, tick: int, text: str
+    source: flights.FlightTables, start: date, days: int, tick: int, text: str
 ) -> None:
     with pytest.raises(InvalidUsage, match=text):
         flights.history(source, start, days, tick)

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from actors.demo import picture
-from actors.demo.flights import Delta, Transaction
-from actors.demo.picture import Board, Contents, moment, percentiles
+from actors.demo.flights import FlightDelta, FlightTransaction
+from actors.demo.picture import DemoBoard, ViewContents, moment, percentiles
 from actors.demo.views import VIEWS
 from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY
@@ -47,13 +47,13 @@ def status(name: str, steps: int = 3, step_ms: float = 120.0) -> ObjectStatus:
 
 
 @pytest.fixture
-def board() -> Board:
+def board() -> DemoBoard:
     carriers = pa.table({"carrier": ["B6"], "name": ["JetBlue"]})
     stream = [
-        Transaction(22_616_940 + 60 * hour, (Delta("carriers", insert=carriers),), note)
+        FlightTransaction(22_616_940 + 60 * hour, (FlightDelta("carriers", insert=carriers),), note)
         for hour, note in enumerate(["", "B6 moves", ""])
     ]
-    made = Board(VIEWS, stream, 100.0)
+    made = DemoBoard(VIEWS, stream, 100.0)
     made.written(102.0, stream[1])
     made.follow("delay_by_weather", 6, updates((WEATHER, 1)))
     made.follow("delay_by_carrier", 6, updates((CARRIER, 1)))
@@ -63,7 +63,7 @@ def board() -> Board:
 
 
 def test_contents_are_the_sum_of_the_changes() -> None:
-    contents = Contents()
+    contents = ViewContents()
     assert contents.table() is None
     contents.apply(
         3,
@@ -79,7 +79,7 @@ def test_contents_are_the_sum_of_the_changes() -> None:
     assert (contents.upper, contents.changes) == (9, 5)
 
 
-def test_the_picture_shows_everything(board: Board) -> None:
+def test_the_picture_shows_everything(board: DemoBoard) -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(board.picture(103.0))
     text = out.getvalue()
@@ -92,38 +92,38 @@ def test_the_picture_shows_everything(board: Board) -> None:
 
 
 @pytest.mark.parametrize(("columns", "width"), [(40, 80), (80, 80), (93, 93), (200, 100)])
-def test_the_picture_takes_the_width_there_is(board: Board, columns: int, width: int) -> None:
+def test_the_picture_takes_the_width_there_is(board: DemoBoard, columns: int, width: int) -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(board.picture(103.0, columns))
     assert {len(line) for line in out.getvalue().splitlines()} == {width}
 
 
-def test_the_line_shows_progress_and_lag(board: Board) -> None:
+def test_the_line_shows_progress_and_lag(board: DemoBoard) -> None:
     line = board.line(103.0)
     assert "\n" not in line
     for part in ("2/3 transactions", "2 changes", "late_now: 1 rows, lag 140 ms, step 120 ms"):
         assert part in line
 
 
-def test_a_view_without_status_is_being_made(board: Board) -> None:
+def test_a_view_without_status_is_being_made(board: DemoBoard) -> None:
     out = io.StringIO()
-    Console(file=out, width=120).print(Board(VIEWS, board.stream, 0.0).picture(1.0))
+    Console(file=out, width=120).print(DemoBoard(VIEWS, board.stream, 0.0).picture(1.0))
     assert out.getvalue().count("being made") == 3
 
 
-def test_step_times_are_taken_once_a_step(board: Board) -> None:
+def test_step_times_are_taken_once_a_step(board: DemoBoard) -> None:
     board.report([status("late_now", 3, 120.0)])
     board.report([status("late_now", 5, 80.0)])
     assert board.step_ms["late_now"] == [120.0, 80.0]
     assert len(board.lag_ms) == 4
 
 
-def test_the_rate_forgets(board: Board) -> None:
+def test_the_rate_forgets(board: DemoBoard) -> None:
     assert board.rate(102.0) == pytest.approx(0.5)
     assert board.rate(120.0) == 0.0
 
 
-def test_followed_is_the_least_of_all(board: Board) -> None:
+def test_followed_is_the_least_of_all(board: DemoBoard) -> None:
     moved = board.moved
     assert board.followed() == 6
     board.follow("delay_by_carrier", 9, None)

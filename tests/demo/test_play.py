@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from actors.client import TableWrite
-from actors.demo.flights import Delta, Transaction, arrow_schema, history, read
-from actors.demo.play import Log, changes_of, play
+from actors.demo.flights import FlightDelta, FlightTransaction, arrow_schema, history, read
+from actors.demo.play import ChangeLog, changes_of, play
 from actors.errors import InvalidUsage
 from actors.testing.virtual_time import VirtualTimeLoop
 
@@ -25,18 +25,20 @@ def hour(origin: str, visibility: float) -> pa.Table:
 
 
 STREAM = [
-    Transaction(
-        60, (Delta("carriers", insert=carriers(("US", "US Airways"), ("AA", "American"))),)
+    FlightTransaction(
+        60, (FlightDelta("carriers", insert=carriers(("US", "US Airways"), ("AA", "American"))),)
     ),
-    Transaction(
+    FlightTransaction(
         120,
         (
-            Delta("carriers", insert=carriers(("B6", "JetBlue")), update=carriers(("US", "New"))),
-            Delta("weather", insert=hour("JFK", 10.0)),
+            FlightDelta(
+                "carriers", insert=carriers(("B6", "JetBlue")), update=carriers(("US", "New"))
+            ),
+            FlightDelta("weather", insert=hour("JFK", 10.0)),
         ),
         "US becomes New",
     ),
-    Transaction(180, (Delta("weather", insert=hour("JFK", 10.0)),)),
+    FlightTransaction(180, (FlightDelta("weather", insert=hour("JFK", 10.0)),)),
 ]
 
 
@@ -73,7 +75,7 @@ def test_no_transaction_of_the_stream_names_a_table_twice() -> None:
 
 
 async def test_play_writes_everything_in_order_and_logs_it() -> None:
-    client, log, done = Recorder(), Log(), list[Transaction]()
+    client, log, done = Recorder(), ChangeLog(), list[FlightTransaction]()
     await play(client, STREAM, log, None, done.append)
     assert done == STREAM
     assert log.times == [10, 20, 30]
@@ -84,12 +86,12 @@ async def test_play_writes_everything_in_order_and_logs_it() -> None:
 def test_play_keeps_its_pace() -> None:
     client = Recorder()
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(play(client, STREAM, Log(), 50.0))
+        runner.run(play(client, STREAM, ChangeLog(), 50.0))
     assert [at - client.at[0] for at in client.at] == pytest.approx([0.0, 0.02, 0.04])
 
 
 def test_contents_at_a_time_come_from_the_log_alone() -> None:
-    log = Log()
+    log = ChangeLog()
     for number, transaction in enumerate(STREAM):
         log.add((number + 1) * 10, transaction.deltas)
     before = log.contents(19)
@@ -106,7 +108,7 @@ def test_contents_at_a_time_come_from_the_log_alone() -> None:
 
 
 def test_times_that_do_not_ascend_are_refused() -> None:
-    log = Log()
+    log = ChangeLog()
     log.add(10, STREAM[0].deltas)
     with pytest.raises(InvalidUsage, match="written at 10, after a write at 10"):
         log.add(10, STREAM[1].deltas)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.demo import flights, proof
-from actors.demo.play import Log
+from actors.demo.play import ChangeLog
 from actors.demo.views import VIEWS
 from actors.errors import EngineError
 from actors.progress import Time
@@ -63,15 +63,15 @@ def test_a_long_list_is_cut() -> None:
 
 
 @pytest.fixture(scope="module")
-def log() -> Log:
-    made = Log()
+def log() -> ChangeLog:
+    made = ChangeLog()
     for number, transaction in enumerate(flights.history(flights.read(), days=2)):
         made.add(1000 + number, transaction.deltas)
     return made
 
 
 @pytest.mark.parametrize("count", [1, 3, 24])
-def test_times_are_spread_and_end_with_the_last(log: Log, count: int) -> None:
+def test_times_are_spread_and_end_with_the_last(log: ChangeLog, count: int) -> None:
     times = proof.choose_times(log, count)
     assert times == sorted(set(times))
     assert times[-1] == log.times[-1]
@@ -99,12 +99,12 @@ class Service:
 
 @pytest.mark.spark
 async def test_plain_spark_answers_and_a_wrong_view_is_found(
-    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: ChangeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [log.times[20], log.times[-1]]
     service = Service(("delay_by_carrier", times[1]))
     monkeypatch.setattr(proof, "expected", service.expected)
-    shown: list[proof.Comparison] = []
+    shown: list[proof.ViewComparison] = []
     made = await proof.prove(service, log, VIEWS, times, tmp_path, shown.append)
     assert made == shown
     assert service.answers.keys() == {(view.name, time) for view in VIEWS for time in times}
@@ -114,7 +114,7 @@ async def test_plain_spark_answers_and_a_wrong_view_is_found(
 
 
 async def test_plain_spark_that_fails_says_why(
-    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: ChangeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def empty(*_: Any) -> tuple[Path, dict[Any, Any]]:
         return tmp_path / "absent.json", {}
@@ -124,9 +124,9 @@ async def test_plain_spark_that_fails_says_why(
         await proof.expected(log, VIEWS, [log.times[0]], tmp_path)
 
 
-def test_contents_written_for_spark_keep_their_types(log: Log, tmp_path: Path) -> None:
+def test_contents_written_for_spark_keep_their_types(log: ChangeLog, tmp_path: Path) -> None:
     request, outputs = proof._lay_out(log, VIEWS, [log.times[5]], tmp_path)
-    decoded = msgspec.json.decode(request.read_bytes(), type=plain.Request)
+    decoded = msgspec.json.decode(request.read_bytes(), type=plain.PlainRequest)
     assert len(decoded.queries) == len(outputs) == len(VIEWS)
     table = pq.read_table(decoded.queries[0].tables["flights"])
     assert table.schema == flights.arrow_schema("flights")

@@ -37,7 +37,7 @@ from doc_pages import Step, compiled, steps_of  # type: ignore[import-not-found]
 
 from actors import Client, Settings
 from actors.kernel import SystemClock
-from actors.persist.attach import Place, open_as_guest
+from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.handed import HandedLeases
 from actors.persist.objects import CATALOG, objects_of, shard_of
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
@@ -271,7 +271,9 @@ async def operations(reader: Reader, page: Path) -> None:
         time = await client.insert("flights", [{"id": number, "carrier": "UA"}])
         await client.peek("by_carrier", as_of=time)
     settings, clock = Settings(), SystemClock()
-    async with open_as_guest(Place(state_dir=str(reader.house.state)), settings, clock) as attached:
+    async with open_as_guest(
+        ShardPlace(state_dir=str(reader.house.state)), settings, clock
+    ) as attached:
         leases = HandedLeases(attached.consensus, attached.blob, settings, clock)
         shard = shard_of(objects_of(await attached.client.head(CATALOG)), "flights")
         await leases.hold(shard, "audit", time)

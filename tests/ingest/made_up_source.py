@@ -10,12 +10,21 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import DIFF, Column, Schema
-from actors.sources.source import Export, ExportFailed, Given, Idle, Lag, Mark, Rows, Unreachable
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.sources.source import (
+    ExportFailed,
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceLag,
+    SourceRows,
+    SourceUnreachable,
+)
 
-SCHEMA = Schema((Column("id", "bigint", False), Column("text", "string")))
+SCHEMA = TableSchema((TableColumn("id", "bigint", False), TableColumn("text", "string")))
 NAMES = ("a", "b", "c")
-EXPORTS = tuple(Export(name, SCHEMA) for name in NAMES)
+EXPORTS = tuple(SourceExport(name, SCHEMA) for name in NAMES)
 SHAPE = pa.schema([*SCHEMA.arrow(), pa.field(DIFF, pa.int64())])
 
 Row = tuple[int, str]
@@ -90,12 +99,14 @@ class MadeUp:
     def _trouble(self, kind: str) -> None:
         if self.troubles[kind] > 0 and self.chance.random() < 0.3:
             self.troubles[kind] -= 1
-            raise Unreachable(f"no {kind}", "wait")
+            raise SourceUnreachable(f"no {kind}", "wait")
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         return EXPORTS
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         self._trouble("open")
         self.at = 0 if position is None else int(position)
         self.wanted = {export.name for export in exports}
@@ -111,7 +122,7 @@ class MadeUp:
     async def forever(self) -> Given:
         """Nothing comes any more."""
         await anyio.sleep_forever()
-        return Idle()
+        return SourceIdle()
 
     def _refill(self) -> None:
         last = min(len(self.transactions), self.at + self.chance.choice((1, 1, 1, 4)))
@@ -129,16 +140,16 @@ class MadeUp:
                 self.queue.append(ExportFailed(transaction.fails, "it broke", "mend it"))
         count = last - self.at
         self.at = last
-        self.queue.append(Mark(str(last), 1_000 + last, count, NAMES))
+        self.queue.append(PositionMark(str(last), 1_000 + last, count, NAMES))
         if self.chance.random() < 0.2:
-            self.queue.append(Idle())
+            self.queue.append(SourceIdle())
 
     async def taken(self, position: str) -> None:
         self._trouble("taken")
         self.takens.append(int(position))
 
-    def lag(self) -> Lag:
-        return Lag(str(len(self.transactions)))
+    def lag(self) -> SourceLag:
+        return SourceLag(str(len(self.transactions)))
 
     async def close(self) -> None:
         self.closed = True
@@ -147,7 +158,7 @@ class MadeUp:
         raise AssertionError("nobody drops it")
 
 
-def rows_of(export: str, rows: Sequence[tuple[Row, int]]) -> Rows:
+def rows_of(export: str, rows: Sequence[tuple[Row, int]]) -> SourceRows:
     table = pa.table(
         [
             pa.array([row[0] for row, _ in rows], pa.int64()),
@@ -156,4 +167,4 @@ def rows_of(export: str, rows: Sequence[tuple[Row, int]]) -> Rows:
         ],
         schema=SHAPE,
     )
-    return Rows(export, table)
+    return SourceRows(export, table)

@@ -13,13 +13,13 @@ from made_up_source import EXPORTS, NAMES, SCHEMA, MadeUp, Row, Transaction, con
 
 from actors.errors import StorageError
 from actors.ingest.shards import REMAP, ExportShard, IngestShards
-from actors.ingest_task import Ingested, IngestEnded, IngestRunning, IngestTask
-from actors.persist import Append, NewShard, PersistClient
+from actors.ingest_task import IngestEnded, IngestProgressed, IngestRunning, IngestTask
+from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.settings import Settings
 from actors.sources.source import ExportFailed
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Troubled(PersistClient):
     chance = random.Random(1)
     share = 0.0
 
-    async def append(self, appends: Sequence[Append], **options: Any) -> Any:
+    async def append(self, appends: Sequence[ShardAppend], **options: Any) -> Any:
         if self.chance.random() < self.share:
             raise StorageError("the store said no", determinate=True)
         done = await super().append(appends, **options)
@@ -47,16 +47,16 @@ class House:
     scratch: Path
     """Of the test (`scratch_of_the_test`)."""
 
-    def __init__(self, stage: Isolation, settings: Settings, persist: Troubled) -> None:
+    def __init__(self, stage: ActorIsolation, settings: Settings, persist: Troubled) -> None:
         self.stage = stage
         self.settings = settings
         self.persist = persist
-        self.owner: Neighbour = stage.probe("owner")
+        self.owner: NeighbourProbe = stage.probe("owner")
         self.number = 0
         self.source: MadeUp | None = None
 
     @classmethod
-    async def open(cls, stage: Isolation, **options: Any) -> House:
+    async def open(cls, stage: ActorIsolation, **options: Any) -> House:
         settings = Settings(**options)
         persist = await Troubled.in_memory(settings, stage.clock)
         assert isinstance(persist, Troubled)
@@ -64,7 +64,7 @@ class House:
         assert await persist.create_shards(shards)
         return cls(stage, settings, persist)
 
-    def start(self, source: MadeUp) -> Subject[Any]:
+    def start(self, source: MadeUp) -> SubjectActor[Any]:
         self.number += 1
         self.source = source
         number = self.number
@@ -143,7 +143,7 @@ def at(history: list[dict[str, Any]], time: int) -> Counter[Row] | str:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_exports_hold_what_the_position_says_whatever_happens(
-    stage: Isolation, seed: int
+    stage: ActorIsolation, seed: int
 ) -> None:
     chance = random.Random(seed)
     transactions = draw(seed, chance.choice((3, 30, 120)))
@@ -166,14 +166,16 @@ async def test_exports_hold_what_the_position_says_whatever_happens(
         last = await house.check(transactions)
         assert all(taken <= last for taken in source.takens)
         for ended in house.taken(IngestEnded):
-            assert ended.error.startswith(("Unreachable", "StorageError")), ended
+            assert ended.error.startswith(("SourceUnreachable", "StorageError")), ended
         if last == len(transactions):
             break
     else:
         pytest.fail(f"at {last} of {len(transactions)} after 200 tasks")
 
 
-async def test_an_idle_source_is_sealed_and_one_without_contents_is_not(stage: Isolation) -> None:
+async def test_an_idle_source_is_sealed_and_one_without_contents_is_not(
+    stage: ActorIsolation,
+) -> None:
     house = await House.open(stage, source_tick_ms=100)
     subject = house.start(MadeUp([], 1))
     await stage.advance(1_000)
@@ -183,18 +185,18 @@ async def test_an_idle_source_is_sealed_and_one_without_contents_is_not(stage: I
     await subject.stop()
     house.start(MadeUp(draw(1, 5), 1))
     await house.owner.expect(IngestRunning, upper=0)
-    first = await house.owner.expect(Ingested)
+    first = await house.owner.expect(IngestProgressed)
     await stage.advance(1_000)
     assert house.source is not None
     upper = await house.persist.upper("s-a")
     assert upper > first.upper + 800
     assert await house.persist.upper("s") == upper
-    told = [message.upper for message in house.taken(Ingested)]
+    told = [message.upper for message in house.taken(IngestProgressed)]
     assert told == sorted(told)
     assert told[-1] == upper
 
 
-async def test_the_end_is_told_with_what_to_do(stage: Isolation) -> None:
+async def test_the_end_is_told_with_what_to_do(stage: ActorIsolation) -> None:
     house = await House.open(stage)
     subject = house.start(MadeUp(draw(1, 5), 3, Counter(open=10_000)))
     while subject.running:
@@ -207,18 +209,18 @@ async def test_the_end_is_told_with_what_to_do(stage: Isolation) -> None:
             break
 
 
-async def test_two_tasks_of_one_source_cannot_both_write(stage: Isolation) -> None:
+async def test_two_tasks_of_one_source_cannot_both_write(stage: ActorIsolation) -> None:
     house = await House.open(stage, source_tick_ms=100)
     transactions = draw(5, 40)
     house.start(MadeUp(transactions, 1))
     house.start(MadeUp(transactions, 2))
     await stage.advance(5_000)
     (ended,) = house.taken(IngestEnded)
-    assert ended.error.startswith("Fenced: shard")
+    assert ended.error.startswith("WriterFenced: shard")
     assert await house.check(transactions) == len(transactions)
 
 
-async def test_a_task_whose_shards_are_dropped_says_so(stage: Isolation) -> None:
+async def test_a_task_whose_shards_are_dropped_says_so(stage: ActorIsolation) -> None:
     house = await House.open(stage, source_tick_ms=100)
     house.start(MadeUp(draw(5, 40), 1))
     await stage.advance(1_000)
@@ -230,12 +232,12 @@ async def test_a_task_whose_shards_are_dropped_says_so(stage: Isolation) -> None
     ]
 
 
-async def test_an_export_that_failed_stays_so_and_is_told(stage: Isolation) -> None:
+async def test_an_export_that_failed_stays_so_and_is_told(stage: ActorIsolation) -> None:
     transactions = [*draw(2, 4), Transaction((), "b"), *draw(3, 1)]
     house = await House.open(stage)
     subject = house.start(MadeUp(transactions, 1))
     await stage.advance(5_000)
-    failed = [each for message in house.taken(Ingested) for each in message.failed]
+    failed = [each for message in house.taken(IngestProgressed) for each in message.failed]
     assert failed == [ExportFailed("b", "it broke", "mend it")]
     await subject.stop()
     again = MadeUp(transactions, 2)

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pytest
 
 from actors.errors import StorageError, StoreFull
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.oneshot_task import OneshotEnded, OneshotProgress, OneshotTask
-from actors.persist import NewShard, Part, PersistClient
+from actors.persist import BatchPart, NewShard, PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.plan.schema import DIFF, Column, Schema
-from actors.protocol.storage import Staged, StagingFailed
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.protocol.storage import FilesStaged, StagingFailed
 from actors.settings import Settings
-from actors.sources.file_reading import Malformed
-from actors.sources.oneshot import CopyProgress
-from actors.sources.source import Unreachable
-from actors.testing.isolation import Isolation, Subject
-from actors.testing.neighbours import Neighbour
+from actors.sources.file_reading import MalformedFile
+from actors.sources.oneshot import FilesProgress
+from actors.sources.source import SourceUnreachable
+from actors.testing.isolation import ActorIsolation, SubjectActor
+from actors.testing.neighbours import NeighbourProbe
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
 
 def piece(start: int, count: int) -> pa.Table:
@@ -59,14 +59,14 @@ class MadeUp:
         finally:
             self.closed = True
 
-    def progress(self) -> CopyProgress:
-        return CopyProgress(self.done, len(self.given), self.done, len(self.given), self.rows)
+    def progress(self) -> FilesProgress:
+        return FilesProgress(self.done, len(self.given), self.done, len(self.given), self.rows)
 
 
 class Blob(MemoryBlob):
     """Fails or hangs at one write."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ActorClock) -> None:
         super().__init__(clock)
         self.writes = 0
         self.trouble_at = 0
@@ -84,22 +84,22 @@ class Blob(MemoryBlob):
 
 
 class House:
-    def __init__(self, stage: Isolation, settings: Settings) -> None:
+    def __init__(self, stage: ActorIsolation, settings: Settings) -> None:
         self.stage, self.settings = stage, settings
         self.blob = Blob(stage.clock)
         self.persist = PersistClient(
             self.blob, MemoryConsensus(), settings, stage.clock, random=random.Random(1)
         )
-        self.owner: Neighbour = stage.probe("owner")
+        self.owner: NeighbourProbe = stage.probe("owner")
 
     @classmethod
-    async def open(cls, stage: Isolation, **options: int) -> House:
+    async def open(cls, stage: ActorIsolation, **options: int) -> House:
         given = {"source_inflight_bytes_max": 1, "blob_orphan_grace_ms": 1, **options}
         house = cls(stage, Settings(**given))  # type: ignore[arg-type]
         assert await house.persist.create_shards([NewShard("s", SCHEMA)])
         return house
 
-    def start(self, reading: MadeUp) -> Subject[Any]:
+    def start(self, reading: MadeUp) -> SubjectActor[Any]:
         return self.stage.start(
             lambda: OneshotTask(
                 7, "s", lambda: reading, self.persist, self.owner.address, self.settings
@@ -116,7 +116,7 @@ class House:
         return found
 
 
-async def test_all_rows_are_staged_at_no_time_and_told_once(stage: Isolation) -> None:
+async def test_all_rows_are_staged_at_no_time_and_told_once(stage: ActorIsolation) -> None:
     house = await House.open(stage)
     reading = MadeUp([3, 0, 2, 4])
     subject = house.start(reading)
@@ -126,9 +126,9 @@ async def test_all_rows_are_staged_at_no_time_and_told_once(stage: Isolation) ->
     assert rows == sorted(rows)
     assert (rows[0], rows[-1], told[-1].number) == (0, 9, 7)
     (ended,) = house.ended()
-    assert isinstance(ended.result, Staged)
+    assert isinstance(ended.result, FilesStaged)
     assert (ended.result.files, ended.result.bytes) == (4, 4)
-    parts = [msgspec.msgpack.decode(batch.part, type=Part) for batch in ended.result.batches]
+    parts = [msgspec.msgpack.decode(batch.part, type=BatchPart) for batch in ended.result.batches]
     assert await house.keys() == {part.key for part in parts}
     assert [batch.rows for batch in ended.result.batches] == [part.rows for part in parts]
     assert all((part.at, part.time_min, part.inline) == (None, 0, None) for part in parts)
@@ -143,30 +143,34 @@ async def test_all_rows_are_staged_at_no_time_and_told_once(stage: Isolation) ->
     assert await house.keys() == set()
 
 
-async def test_small_pieces_share_a_part_and_no_rows_make_none(stage: Isolation) -> None:
+async def test_small_pieces_share_a_part_and_no_rows_make_none(stage: ActorIsolation) -> None:
     house = await House.open(stage, source_inflight_bytes_max=1 << 20)
     house.start(MadeUp([1] * 30))
     await stage.advance(1_000)
     (ended,) = house.ended()
-    assert isinstance(ended.result, Staged)
+    assert isinstance(ended.result, FilesStaged)
     assert [batch.rows for batch in ended.result.batches] == [30]
     house.start(MadeUp([0, 0]))
     await stage.advance(1_000)
-    assert house.ended() == [OneshotEnded(7, Staged((), 2, 2))]
+    assert house.ended() == [OneshotEnded(7, FilesStaged((), 2, 2))]
 
 
 @pytest.mark.parametrize(
     ("reading", "code", "text"),
     [
-        (MadeUp([2, Malformed("a.csv: torn", "a.csv")]), "InvalidUsage", "a.csv: torn (repair"),
-        (MadeUp([2, Unreachable("it is gone", "look")]), "Unreachable", "it is gone (look)"),
+        (MadeUp([2, MalformedFile("a.csv: torn", "a.csv")]), "InvalidUsage", "a.csv: torn (repair"),
+        (
+            MadeUp([2, SourceUnreachable("it is gone", "look")]),
+            "SourceUnreachable",
+            "it is gone (look)",
+        ),
         (MadeUp([2, ValueError("ours")]), "PenstockError", "ValueError: ours"),
-        (MadeUp([], Unreachable("no such folder")), "Unreachable", "no such folder"),
+        (MadeUp([], SourceUnreachable("no such folder")), "SourceUnreachable", "no such folder"),
     ],
     ids=["malformed", "unreachable", "fault", "prepare"],
 )
 async def test_it_fails_whole_and_says_why(
-    stage: Isolation, reading: MadeUp, code: str, text: str
+    stage: ActorIsolation, reading: MadeUp, code: str, text: str
 ) -> None:
     house = await House.open(stage)
     subject = house.start(reading)
@@ -186,7 +190,7 @@ async def test_it_fails_whole_and_says_why(
     ids=["open", "full"],
 )
 async def test_a_store_that_fails_leaves_nothing(
-    stage: Isolation, at: int, error: StorageError
+    stage: ActorIsolation, at: int, error: StorageError
 ) -> None:
     house = await House.open(stage)
     house.blob.trouble_at, house.blob.how = at, error
@@ -198,7 +202,7 @@ async def test_a_store_that_fails_leaves_nothing(
     assert await house.keys() == set()
 
 
-async def stopped(stage: Isolation, subject: Subject[Any]) -> None:
+async def stopped(stage: ActorIsolation, subject: SubjectActor[Any]) -> None:
     """It stops, when what is being written has been, or has been given up."""
     async with anyio.create_task_group() as group:
         group.start_soon(subject.stop)
@@ -207,7 +211,9 @@ async def stopped(stage: Isolation, subject: Subject[Any]) -> None:
 
 @pytest.mark.parametrize("after_ms", range(0, 140, 5))
 @pytest.mark.parametrize("hangs", [0, 1, 2])
-async def test_it_can_be_stopped_at_any_moment(stage: Isolation, after_ms: int, hangs: int) -> None:
+async def test_it_can_be_stopped_at_any_moment(
+    stage: ActorIsolation, after_ms: int, hangs: int
+) -> None:
     """While it looks, reads, writes, or waits for a store that never answers."""
     house = await House.open(stage)
     house.blob.trouble_at = hangs
@@ -221,11 +227,11 @@ async def test_it_can_be_stopped_at_any_moment(stage: Isolation, after_ms: int, 
         assert reading.closed or not reading.done
     else:
         (ended,) = house.ended()
-        assert isinstance(ended.result, Staged)
+        assert isinstance(ended.result, FilesStaged)
         assert len(await house.keys()) == len(ended.result.batches)
 
 
-async def test_parts_are_bounded(stage: Isolation) -> None:
+async def test_parts_are_bounded(stage: ActorIsolation) -> None:
     house = await House.open(stage, copy_parts_max=3)
     house.start(MadeUp([1] * 100))
     await stage.advance(10_000)
@@ -236,7 +242,7 @@ async def test_parts_are_bounded(stage: Isolation) -> None:
     assert house.blob.writes <= 5
 
 
-async def test_what_gathers_is_bounded_while_a_write_hangs(stage: Isolation) -> None:
+async def test_what_gathers_is_bounded_while_a_write_hangs(stage: ActorIsolation) -> None:
     house = await House.open(stage, source_inflight_bytes_max=100)
     house.blob.trouble_at = 1
     reading = MadeUp([5] * 100)

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_source import NAMES, Row, rows_of  # type: ignore[import-not-found]
 
-from actors.ingest.staging import GATHER_MS_MAX, Batch, SourceFault, Staging
-from actors.persist import Part
+from actors.ingest.staging import GATHER_MS_MAX, IngestBatch, IngestStaging, SourceFault
+from actors.persist import BatchPart
 from actors.plan.schema import DIFF, TIME
-from actors.sources.source import ExportFailed, Mark
+from actors.sources.source import ExportFailed, PositionMark
 
 Pool = dict[str, Counter[Row]]
 
 
-def part_of(rows: int, time: int, key: str) -> Part:
-    return Part(key, rows, 10, 0, None, False, time, time, 1)
+def part_of(rows: int, time: int, key: str) -> BatchPart:
+    return BatchPart(key, rows, 10, 0, None, False, time, time, 1)
 
 
 STEPS = st.lists(
@@ -37,11 +37,11 @@ class Run:
     """Drives a staging as the task does, and keeps a model of it."""
 
     def __init__(self) -> None:
-        self.staging = Staging(NAMES, (), bytes_max=400)
+        self.staging = IngestStaging(NAMES, (), bytes_max=400)
         self.now = self.upper = 0
         self.serial = 0
         self.spilled: dict[str, Counter[Row]] = {}
-        self.spilling: list[tuple[str, Part]] = []
+        self.spilling: list[tuple[str, BatchPart]] = []
         """Parts that are on their way."""
         self.open: Pool = {name: Counter() for name in NAMES}
         self.complete: Pool = {name: Counter() for name in NAMES}
@@ -92,7 +92,7 @@ class Run:
     def mark(self, messages: int) -> None:
         self.land()
         self.position = str(self.serial)
-        self.staging.mark(Mark(self.position, None, messages))
+        self.staging.mark(PositionMark(self.position, None, messages))
         for name in NAMES:
             self.complete[name] += self.open[name]
             self.open[name] = Counter()
@@ -115,7 +115,7 @@ class Run:
         self.check(batch)
         self.upper = batch.time + 1
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: IngestBatch) -> None:
         for name in NAMES:
             found: Counter[Row] = Counter()
             for table in batch.tables.get(name, ()):
@@ -158,27 +158,27 @@ def test_a_batch_is_what_came_before_the_last_mark(steps: list[tuple[str, str, i
 
 def test_rows_of_a_stranger_are_a_fault() -> None:
     with pytest.raises(SourceFault, match="'z', which is none"):
-        Staging(NAMES, (), 100).rows(rows_of("z", [((1, ""), 1)]))
+        IngestStaging(NAMES, (), 100).rows(rows_of("z", [((1, ""), 1)]))
 
 
 def test_a_failure_is_told_once_and_with_the_mark_behind_it() -> None:
-    staging = Staging(NAMES, ("c",), 100)
-    staging.mark(Mark("1"))
+    staging = IngestStaging(NAMES, ("c",), 100)
+    staging.mark(PositionMark("1"))
     staging.fail(ExportFailed("a", "first"))
     assert staging.take(5, 0).failed == ()
     staging.fail(ExportFailed("a", "second"))
     staging.fail(ExportFailed("c", "failed before"))
-    staging.mark(Mark("2"))
+    staging.mark(PositionMark("2"))
     assert staging.take(5, 6).failed == (ExportFailed("a", "first"),)
-    staging.mark(Mark("3"))
+    staging.mark(PositionMark("3"))
     assert staging.take(5, 7).failed == ()
 
 
-def late_by(ms: int | None, *, rows: int = 1, filled: tuple[str, ...] = ()) -> Staging:
+def late_by(ms: int | None, *, rows: int = 1, filled: tuple[str, ...] = ()) -> IngestStaging:
     """With a transaction that was committed outside so long before time 100,000."""
-    staging = Staging(NAMES, (), 10_000)
+    staging = IngestStaging(NAMES, (), 10_000)
     staging.rows(rows_of(NAMES[0], [((number, ""), 1) for number in range(rows)]))
-    staging.mark(Mark("1", None if ms is None else 100_000 - ms, 1, filled))
+    staging.mark(PositionMark("1", None if ms is None else 100_000 - ms, 1, filled))
     return staging
 
 
@@ -190,7 +190,7 @@ def test_what_is_late_waits_an_eighth_of_that_for_more(late: int | None, wait: i
         assert staging.gathers_ms(100_000 + wait // 2) > 0
     assert staging.gathers_ms(100_000 + wait + wait // 4) == 0
     staging.take(100_000, 0)
-    staging.mark(Mark("2", 200_000 - 9_000, 1))
+    staging.mark(PositionMark("2", 200_000 - 9_000, 1))
     assert staging.gathers_ms(200_000) == GATHER_MS_MAX
 
 
@@ -206,5 +206,5 @@ def test_what_fills_fails_or_is_large_does_not_wait() -> None:
     staging = late_by(9_000)
     staging.fail(ExportFailed(NAMES[0], "broken"))
     assert staging.gathers_ms(100_000) > 0
-    staging.mark(Mark("2", 91_000, 1))
+    staging.mark(PositionMark("2", 91_000, 1))
     assert staging.gathers_ms(100_000) == 0

@@ -15,17 +15,28 @@ from made_up_source import MadeUp, Transaction  # type: ignore[import-not-found]
 
 from actors.ingest.meters import OF_SOURCE
 from actors.ingest.shards import REMAP, ExportShard, IngestShards
-from actors.ingest_task import Ingested, IngestEnded, IngestTask
+from actors.ingest_task import IngestEnded, IngestProgressed, IngestTask
 from actors.persist import NewShard, PersistClient
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sources.source import KEPT, OP, Export, Given, Mark, Op, Rows, Truncated, Upserts
-from actors.testing.isolation import Isolation
-
-SCHEMA = Schema(
-    (Column("id", "bigint", False), Column("n", "bigint"), Column("text", "string")), ("id",)
+from actors.sources.source import (
+    KEPT,
+    OP,
+    ExportTruncated,
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceRows,
+    SourceUpserts,
+    UpsertOp,
 )
-EXPORT = Export("k", SCHEMA)
+from actors.testing.isolation import ActorIsolation
+
+SCHEMA = TableSchema(
+    (TableColumn("id", "bigint", False), TableColumn("n", "bigint"), TableColumn("text", "string")),
+    ("id",),
+)
+EXPORT = SourceExport("k", SCHEMA)
 SHAPE = pa.schema([*SCHEMA.arrow(), pa.field(DIFF, pa.int64())])
 CHANGES = pa.schema(
     [*SCHEMA.arrow(), pa.field(OP, pa.int8()), pa.field(KEPT, pa.list_(pa.int16()))]
@@ -91,16 +102,16 @@ def contents(transactions: Sequence[Sequence[Step]]) -> Contents:
 
 
 def upsert(step: Step, there: bool) -> list[dict[str, Any]]:
-    row = {"id": step.id, "n": step.n, "text": step.text, OP: Op.UPDATED, KEPT: None}
+    row = {"id": step.id, "n": step.n, "text": step.text, OP: UpsertOp.UPDATED, KEPT: None}
     match step.kind:
         case "put":
-            return [row | {OP: Op.UPDATED if there else Op.INSERTED}]
+            return [row | {OP: UpsertOp.UPDATED if there else UpsertOp.INSERTED}]
         case "keep":
             return [row | {"text": None, KEPT: [2]}]
         case "delete":
-            return [row | {"n": None, "text": None, OP: Op.DELETED}]
-    gone = row | {"n": None, "text": None, OP: Op.DELETED}
-    return [gone, row | {"id": step.n, "text": None, OP: Op.MOVED, KEPT: [2]}]
+            return [row | {"n": None, "text": None, OP: UpsertOp.DELETED}]
+    gone = row | {"n": None, "text": None, OP: UpsertOp.DELETED}
+    return [gone, row | {"id": step.n, "text": None, OP: UpsertOp.MOVED, KEPT: [2]}]
 
 
 class Keyed(MadeUp):  # type: ignore[misc]
@@ -121,7 +132,7 @@ class Keyed(MadeUp):  # type: ignore[misc]
 
         def flush() -> None:
             if piece:
-                given.append(Upserts("k", pa.Table.from_pylist(piece, CHANGES)))
+                given.append(SourceUpserts("k", pa.Table.from_pylist(piece, CHANGES)))
                 piece.clear()
 
         done: list[Step] = []
@@ -129,11 +140,11 @@ class Keyed(MadeUp):  # type: ignore[misc]
             now = contents([*self.steps[: self.at], done])
             if step.kind == "truncate":
                 flush()
-                given.append(Truncated("k"))
+                given.append(ExportTruncated("k"))
             elif step.kind == "insert":
                 flush()
                 row = {"id": step.id, "n": step.n, "text": step.text, DIFF: 1}
-                given.append(Rows("k", pa.Table.from_pylist([row], SHAPE)))
+                given.append(SourceRows("k", pa.Table.from_pylist([row], SHAPE)))
             else:
                 piece += upsert(step, step.id in now)
                 if self.chance.random() < 0.3:
@@ -142,7 +153,7 @@ class Keyed(MadeUp):  # type: ignore[misc]
         flush()
         if self.at == last:
             return
-        self.queue += [*given, Mark(str(last), None, last - self.at, ("k",))]
+        self.queue += [*given, PositionMark(str(last), None, last - self.at, ("k",))]
         self.at = last
 
 
@@ -169,7 +180,7 @@ async def durable(persist: PersistClient) -> tuple[int, Contents]:
     return (at[0] if at else 0), held
 
 
-def check_operators(told: list[Ingested]) -> int:
+def check_operators(told: list[IngestProgressed]) -> int:
     """What a task tells of its operators: counts only rise; what it keeps is told as memory, of
     which it returns the most."""
     most = 0
@@ -189,7 +200,7 @@ def check_operators(told: list[Ingested]) -> int:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_the_shard_holds_what_the_changes_come_to(
-    stage: Isolation, seed: int, tmp_path: Path
+    stage: ActorIsolation, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     transactions = draw(seed, chance.choice((5, 40)))
@@ -224,7 +235,10 @@ async def test_the_shard_holds_what_the_changes_come_to(
         ended = [each for each in owner.received if isinstance(each, IngestEnded)]
         assert ended == []
         kept = max(
-            kept, check_operators([each for each in owner.received if isinstance(each, Ingested)])
+            kept,
+            check_operators(
+                [each for each in owner.received if isinstance(each, IngestProgressed)]
+            ),
         )
         owner.received.clear()
         assert not (tmp_path / str(turn)).exists()

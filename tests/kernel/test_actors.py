@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from actors.errors import ActorDead, DeadlineExceeded, InvalidUsage
-from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, System, restart
+from actors.kernel import STOP, Actor, ActorAddress, ActorCrashed, ActorSystem, ReplySlot, restart
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -55,15 +55,15 @@ class Doubler(Actor[Ask | Fail | Computed]):
                 raise ValueError(text)
 
 
-async def ask(address: Address[Any], number: int, deadline_ms: float = 5000) -> int:
-    def make(reply: Reply[int]) -> Ask:
+async def ask(address: ActorAddress[Any], number: int, deadline_ms: float = 5000) -> int:
+    def make(reply: ReplySlot[int]) -> Ask:
         return Ask(number, reply)
 
     return await address.ask(make, deadline_ms)
 
 
 async def test_ask_is_answered_directly_and_through_an_effect() -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         doubler = system.spawn(Doubler, "doubler")
         assert await ask(doubler, 2) == 4
         assert await ask(doubler, 3) == 6
@@ -72,14 +72,14 @@ async def test_ask_is_answered_directly_and_through_an_effect() -> None:
 
 
 async def test_ask_has_a_deadline() -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         doubler = system.spawn(Doubler, "doubler")
         with pytest.raises(DeadlineExceeded):
             await ask(doubler, 13, deadline_ms=1)
 
 
 async def test_a_dead_actor_answers_its_unanswered_asks() -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         doubler = system.spawn(Doubler, "doubler", policy=STOP)
         caught: list[ActorDead] = []
 
@@ -100,7 +100,7 @@ async def test_a_dead_actor_answers_its_unanswered_asks() -> None:
 
 async def test_a_crash_escalates_with_its_story() -> None:
     with pytest.raises(ActorCrashed, match=r"/doubler failed after \['Fail'\]: ValueError: no"):
-        async with System() as system:
+        async with ActorSystem() as system:
             doubler = system.spawn(Doubler, "doubler")
             await doubler.send(Fail("no"))
             with anyio.fail_after(5):
@@ -110,7 +110,7 @@ async def test_a_crash_escalates_with_its_story() -> None:
 async def test_restart_keeps_waiting_messages_and_is_limited() -> None:
     Doubler.starts = 0
     with pytest.raises(ActorCrashed):
-        async with System() as system:
+        async with ActorSystem() as system:
             policy = restart(restarts_max=2, within_ms=60_000, delay_ms=1)
             doubler = system.spawn(Doubler, "doubler", policy=policy)
             doubler.send_nowait(Fail("one"))
@@ -158,7 +158,7 @@ class Child(Actor[str]):
 
 async def test_children_stop_first_watchers_hear_of_it_and_timers_fire() -> None:
     log: list[str] = []
-    async with System() as system:
+    async with ActorSystem() as system:
         parent = system.spawn(lambda: Parent(log, 1), "parent")
         with anyio.fail_after(5):
             while "tick" not in log:
@@ -171,7 +171,7 @@ async def test_children_stop_first_watchers_hear_of_it_and_timers_fire() -> None
     assert log[-1] == "parent stopped"
 
     log.clear()
-    async with System() as system:
+    async with ActorSystem() as system:
         system.spawn(lambda: Parent(log, 60_000), "parent")
         await anyio.wait_all_tasks_blocked()
     assert log == ["child says bye", "parent stopped"]

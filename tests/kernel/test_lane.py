@@ -7,13 +7,13 @@ import asyncio
 import anyio
 import pytest
 
-from actors.errors import Broken, Closed, WouldBlock
-from actors.kernel import Address, Lane, Mailbox
+from actors.errors import ConnectionBroken, ResourceClosed, WouldBlock
+from actors.kernel import ActorAddress, BoundedMailbox, FlowWindow
 
 
-def _lane(limit: int, room: int = 100) -> tuple[Mailbox[int], Lane[int]]:
-    box: Mailbox[int] = Mailbox("/x", room)
-    return box, Lane(Address(box), limit)
+def _lane(limit: int, room: int = 100) -> tuple[BoundedMailbox[int], FlowWindow[int]]:
+    box: BoundedMailbox[int] = BoundedMailbox("/x", room)
+    return box, FlowWindow(ActorAddress(box), limit)
 
 
 async def test_a_message_is_under_way_until_the_receiver_is_done_with_it() -> None:
@@ -47,12 +47,12 @@ async def test_a_message_is_under_way_until_the_receiver_is_done_with_it() -> No
 
 async def test_a_full_lane_leaves_the_mailbox_to_others() -> None:
     box, lane = _lane(1)
-    other = Lane(Address(box), 1)
+    other = FlowWindow(ActorAddress(box), 1)
     lane.send_nowait(1)
     with pytest.raises(WouldBlock, match="1 messages of a lane"):
         lane.send_nowait(2)
     other.send_nowait(3)
-    await Address(box).send(4)
+    await ActorAddress(box).send(4)
     assert lane.reply(5)
     assert await box.receive() == [1, 3, 4, 5]
 
@@ -115,7 +115,9 @@ async def test_who_leaves_while_it_waits_for_the_mailbox_gives_its_room_back() -
     assert await box.receive() == [2]
 
 
-@pytest.mark.parametrize(("broken", "error"), [(None, Closed), ("it did", Broken)])
+@pytest.mark.parametrize(
+    ("broken", "error"), [(None, ResourceClosed), ("it did", ConnectionBroken)]
+)
 async def test_who_waits_learns_that_the_mailbox_has_closed(
     broken: str | None, error: type[Exception]
 ) -> None:
@@ -126,7 +128,7 @@ async def test_who_waits_learns_that_the_mailbox_has_closed(
     async def send() -> None:
         try:
             await lane.send(1)
-        except (Closed, Broken) as found:
+        except (ResourceClosed, ConnectionBroken) as found:
             ends.append(type(found))
 
     with anyio.fail_after(5):

@@ -12,33 +12,33 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from actors.errors import AskCycle, Broken, DeadlineExceeded
-from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, System, restart
+from actors.errors import AskCycle, ConnectionBroken, DeadlineExceeded
+from actors.kernel import STOP, Actor, ActorAddress, ActorCrashed, ActorSystem, ReplySlot, restart
 from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
 
 
 class Ask(msgspec.Struct, frozen=True):
-    reply: Reply[str]
+    reply: ReplySlot[str]
 
 
 class PutOff(msgspec.Struct, frozen=True):
     """Answered by an effect, when the test says so."""
 
-    reply: Reply[str]
+    reply: ReplySlot[str]
 
 
 class Go(msgspec.Struct, frozen=True):
     """Asks the other in a handler."""
 
-    reply: Reply[str]
-    make: Callable[[Reply[str]], Any] = Ask
+    reply: ReplySlot[str]
+    make: Callable[[ReplySlot[str]], Any] = Ask
 
 
 class Asker(Actor[Ask | PutOff | Go]):
     """Passes asks on to the next, in its handler."""
 
     def __init__(self) -> None:
-        self.next: Address[Any] | None = None
+        self.next: ActorAddress[Any] | None = None
         self.release = anyio.Event()
 
     async def receive(self, message: Ask | PutOff | Go) -> None:
@@ -58,24 +58,24 @@ class Asker(Actor[Ask | PutOff | Go]):
 
                 self.ctx.effect(later, done=lambda _: None)
 
-    async def _pass_on(self, reply: Reply[str], make: Callable[[Reply[str]], Any]) -> None:
+    async def _pass_on(self, reply: ReplySlot[str], make: Callable[[ReplySlot[str]], Any]) -> None:
         assert self.next is not None
         try:
             answer: str = await self.next.ask(make)
-        except (AskCycle, Broken) as error:
+        except (AskCycle, ConnectionBroken) as error:
             reply.fail(error)
         else:
             reply.set(answer)
 
 
-def asker(system: System, name: str) -> tuple[Asker, Address[Any]]:
+def asker(system: ActorSystem, name: str) -> tuple[Asker, ActorAddress[Any]]:
     made = Asker()
     return made, system.spawn(lambda: made, name)
 
 
 async def test_a_circle_of_asks_is_named_and_nobody_hangs() -> None:
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             (a, to_a), (b, to_b), (c, to_c) = (asker(system, name) for name in "abc")
             a.next, b.next = to_b, to_c
             assert await to_a.ask(Ask) == "/c is the last"
@@ -92,12 +92,12 @@ async def test_a_circle_of_asks_is_named_and_nobody_hangs() -> None:
 
 async def test_an_ask_that_waits_in_the_queue_closes_a_circle_too() -> None:
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
             a.next, b.next = to_b, to_a
             answers: list[str] = []
 
-            async def ask(to: Address[Any]) -> None:
+            async def ask(to: ActorAddress[Any]) -> None:
                 try:
                     answers.append(await to.ask(Ask))
                 except AskCycle as error:
@@ -112,12 +112,12 @@ async def test_an_ask_that_waits_in_the_queue_closes_a_circle_too() -> None:
 async def test_what_was_put_off_is_no_circle() -> None:
     """b owes a an answer, but does not keep it back while it waits for a."""
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
             a.next, b.next = to_b, to_a
             answers: list[str] = []
 
-            async def ask(to: Address[Any], make: Callable[[Reply[str]], Any]) -> None:
+            async def ask(to: ActorAddress[Any], make: Callable[[ReplySlot[str]], Any]) -> None:
                 answers.append(await to.ask(make))
 
             async with anyio.create_task_group() as group:
@@ -176,7 +176,7 @@ async def test_an_effect_that_fails_crashes_its_actor_where_it_stands(what: str)
     log: list[str] = []
     Odd.lives = 0
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             to = system.spawn(lambda: Odd(log), "odd", policy=restart(delay_ms=1))
             to.send_nowait(Do(what))
             to.send_nowait(Do("note"))
@@ -188,7 +188,7 @@ async def test_an_effect_that_fails_crashes_its_actor_where_it_stands(what: str)
 
 async def test_a_crash_by_an_effect_tells_of_the_effect() -> None:
     with pytest.raises(ActorCrashed, match=r"/odd failed after \['Do'\]: ValueError: of the ef"):
-        async with System() as system:
+        async with ActorSystem() as system:
             to = system.spawn(lambda: Odd([]), "odd")
             to.send_nowait(Do("wait"))
             with anyio.fail_after(5):
@@ -197,7 +197,7 @@ async def test_a_crash_by_an_effect_tells_of_the_effect() -> None:
 
 async def test_what_nobody_handled_is_counted() -> None:
     log: list[str] = []
-    async with System() as system:
+    async with ActorSystem() as system:
         to = system.spawn(lambda: Odd(log), "odd", policy=STOP)
         for what in ("wait", "one", "two"):
             to.send_nowait(Do(what))
@@ -205,7 +205,7 @@ async def test_what_nobody_handled_is_counted() -> None:
             while system.cells:
                 await anyio.lowlevel.checkpoint()
         assert system.unhandled == 2
-        with pytest.raises(Broken, match="of the effect"):
+        with pytest.raises(ConnectionBroken, match="of the effect"):
             await to.send(Do("three"))
 
 
@@ -221,7 +221,7 @@ class Plain(Actor[Do]):
 
 async def test_a_plain_method_handles_and_sees_the_trace_of_its_message_alone() -> None:
     plain = Plain()
-    async with System() as system:
+    async with ActorSystem() as system:
         token = activate_context("00-a-b-01")
         to = system.spawn(lambda: plain, "plain")
         to.send_nowait(Do("traced"))
@@ -232,7 +232,7 @@ async def test_a_plain_method_handles_and_sees_the_trace_of_its_message_alone() 
 
 
 async def test_an_ask_with_a_deadline_leaves_nothing_behind() -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
         a.next = to_b
         with pytest.raises(DeadlineExceeded, match="/b did not answer in 1 ms"):
@@ -244,7 +244,7 @@ async def test_an_ask_with_a_deadline_leaves_nothing_behind() -> None:
 async def test_abort_ends_who_does_not_stop() -> None:
     log: list[str] = []
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             to = system.spawn(lambda: Odd(log), "odd")
 
             class Deaf(Odd):
@@ -278,7 +278,7 @@ async def test_a_cancelled_effect_sends_nothing_though_its_wait_was_over() -> No
                 self.waiting.cancel()
 
     with anyio.fail_after(5):
-        async with System() as system:
+        async with ActorSystem() as system:
             to = system.spawn(Waiter, "waiter")
             await anyio.wait_all_tasks_blocked()
             to.send_nowait(Do("cancel"))
@@ -323,7 +323,7 @@ class Middle(Actor[Any]):
 
 async def test_a_crash_below_restarts_the_guardian_and_all_that_stands_below_it() -> None:
     Guardian.lives = 0
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         guardian = system.spawn(Guardian, "guardian", policy=restart(delay_ms=1))
         other = system.spawn(Fragile, "other")
         with anyio.fail_after(10):
@@ -342,7 +342,7 @@ async def test_a_crash_below_restarts_the_guardian_and_all_that_stands_below_it(
 async def test_a_guardian_that_crashes_too_often_ends_the_system() -> None:
     Guardian.lives = 0
     with pytest.raises(ActorCrashed, match="/guardian failed"):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             policy = restart(restarts_max=1, within_ms=60_000, delay_ms=1)
             guardian = system.spawn(Guardian, "guardian", policy=policy)
             with anyio.fail_after(10):
@@ -356,7 +356,7 @@ async def test_a_guardian_that_crashes_too_often_ends_the_system() -> None:
 
 
 async def test_one_root_is_stopped_and_the_others_go_on() -> None:
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         gone, other = system.spawn(Guardian, "gone"), system.spawn(Fragile, "other")
         await system.stop_root(gone)
         assert list(system.cells) == ["/other"]
@@ -394,7 +394,7 @@ class Trying(Actor[Do | Failure]):
 
 async def test_an_effect_that_failed_is_freed_with_its_error() -> None:
     trying = Trying()
-    async with System() as system:
+    async with ActorSystem() as system:
         address = system.spawn(lambda: trying, "trying")
         await address.send(Do("fail"))
         await anyio.wait_all_tasks_blocked()

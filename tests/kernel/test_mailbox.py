@@ -5,13 +5,13 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from actors.errors import ActorDead, Broken, Closed, WouldBlock
-from actors.kernel import Mailbox, Reply, Traced
+from actors.errors import ActorDead, ConnectionBroken, ResourceClosed, WouldBlock
+from actors.kernel import BoundedMailbox, ReplySlot, TracedMessage
 from actors.telemetry import activate_context, deactivate_context
 
 
 async def test_first_in_first_out_in_one_wake_up() -> None:
-    box: Mailbox[int] = Mailbox("/x", 10)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 10)
     for number in range(5):
         box.send_nowait(number)
     assert await box.receive() == [0, 1, 2, 3, 4]
@@ -19,7 +19,7 @@ async def test_first_in_first_out_in_one_wake_up() -> None:
 
 
 async def test_full_mailbox_refuses_or_waits() -> None:
-    box: Mailbox[int] = Mailbox("/x", 2)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 2)
     box.send_nowait(1)
     box.send_nowait(2)
     with pytest.raises(WouldBlock, match="limit 2"):
@@ -41,7 +41,7 @@ async def test_full_mailbox_refuses_or_waits() -> None:
 
 
 async def test_reserved_room_is_not_counted_against_the_bound() -> None:
-    box: Mailbox[int] = Mailbox("/x", 1)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 1)
     box.send_nowait(1)
     assert box.deliver(2)
     assert box.deliver(3)
@@ -52,7 +52,7 @@ async def test_reserved_room_is_not_counted_against_the_bound() -> None:
 
 
 async def test_control_overtakes() -> None:
-    box: Mailbox[int] = Mailbox("/x", 4)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 4)
     box.send_nowait(1)
     box.control("stop")
     box.control("inspect")
@@ -61,27 +61,27 @@ async def test_control_overtakes() -> None:
 
 
 async def test_closed_and_broken_are_told_apart() -> None:
-    closed: Mailbox[int] = Mailbox("/x", 1)
+    closed: BoundedMailbox[int] = BoundedMailbox("/x", 1)
     closed.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         closed.send_nowait(1)
     assert not closed.deliver(1)
-    broken: Mailbox[int] = Mailbox("/y", 1)
+    broken: BoundedMailbox[int] = BoundedMailbox("/y", 1)
     broken.close(broken="KeyError: 3")
-    with pytest.raises(Broken, match="KeyError"):
+    with pytest.raises(ConnectionBroken, match="KeyError"):
         await broken.send(1)
 
 
 async def test_closing_fails_open_asks_and_waiting_senders() -> None:
-    box: Mailbox[int] = Mailbox("/x", 1)
-    reply: Reply[int] = Reply(box.asks)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 1)
+    reply: ReplySlot[int] = ReplySlot(box.asks)
     box.send_nowait(1)
     errors: list[Exception] = []
 
     async def sender() -> None:
         try:
             await box.send(2)
-        except Closed as error:
+        except ResourceClosed as error:
             errors.append(error)
 
     async with anyio.create_task_group() as group:
@@ -95,7 +95,7 @@ async def test_closing_fails_open_asks_and_waiting_senders() -> None:
 
 
 async def test_a_cancelled_sender_passes_its_turn_on() -> None:
-    box: Mailbox[int] = Mailbox("/x", 1)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 1)
     box.send_nowait(0)
     sent: list[int] = []
 
@@ -121,7 +121,7 @@ async def test_a_cancelled_sender_passes_its_turn_on() -> None:
 
 
 async def test_room_goes_to_who_waits_for_it_and_nobody_overtakes() -> None:
-    box: Mailbox[int] = Mailbox("/x", 2)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 2)
     box.send_nowait(0)
     box.send_nowait(1)
 
@@ -143,7 +143,7 @@ async def test_room_goes_to_who_waits_for_it_and_nobody_overtakes() -> None:
 
 
 async def test_what_was_put_back_comes_first_and_is_over_the_bound() -> None:
-    box: Mailbox[int] = Mailbox("/x", 2)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 2)
     box.send_nowait(0)
     box.send_nowait(1)
     batch = await box.receive()
@@ -159,9 +159,9 @@ async def test_what_was_put_back_comes_first_and_is_over_the_bound() -> None:
 
 
 async def test_a_message_of_a_trace_carries_it() -> None:
-    box: Mailbox[int] = Mailbox("/x", 2)
+    box: BoundedMailbox[int] = BoundedMailbox("/x", 2)
     token = activate_context("00-1-2-01")
     box.send_nowait(0)
     deactivate_context(token)
     box.send_nowait(1)
-    assert await box.receive() == [Traced(0, "00-1-2-01"), 1]
+    assert await box.receive() == [TracedMessage(0, "00-1-2-01"), 1]

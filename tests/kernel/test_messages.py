@@ -45,7 +45,15 @@ MESSAGES = messages()
 
 def test_every_actor_was_found() -> None:
     names = {message.__name__ for message in MESSAGES}
-    assert {"Propose", "StartListen", "Fetch", "Run", "Connect", "Installed", "Enqueue"} <= names
+    assert {
+        "ConnectClient",
+        "EnqueueWrite",
+        "FetchPart",
+        "ProposeCommand",
+        "StartListen",
+        "SubmitJob",
+        "UpdatesInstalled",
+    } <= names
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from actors.errors import Closed
+from actors.errors import ResourceClosed
 from actors.kernel.clock import CallOverdue, SystemClock
 from actors.kernel.threads import ThreadedClock
 
@@ -98,7 +98,7 @@ async def test_closing_lets_calls_end_and_takes_no_more() -> None:
     await asyncio.gather(first, second, closing)
     assert done == ["first", "second"]
     assert not any(thread.is_alive() for thread in clock._threads)
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         await clock.run_blocking(lambda: None)
 
 

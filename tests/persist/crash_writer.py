@@ -9,11 +9,11 @@ import anyio
 import pyarrow as pa
 
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
 
 async def main(directory: Path) -> None:
@@ -34,9 +34,11 @@ async def main(directory: Path) -> None:
         appends = []
         for name in names:
             parts = await client.write_parts(name, pa.table(columns))
-            appends.append(Append(name, upper, upper + 1, parts))
+            appends.append(ShardAppend(name, upper, upper + 1, parts))
         tables = await client.tables_upper()
-        assert isinstance(await client.append(appends, tables_upper=(tables, upper + 1)), Appended)
+        assert isinstance(
+            await client.append(appends, tables_upper=(tables, upper + 1)), AppendCommitted
+        )
         upper += 1
         print(upper, flush=True)
         await client.maintain("s")

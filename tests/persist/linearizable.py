@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from actors.persist.location import Cas, VersionedData
+from actors.persist.location import CompareAndSet, VersionedData
 
 State = tuple[tuple[str, VersionedData], ...]
 """Documents by key, in order."""
@@ -23,7 +23,7 @@ class Call(msgspec.Struct, frozen=True):
 
     began: int
     ended: int
-    asked: str | tuple[Cas, ...]
+    asked: str | tuple[CompareAndSet, ...]
     """A key that was read; or a set."""
     answer: Any
 

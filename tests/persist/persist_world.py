@@ -11,22 +11,22 @@ from msgspec.structs import replace
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist import (
-    Append,
-    Appended,
-    Cas,
-    Part,
+    AppendCommitted,
+    BatchPart,
+    CompareAndSet,
+    LeasedReader,
     PersistClient,
-    Reader,
+    ShardAppend,
     UpperMismatch,
     VersionedData,
 )
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 TINY = Settings(
     inline_part_bytes_max=1,
     inline_bytes_per_shard_max=1,
@@ -61,12 +61,12 @@ class FlakyConsensus(MemoryConsensus):
         self.fail: str | None = None
         self.then: str | None = None
         """How the set after the one that failed fails."""
-        self.meanwhile: Callable[[Sequence[Cas]], Awaitable[object]] | None = None
+        self.meanwhile: Callable[[Sequence[CompareAndSet]], Awaitable[object]] | None = None
         """What comes to pass before the answer that is lost: of the sets that fail."""
         self.sets = 0
         self.reads_fail = 0
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         self.sets += 1
         fail, self.fail, self.then = self.fail, self.then, None
         if fail == "determinate":
@@ -125,14 +125,14 @@ def updates(*rows: tuple[int | None, int, int]) -> pa.Table:
 
 async def add(
     client: PersistClient, shard: str, upper: int, *rows: tuple[int | None, int, int]
-) -> Appended | UpperMismatch:
+) -> AppendCommitted | UpperMismatch:
     lower = (await client.state(shard)).upper
     parts = await client.write_parts(shard, updates(*rows))
-    return await client.append([Append(shard, lower, upper, parts)])
+    return await client.append([ShardAppend(shard, lower, upper, parts)])
 
 
 async def rows_of(
-    client: PersistClient, parts: Sequence[Part], low: int = 0, high: int = EMPTY
+    client: PersistClient, parts: Sequence[BatchPart], low: int = 0, high: int = EMPTY
 ) -> list[tuple[int, int, int]]:
     """The sum of all updates with low <= time < high."""
     total: dict[tuple[int, int], int] = {}
@@ -144,7 +144,9 @@ async def rows_of(
     return sorted((a, time, diff) for (a, time), diff in total.items() if diff)
 
 
-async def contents(reader: Reader, client: PersistClient, as_of: int) -> list[tuple[int, int]]:
+async def contents(
+    reader: LeasedReader, client: PersistClient, as_of: int
+) -> list[tuple[int, int]]:
     parts, upper = await reader.snapshot(as_of)
     assert upper > as_of
     total: dict[int, int] = {}

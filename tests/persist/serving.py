@@ -10,16 +10,18 @@ from typing import Any
 
 import anyio
 
-from actors.errors import Fenced
-from actors.kernel import Address, System
+from actors.errors import WriterFenced
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -28,7 +30,7 @@ async def main(settings: Settings) -> None:
         print(service.address, flush=True)
         try:
             await service.wait_stopped()
-        except Fenced as error:
+        except WriterFenced as error:
             print(f"fenced: {error}", flush=True)
 
 

@@ -14,7 +14,7 @@ from actors.buckets.bucket_store import BucketStore
 from actors.kernel import SystemClock
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.consensus_bucket import BucketConsensus
-from actors.persist.location import Blob, Consensus
+from actors.persist.location import BlobStore, ConsensusStore
 from actors.persist.places import open_blob, open_consensus
 from actors.settings import Settings
 
@@ -47,10 +47,10 @@ class StoreHouse:
         return EXAMPLES.get(self.kind, 5) * settings().max_examples // 100
 
     @asynccontextmanager
-    async def blobs(self, **changes: Any) -> AsyncIterator[tuple[Blob, Blob]]:
+    async def blobs(self, **changes: Any) -> AsyncIterator[tuple[BlobStore, BlobStore]]:
         """Two clients."""
         limits = replace(SETTINGS, **changes)
-        made: list[Blob] = []
+        made: list[BlobStore] = []
         for _ in range(2):
             if self.kind == "objects":
                 made.append(BucketBlob(self._bucket(limits), "a/blobs/", limits, CLOCK))
@@ -59,16 +59,18 @@ class StoreHouse:
         yield made[0], made[1]
 
     @asynccontextmanager
-    async def documents(self, **changes: Any) -> AsyncIterator[tuple[Consensus, Consensus]]:
+    async def documents(
+        self, **changes: Any
+    ) -> AsyncIterator[tuple[ConsensusStore, ConsensusStore]]:
         """Two clients; they are closed."""
         async with AsyncExitStack() as stack:
-            made: list[Consensus] = []
+            made: list[ConsensusStore] = []
             for number in range(2):
                 made.append(await self.client(number, **changes))
                 stack.push_async_callback(made[-1].close)
             yield made[0], made[1]
 
-    async def client(self, number: int = 0, **changes: Any) -> Consensus:
+    async def client(self, number: int = 0, **changes: Any) -> ConsensusStore:
         """One more client, to be closed."""
         limits = replace(SETTINGS, **changes)
         if self.kind == "objects":

@@ -19,28 +19,31 @@ from persist_world import (  # type: ignore[import-not-found]
 from actors.errors import InvalidUsage, ReadBelowSince, ShardClosed, StorageError, UnknownObject
 from actors.persist import (
     TABLES_UPPER,
-    Append,
-    Appended,
+    AppendCommitted,
+    BatchPart,
     NewShard,
-    Part,
     PersistClient,
+    ShardAppend,
     UpperMismatch,
 )
 from actors.persist.shard import shard_key
 from actors.progress import EMPTY
 
-Make = Callable[[Part, Part, Part], Append]
+Make = Callable[[BatchPart, BatchPart, BatchPart], ShardAppend]
 """From a fresh part of "s" at time 6, one of it that was appended, and one of "t"."""
 
 
-def parts(*given: Part, lower: int = 5, upper: int = 9) -> Append:
-    return Append("s", lower, upper, given)
+def parts(*given: BatchPart, lower: int = 5, upper: int = 9) -> ShardAppend:
+    return ShardAppend("s", lower, upper, given)
 
 
 OUTCOMES: dict[str, tuple[Make, Any]] = {
-    "appended": (lambda p, _, __: parts(p), Appended((("s", 9),))),
-    "nothing moves the upper": (lambda *_: parts(), Appended((("s", 9),))),
-    "to the empty upper": (lambda p, _, __: parts(p, upper=EMPTY), Appended((("s", EMPTY),))),
+    "appended": (lambda p, _, __: parts(p), AppendCommitted((("s", 9),))),
+    "nothing moves the upper": (lambda *_: parts(), AppendCommitted((("s", 9),))),
+    "to the empty upper": (
+        lambda p, _, __: parts(p, upper=EMPTY),
+        AppendCommitted((("s", EMPTY),)),
+    ),
     "below the upper": (lambda p, _, __: parts(p, lower=4), UpperMismatch("s", 4, 5)),
     "beyond the upper": (lambda p, _, __: parts(p, lower=6), UpperMismatch("s", 6, 5)),
     "backwards": (lambda p, _, __: parts(p, upper=4), r"5, 4\) is not an interval"),
@@ -68,7 +71,7 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
         lambda p, _, __: parts(replace(p, schema_id=1)),
         "has schema 1, the shard's newest is 0",
     ),
-    "an unknown shard": (lambda *_: Append("x", 0, 9, ()), UnknownObject),
+    "an unknown shard": (lambda *_: ShardAppend("x", 0, 9, ()), UnknownObject),
     "a hold below the since": (
         lambda p, _, __: replace(parts(p), holds=(("s", "h", 1),)),
         ReadBelowSince,
@@ -76,7 +79,7 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
 }
 
 
-async def world(stores: Stores) -> tuple[PersistClient, tuple[Part, Part, Part]]:
+async def world(stores: Stores) -> tuple[PersistClient, tuple[BatchPart, BatchPart, BatchPart]]:
     client = stores.client()
     await client.create_shards([NewShard("s", SCHEMA, since=2), NewShard("t", SCHEMA)])
     await add(client, "s", 5, (1, 3, 1))
@@ -92,7 +95,7 @@ async def test_an_append_has_one_outcome(name: str) -> None:
     stores = Stores()
     client, given = await world(stores)
     append = make(*given)
-    if isinstance(outcome, Appended | UpperMismatch):
+    if isinstance(outcome, AppendCommitted | UpperMismatch):
         assert await client.append([append]) == outcome
     elif isinstance(outcome, str):
         with pytest.raises(InvalidUsage, match=outcome) as told:
@@ -101,7 +104,7 @@ async def test_an_append_has_one_outcome(name: str) -> None:
     else:
         with pytest.raises(outcome):
             await client.append([append])
-    done = isinstance(outcome, Appended)
+    done = isinstance(outcome, AppendCommitted)
     state = await stores.client().state("s")
     assert state.upper == (append.upper if done else 5)
     assert [part.key for batch in state.batches for part in batch.parts] == [
@@ -121,12 +124,12 @@ async def test_an_answer_that_was_lost_changes_no_outcome(name: str, fail: str) 
         found: Any = await client.append([make(*given)])
     except InvalidUsage as error:
         found = error
-    if isinstance(outcome, Appended | UpperMismatch):
+    if isinstance(outcome, AppendCommitted | UpperMismatch):
         assert found == outcome
     else:
         assert isinstance(found, InvalidUsage if isinstance(outcome, str) else outcome)
     upper = (await stores.client().state("s")).upper
-    assert upper == (make(*given).upper if isinstance(outcome, Appended) else 5)
+    assert upper == (make(*given).upper if isinstance(outcome, AppendCommitted) else 5)
 
 
 async def test_a_mismatch_of_what_is_known_is_looked_at_again() -> None:
@@ -136,9 +139,11 @@ async def test_a_mismatch_of_what_is_known_is_looked_at_again() -> None:
     await two.state("s")
     await add(one, "s", 7, (3, 6, 1))
     later = await two.write_parts("s", updates((4, 8, 1)))
-    assert await two.append([Append("s", 7, 9, later)]) == Appended((("s", 9),)), "7 is current"
+    assert await two.append([ShardAppend("s", 7, 9, later)]) == AppendCommitted((("s", 9),)), (
+        "7 is current"
+    )
     early = await one.write_parts("s", updates((4, 8, 1)))
-    assert await one.append([Append("s", 7, 9, early)]) == UpperMismatch("s", 7, 9)
+    assert await one.append([ShardAppend("s", 7, 9, early)]) == UpperMismatch("s", 7, 9)
 
 
 def heads_of(stores: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -241,17 +246,17 @@ async def test_what_another_process_may_have_collected_is_not_appended() -> None
     stores.clock.later_ms = stores.settings.blob_orphan_grace_ms // 2 + 1
     young = await client.write_parts("s", updates((2, 0, 1)))
     with pytest.raises(StorageError, match="half of blob_orphan_grace_ms") as raised:
-        await client.append([Append("s", 0, 1, (*young, *old))])
+        await client.append([ShardAppend("s", 0, 1, (*young, *old))])
     assert raised.value.determinate
     assert await client.recent_upper("s") == 0
-    assert isinstance(await client.append([Append("s", 0, 1, young)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 1, young)]), AppendCommitted)
 
     alone = Stores()
     client = alone.client()
     await client.create_shards([NewShard("s", SCHEMA)])
     old = await client.write_parts("s", updates((1, 0, 1)))
     alone.clock.later_ms = 10**9
-    assert isinstance(await client.append([Append("s", 0, 1, old)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 1, old)]), AppendCommitted)
 
 
 @pytest.mark.parametrize(("earlier", "determinate"), [("before", False), (None, True)])
@@ -266,5 +271,5 @@ async def test_a_failure_says_what_an_earlier_attempt_may_have_done(
     if earlier is None:
         stores.consensus.fail = "determinate"
     with pytest.raises(StorageError, match="made up") as raised:
-        await client.append([Append("s", 0, 1, written)])
+        await client.append([ShardAppend("s", 0, 1, written)])
     assert raised.value.determinate is determinate

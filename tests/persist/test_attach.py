@@ -20,16 +20,16 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import (
-    Busy,
     InvalidUsage,
     LeaseLost,
     ReadBelowSince,
+    ResourceBusy,
     StateDirectoryError,
     StorageError,
     UnknownObject,
 )
 from actors.persist import NewShard, PersistClient, guests
-from actors.persist.attach import Place, find_shard, open_as_guest, open_as_owner, place_of
+from actors.persist.attach import ShardPlace, find_shard, open_as_guest, open_as_owner, place_of
 from actors.persist.guests import is_guest
 from actors.settings import Settings
 
@@ -241,7 +241,7 @@ async def test_leases_of_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     await filled(world)
     guest = world.guest()
     readers = [await guest.open_reader(S, "r") for _ in range(8)]
-    with pytest.raises(Busy, match="at most 8"):
+    with pytest.raises(ResourceBusy, match="at most 8"):
         await guest.open_reader(S, "one more")
     await readers[0].close()
     await guest.open_reader(S, "instead")
@@ -249,10 +249,10 @@ async def test_leases_of_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_places_are_named_in_one_way() -> None:
     assert place_of("x", None, None).state_dir == str(Path("x").absolute())
-    both = Place(blob_url="mem:a", consensus_url="mem:b")
+    both = ShardPlace(blob_url="mem:a", consensus_url="mem:b")
     assert place_of(None, "mem:a", "mem:b") == place_of("x", "mem:a", "mem:b") == both
     mixed = place_of("/x", "s3://bucket/path", None)
-    assert mixed == Place(state_dir="/x", blob_url="s3://bucket/path")
+    assert mixed == ShardPlace(state_dir="/x", blob_url="s3://bucket/path")
     assert mixed.shown() == "/x with s3://bucket/path"
     for given in [(None, "mem:a", None), (None, None, "mem:a"), (None, None, None)]:
         with pytest.raises(InvalidUsage, match="name the stores"):
@@ -262,9 +262,9 @@ def test_places_are_named_in_one_way() -> None:
 async def test_what_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(StateDirectoryError, match="is no state directory"):
-        async with open_as_guest(Place(state_dir=str(tmp_path)), TINY, clock):
+        async with open_as_guest(ShardPlace(state_dir=str(tmp_path)), TINY, clock):
             pass
-    place = Place(blob_url=f"file:{tmp_path}/b", consensus_url=f"sqlite:{tmp_path}/c.db")
+    place = ShardPlace(blob_url=f"file:{tmp_path}/b", consensus_url=f"sqlite:{tmp_path}/c.db")
     with pytest.raises(StorageError, match="nothing at"):
         async with open_as_guest(place, TINY, clock):
             pass
@@ -282,12 +282,12 @@ async def state_directory(folder: Path) -> PersistClient:
 GUEST = """
 import sys, anyio
 from actors.kernel import SystemClock
-from actors.persist.attach import Place, attach
+from actors.persist.attach import ShardPlace, attach
 from actors.settings import Settings
 
 async def main():
     settings = Settings(reader_lease_ms=int(sys.argv[2]))
-    async with attach(Place(state_dir=sys.argv[1]), settings, SystemClock()) as attached:
+    async with attach(ShardPlace(state_dir=sys.argv[1]), settings, SystemClock()) as attached:
         reader = await attached.client.open_reader("s1", "r")
         parts, _ = await reader.snapshot(5)
         schema = (await attached.client.state("s1")).schema
@@ -337,7 +337,7 @@ async def test_a_guest_in_another_process(tmp_path: Path) -> None:
 
 
 async def test_an_owner_and_guests_of_a_state_directory(tmp_path: Path) -> None:
-    place = Place(state_dir=str(tmp_path / "state"))
+    place = ShardPlace(state_dir=str(tmp_path / "state"))
     service = await state_directory(tmp_path / "state")
     with pytest.raises(StateDirectoryError, match="in use by process"):
         async with open_as_owner(place, TINY, Clock()):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from store_houses import CLOCK, PIECE, StoreHouse  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage, StorageError
-from actors.persist.location import Blob
+from actors.persist.location import BlobStore
 
 SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, 7 * PIECE + 5]
 
@@ -28,7 +28,7 @@ def bytes_of(size: int, number: int = 0) -> bytes:
     return b"".join(words)[:size]
 
 
-async def keys_of(blob: Blob, prefix: str = "") -> list[str]:
+async def keys_of(blob: BlobStore, prefix: str = "") -> list[str]:
     return [info.key for info in await blob.list_keys(prefix)]
 
 

@@ -20,25 +20,27 @@ from actors.persist import compaction
 from actors.persist.clustering import choose_ranges, sort_by_key
 from actors.persist.compaction import (
     BATCH_BYTES_MIN,
-    Merger,
+    UpdateMerger,
     choose_batches,
     concat_to_size,
     consolidate_by_hash,
     row_hashes,
 )
-from actors.persist.shard import Batch, NewShard, Part, ShardState, created
+from actors.persist.shard import BatchPart, NewShard, ShardBatch, ShardState, created
 from actors.persist.statistics import ColumnStatistics
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import consolidate
 
-SCHEMA = Schema((Column("a", "bigint"), Column("b", "string")))
+SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 
 
 def shard_of(sizes: list[int], inline: bool = False) -> ShardState:
     state = created(NewShard("s", SCHEMA), "w", 1)
     data = b"" if inline else None
     batches = tuple(
-        Batch(i, i + 1, (Part("" if inline else f"s/{i}", 1, size, 0, data, False, i, i, 1),))
+        ShardBatch(
+            i, i + 1, (BatchPart("" if inline else f"s/{i}", 1, size, 0, data, False, i, i, 1),)
+        )
         for i, size in enumerate(sizes)
     )
     return replace(state, batches=batches, upper=len(sizes))
@@ -88,7 +90,7 @@ def table(rows: list[tuple[int | None, str | None, int, int]]) -> pa.Table:
 @pytest.mark.parametrize("spills", [False, True])
 def test_merging_sums_equal_rows_with_and_without_files(spills: bool, tmp_path: Path) -> None:
     scratch = tmp_path / "spill"
-    merger = Merger(
+    merger = UpdateMerger(
         SCHEMA,
         to=50,
         rows=20_000,
@@ -125,7 +127,7 @@ def test_what_outlives_its_caller_finds_the_merger_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "spill"
-    merger = Merger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
+    merger = UpdateMerger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
     rows = table([(n, str(n), 0, 1) for n in range(30)])
     merger.add(rows)
     inside, goes_on = threading.Event(), threading.Event()
@@ -165,8 +167,8 @@ def test_a_disk_that_fails_a_merge_is_told_of_and_leaves_no_file(
     rows = table([(n, str(n), 0, 1) for n in range(30)])
     right, scratch = compaction._write, tmp_path / "spill"
 
-    def started() -> Merger:
-        return Merger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
+    def started() -> UpdateMerger:
+        return UpdateMerger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
@@ -198,7 +200,7 @@ def test_a_disk_that_fails_a_merge_is_told_of_and_leaves_no_file(
 
 
 def test_errors_meet_parts_without_errors() -> None:
-    merger = Merger(SCHEMA, to=5, rows=3, errors=True, bytes_max=1 << 20, scratch=None)
+    merger = UpdateMerger(SCHEMA, to=5, rows=3, errors=True, bytes_max=1 << 20, scratch=None)
     merger.add(table([(1, "x", 2, 1)]))
     bad = table([(None, None, 3, 1)]).append_column(ERROR, pa.array(["bad"], pa.string()))
     merger.add(bad)
@@ -288,19 +290,19 @@ def test_rows_that_equal_no_other_are_not_grouped(monkeypatch: pytest.MonkeyPatc
     assert Counter(found[DIFF].to_pylist()) == {1: count - 5, 2: 5}
 
 
-KEYED = Schema(SCHEMA.columns, ("a",))
+KEYED = TableSchema(SCHEMA.columns, ("a",))
 
 
-def keyed(first: int, count: int, step: int = 1) -> tuple[Part, pa.Table]:
+def keyed(first: int, count: int, step: int = 1) -> tuple[BatchPart, pa.Table]:
     """Rows with keys from `first` on, and their description."""
     keys = [first + step * number for number in range(count)]
     rows: list[tuple[int | None, str | None, int, int]] = [(key, "x" * 20, 1, 1) for key in keys]
     known = (ColumnStatistics("a", 0, keys[0], keys[-1]),)
-    return Part("s/x", count, 1, 0, None, False, 1, 1, 1, statistics=known), table(rows)
+    return BatchPart("s/x", count, 1, 0, None, False, 1, 1, 1, statistics=known), table(rows)
 
 
-def merge(given: list[tuple[Part, pa.Table]], scratch: Path, bytes_max: int) -> list[pa.Table]:
-    merger = Merger(
+def merge(given: list[tuple[BatchPart, pa.Table]], scratch: Path, bytes_max: int) -> list[pa.Table]:
+    merger = UpdateMerger(
         KEYED,
         to=5,
         rows=sum(part.rows for part, _ in given),
@@ -381,7 +383,7 @@ def test_where_nothing_tells_there_are_no_ranges() -> None:
     assert choose_ranges(SCHEMA, [part], 4) is None
     assert choose_ranges(KEYED, [replace(part, statistics=())], 4) is None
     assert choose_ranges(KEYED, [part], 1) is None
-    assert choose_ranges(Schema(SCHEMA.columns, ("b",)), [part], 4) is None
+    assert choose_ranges(TableSchema(SCHEMA.columns, ("b",)), [part], 4) is None
     one = replace(part, statistics=(ColumnStatistics("a", 0, 5, 5),))
     assert choose_ranges(KEYED, [one], 4) is None
     far = replace(part, statistics=(ColumnStatistics("a", 0, -(1 << 63), (1 << 63) - 1),))

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from linearizable import Call, is_linearizable  # type: ignore[import-not-found]
 from store_houses import StoreHouse  # type: ignore[import-not-found]
 
-from actors.errors import Closed, InvalidUsage, StorageError
+from actors.errors import InvalidUsage, ResourceClosed, StorageError
 from actors.persist.location import (
     FIRST_BITS,
     KEY_BYTES_MAX,
-    Cas,
-    Consensus,
+    CompareAndSet,
+    ConsensusStore,
     OneKeyOnly,
     VersionedData,
     several_at_once,
@@ -33,60 +33,60 @@ ONE_KEY = ("objects", "s3", "azure", "google")
 async def test_seqnos_count_changes_from_nought(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
         assert await one.head("a") is None
-        assert not await one.compare_and_set([Cas("a", 0, b"x")])
+        assert not await one.compare_and_set([CompareAndSet("a", 0, b"x")])
         for seqno in range(4):
             expected = None if seqno == 0 else seqno - 1
             for wrong in {None, 0, seqno, seqno + 1} - {expected}:
-                assert not await other.compare_and_set([Cas("a", wrong, b"wrong")])
-            assert await other.compare_and_set([Cas("a", expected, b"%d" % seqno)])
+                assert not await other.compare_and_set([CompareAndSet("a", wrong, b"wrong")])
+            assert await other.compare_and_set([CompareAndSet("a", expected, b"%d" % seqno)])
             assert await one.head("a") == VersionedData(seqno, b"%d" % seqno)
-        assert not await one.compare_and_set([Cas("a", 2, None)])
-        assert await one.compare_and_set([Cas("a", 3, None)])
+        assert not await one.compare_and_set([CompareAndSet("a", 2, None)])
+        assert await one.compare_and_set([CompareAndSet("a", 3, None)])
 
 
 async def test_a_deleted_document_may_come_again(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
-        assert await one.compare_and_set([Cas("a", None, b"first")])
-        assert await one.compare_and_set([Cas("a", 0, b"second")])
-        assert await other.compare_and_set([Cas("a", 1, None)])
+        assert await one.compare_and_set([CompareAndSet("a", None, b"first")])
+        assert await one.compare_and_set([CompareAndSet("a", 0, b"second")])
+        assert await other.compare_and_set([CompareAndSet("a", 1, None)])
         assert await one.head("a") is None
         assert await one.list_keys() == []
-        assert not await one.compare_and_set([Cas("a", 1, b"stale")])
-        assert not await one.compare_and_set([Cas("a", 1, None)])
-        assert await one.compare_and_set([Cas("a", None, None)])
+        assert not await one.compare_and_set([CompareAndSet("a", 1, b"stale")])
+        assert not await one.compare_and_set([CompareAndSet("a", 1, None)])
+        assert await one.compare_and_set([CompareAndSet("a", None, None)])
         assert await one.head("a") is None
-        assert await other.compare_and_set([Cas("a", None, b"again")])
+        assert await other.compare_and_set([CompareAndSet("a", None, b"again")])
         assert await one.head("a") == VersionedData(0, b"again")
         assert await one.list_keys() == ["a"]
 
 
 async def test_a_document_may_begin_at_any_seqno(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
-        assert await one.compare_and_set([Cas("a", None, b"first", 0)])
-        assert await one.compare_and_set([Cas("a", 0, None)])
-        assert await other.compare_and_set([Cas("a", None, b"again", 1 << FIRST_BITS)])
+        assert await one.compare_and_set([CompareAndSet("a", None, b"first", 0)])
+        assert await one.compare_and_set([CompareAndSet("a", 0, None)])
+        assert await other.compare_and_set([CompareAndSet("a", None, b"again", 1 << FIRST_BITS)])
         assert await one.head("a") == VersionedData(1 << FIRST_BITS, b"again")
         for remembered in (0, 1):
-            assert not await one.compare_and_set([Cas("a", remembered, b"stale")])
-        assert await one.compare_and_set([Cas("a", 1 << FIRST_BITS, b"more", 5)])
+            assert not await one.compare_and_set([CompareAndSet("a", remembered, b"stale")])
+        assert await one.compare_and_set([CompareAndSet("a", 1 << FIRST_BITS, b"more", 5)])
         assert await other.head("a") == VersionedData((1 << FIRST_BITS) + 1, b"more")
 
 
 async def test_what_is_only_compared_stays(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
-        assert await one.compare_and_set([Cas("a", None, b"0")])
-        assert await other.compare_and_set([Cas("a", 0, None, kept=True)])
-        assert await other.compare_and_set([Cas("b", None, b"0", kept=True)])
-        assert not await other.compare_and_set([Cas("a", 1, b"1", kept=True)])
-        assert not await other.compare_and_set([Cas("a", None, b"1", kept=True)])
+        assert await one.compare_and_set([CompareAndSet("a", None, b"0")])
+        assert await other.compare_and_set([CompareAndSet("a", 0, None, kept=True)])
+        assert await other.compare_and_set([CompareAndSet("b", None, b"0", kept=True)])
+        assert not await other.compare_and_set([CompareAndSet("a", 1, b"1", kept=True)])
+        assert not await other.compare_and_set([CompareAndSet("a", None, b"1", kept=True)])
         assert await one.list_keys() == ["a"]
         assert await one.head("a") == VersionedData(0, b"0")
         if documents.kind in ONE_KEY:
             return
-        fence = Cas("a", 0, b"x", kept=True)
-        assert await other.compare_and_set([fence, Cas("b", None, b"1")])
-        assert await one.compare_and_set([Cas("a", 0, b"2")])
-        assert not await other.compare_and_set([fence, Cas("b", 0, b"2")])
+        fence = CompareAndSet("a", 0, b"x", kept=True)
+        assert await other.compare_and_set([fence, CompareAndSet("b", None, b"1")])
+        assert await one.compare_and_set([CompareAndSet("a", 0, b"2")])
+        assert not await other.compare_and_set([fence, CompareAndSet("b", 0, b"2")])
         assert await other.head("b") == VersionedData(0, b"1")
         assert await other.head("a") == VersionedData(1, b"2")
 
@@ -95,16 +95,16 @@ async def test_a_document_may_have_any_size(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
         for size in (0, 1, 1_000_000):
             key, data = f"a{size}", bytes(range(250)) * (size // 250) + b"x" * (size % 250)
-            assert await one.compare_and_set([Cas(key, None, data)])
+            assert await one.compare_and_set([CompareAndSet(key, None, data)])
             assert await other.head(key) == VersionedData(0, data)
             assert await other.list_keys(key) == [key]
-            assert await other.compare_and_set([Cas(key, 0, data)])
+            assert await other.compare_and_set([CompareAndSet(key, 0, data)])
             assert await one.head(key) == VersionedData(1, data)
 
 
 async def test_several_keys_change_together_or_not_at_all(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
-        both = [Cas("a", None, b"0"), Cas("b", None, b"0")]
+        both = [CompareAndSet("a", None, b"0"), CompareAndSet("b", None, b"0")]
         if documents.kind in ONE_KEY:
             assert not several_at_once(one)
             with pytest.raises(OneKeyOnly, match="a, b"):
@@ -114,18 +114,23 @@ async def test_several_keys_change_together_or_not_at_all(documents: StoreHouse)
         assert several_at_once(one)
         assert await one.compare_and_set(both)
         refused = [
-            [Cas("a", 0, b"1"), Cas("b", None, b"1")],
-            [Cas("a", 0, b"1"), Cas("b", 1, b"1")],
-            [Cas("a", 0, b"1"), Cas("c", 0, b"1")],
-            [Cas("c", None, b"1"), Cas("a", None, b"1")],
-            [Cas("a", 0, None), Cas("b", 1, None)],
+            [CompareAndSet("a", 0, b"1"), CompareAndSet("b", None, b"1")],
+            [CompareAndSet("a", 0, b"1"), CompareAndSet("b", 1, b"1")],
+            [CompareAndSet("a", 0, b"1"), CompareAndSet("c", 0, b"1")],
+            [CompareAndSet("c", None, b"1"), CompareAndSet("a", None, b"1")],
+            [CompareAndSet("a", 0, None), CompareAndSet("b", 1, None)],
         ]
         for ops in refused:
             assert not await other.compare_and_set(ops)
             assert await one.head("a") == VersionedData(0, b"0")
             assert await one.head("b") == VersionedData(0, b"0")
             assert await one.list_keys() == ["a", "b"]
-        ops = [Cas("a", 0, b"1"), Cas("b", 0, None), Cas("c", None, b""), Cas("d", None, None)]
+        ops = [
+            CompareAndSet("a", 0, b"1"),
+            CompareAndSet("b", 0, None),
+            CompareAndSet("c", None, b""),
+            CompareAndSet("d", None, None),
+        ]
         assert await other.compare_and_set(ops)
         assert await one.head("a") == VersionedData(1, b"1")
         assert await one.head("b") is None
@@ -138,7 +143,7 @@ async def test_sets_that_mean_nothing_are_refused(documents: StoreHouse) -> None
         with pytest.raises(InvalidUsage, match="at least one"):
             await one.compare_and_set([])
         with pytest.raises(InvalidUsage, match="twice"):
-            await one.compare_and_set([Cas("a", 1, b""), Cas("a", 2, b"")])
+            await one.compare_and_set([CompareAndSet("a", 1, b""), CompareAndSet("a", 2, b"")])
 
 
 ODD = [
@@ -165,7 +170,7 @@ ODD = [
 async def test_odd_keys_are_keys(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
         for number, key in enumerate(ODD):
-            assert await one.compare_and_set([Cas(key, None, b"%d" % number)]), key
+            assert await one.compare_and_set([CompareAndSet(key, None, b"%d" % number)]), key
         for number, key in enumerate(ODD):
             assert await other.head(key) == VersionedData(0, b"%d" % number), key
         assert await other.list_keys() == sorted(ODD)
@@ -180,8 +185,8 @@ async def test_what_cannot_be_a_key_changes_nothing(documents: StoreHouse) -> No
             with pytest.raises(InvalidUsage, match="cannot be a document's key"):
                 await one.head(key)
             with pytest.raises(InvalidUsage, match="cannot be a document's key"):
-                await one.compare_and_set([Cas(key, None, b"")])
-        assert await other.compare_and_set([Cas("fine", None, b"")])
+                await one.compare_and_set([CompareAndSet(key, None, b"")])
+        assert await other.compare_and_set([CompareAndSet("fine", None, b"")])
         assert await one.list_keys() == ["fine"]
 
 
@@ -190,7 +195,9 @@ async def test_listings_are_in_order_and_whole(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
         async with anyio.create_task_group() as group:
             for number, key in enumerate(keys):
-                group.start_soon((one, other)[number % 2].compare_and_set, [Cas(key, None, b"")])
+                group.start_soon(
+                    (one, other)[number % 2].compare_and_set, [CompareAndSet(key, None, b"")]
+                )
         assert await one.list_keys() == sorted(keys)
         assert await other.list_keys("shard/") == sorted(keys[:40])
         assert await other.list_keys("shard/3") == sorted(k for k in keys if k[:7] == "shard/3")
@@ -202,8 +209,8 @@ async def test_one_of_many_racers_wins(documents: StoreHouse) -> None:
 
         async def race(number: int) -> None:
             client = clients[number % 2]
-            assert await client.compare_and_set([Cas(f"own{number}", None, b"")])
-            if await client.compare_and_set([Cas("prize", None, b"%d" % number)]):
+            assert await client.compare_and_set([CompareAndSet(f"own{number}", None, b"")])
+            if await client.compare_and_set([CompareAndSet("prize", None, b"%d" % number)]):
                 wins.append(number)
 
         async with anyio.create_task_group() as group:
@@ -216,15 +223,15 @@ async def test_one_of_many_racers_wins(documents: StoreHouse) -> None:
 
 async def test_no_increment_is_lost(documents: StoreHouse) -> None:
     async with documents.documents() as clients:
-        assert await clients[0].compare_and_set([Cas("n", None, b"0")])
+        assert await clients[0].compare_and_set([CompareAndSet("n", None, b"0")])
 
-        async def add(client: Consensus) -> None:
+        async def add(client: ConsensusStore) -> None:
             for _ in range(5):
                 while True:
                     held = await client.head("n")
                     assert held is not None
                     then = b"%d" % (int(held.data) + 1)
-                    if await client.compare_and_set([Cas("n", held.seqno, then)]):
+                    if await client.compare_and_set([CompareAndSet("n", held.seqno, then)]):
                         break
 
         async with anyio.create_task_group() as group:
@@ -237,7 +244,7 @@ async def test_what_is_seen_can_have_happened_in_some_order(documents: StoreHous
     several = documents.kind not in ONE_KEY
 
     async def live(
-        client: Consensus, who: str, instants: Iterator[int], calls: list[Call], tag: str
+        client: ConsensusStore, who: str, instants: Iterator[int], calls: list[Call], tag: str
     ) -> None:
         draw = Random(who)
         known: dict[str, int | None] = {}
@@ -250,7 +257,7 @@ async def test_what_is_seen_can_have_happened_in_some_order(documents: StoreHous
                 known[asked] = None if answer is None else answer.seqno
             else:
                 data = None if draw.random() < 0.2 else f"{who}.{turn}".encode()
-                asked = tuple(Cas(key, known.get(key), data) for key in keys)
+                asked = tuple(CompareAndSet(key, known.get(key), data) for key in keys)
                 answer = await client.compare_and_set(asked)
                 if answer:
                     for op in asked:
@@ -275,14 +282,14 @@ async def test_a_cancelled_caller_disturbs_nobody(documents: StoreHouse) -> None
         for turns in range(0, 12, 3):
             async with anyio.create_task_group() as group:
                 for number in range(4):
-                    ops = [Cas(f"k{turns}-{number}", None, b"data")]
+                    ops = [CompareAndSet(f"k{turns}-{number}", None, b"data")]
                     group.start_soon(one.compare_and_set, ops)
                     group.start_soon(one.head, f"k{turns}-{number}")
                 group.start_soon(one.list_keys)
                 for _ in range(turns):
                     await anyio.lowlevel.checkpoint()
                 group.cancel_scope.cancel()
-        assert await one.compare_and_set([Cas("after", None, b"")])
+        assert await one.compare_and_set([CompareAndSet("after", None, b"")])
         for key in await other.list_keys("k"):
             assert await other.head(key) == VersionedData(0, b"data")
         assert await other.head("after") == VersionedData(0, b"")
@@ -298,9 +305,9 @@ async def test_what_was_acknowledged_survives_a_close_while_under_way(
         async def write(number: int) -> None:
             key = f"k{number}"
             try:
-                if await one.compare_and_set([Cas(key, None, b"data")]):
+                if await one.compare_and_set([CompareAndSet(key, None, b"data")]):
                     done.append(key)
-            except (Closed, StorageError):
+            except (ResourceClosed, StorageError):
                 return
 
         async with anyio.create_task_group() as group:
@@ -313,12 +320,12 @@ async def test_what_was_acknowledged_survives_a_close_while_under_way(
         found = await watcher.list_keys("k")
         assert set(done) <= set(found)
         if documents.kind != "memory":
-            with pytest.raises(Closed):
+            with pytest.raises(ResourceClosed):
                 await one.head("a")
-            with pytest.raises(Closed):
+            with pytest.raises(ResourceClosed):
                 await one.list_keys()
-            with pytest.raises(Closed):
-                await one.compare_and_set([Cas("a", None, b"")])
+            with pytest.raises(ResourceClosed):
+                await one.compare_and_set([CompareAndSet("a", None, b"")])
 
 
 NAMES = st.sampled_from(["a", "b", "ab"])
@@ -360,7 +367,7 @@ def test_two_clients_do_what_one_dictionary_does(documents: StoreHouse) -> None:
                     await one_set(client, model, example, about)
 
     async def one_set(
-        client: Consensus,
+        client: ConsensusStore,
         model: dict[str, VersionedData],
         example: str,
         drawn: Sequence[tuple[str, Any, bytes | None, bool]],
@@ -370,7 +377,7 @@ def test_two_clients_do_what_one_dictionary_does(documents: StoreHouse) -> None:
             held = model.get(example + name)
             seqno = None if held is None else held.seqno
             right = seqno if expected == "right" else expected
-            ops.append(Cas(example + name, right, data, kept=kept))
+            ops.append(CompareAndSet(example + name, right, data, kept=kept))
         holds = all(
             (None if (held := model.get(op.key)) is None else held.seqno) == op.expected
             for op in ops

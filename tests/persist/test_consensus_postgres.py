@@ -19,10 +19,10 @@ from store_houses import SETTINGS  # type: ignore[import-not-found]
 from actors.errors import InvalidUsage, StorageError, StoreFull
 from actors.persist import consensus_postgres
 from actors.persist.consensus_postgres import PostgresConsensus
-from actors.persist.location import Cas, VersionedData, Watched
+from actors.persist.location import CompareAndSet, VersionedData, WatchedConsensus
 from actors.persist.postgres_link import PostgresPlace, postgres_place
 from actors.testing.postgres_server import PostgresServer
-from actors.testing.proxy import Proxy
+from actors.testing.proxy import TcpProxy
 
 _NUMBERS = itertools.count()
 IMPATIENT_MS = 3_000
@@ -114,7 +114,7 @@ async def test_documents_are_compressed_by_lz4_where_the_server_can(house: House
     )
     async with house.client() as client:
         document = b"abc" * 30_000
-        assert await client.compare_and_set([Cas("a", None, document)])
+        assert await client.compare_and_set([CompareAndSet("a", None, document)])
         found = await client.head("a")
         assert found is not None
         assert found.data == document
@@ -134,7 +134,9 @@ async def test_a_server_without_lz4_serves_too(
         )
         house.schema = f"{house.schema}_x"
         async with house.client() as client:
-            assert await client.compare_and_set([Cas("a", None, b"1"), Cas("b", None, b"2")])
+            assert await client.compare_and_set(
+                [CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2")]
+            )
             assert await client.list_keys() == ["a", "b"]
 
 
@@ -142,11 +144,11 @@ async def test_an_error_of_commit_leaves_the_outcome_open(house: House) -> None:
     async with house.client() as client:
         await house.at_commit("RAISE EXCEPTION 'not today'")
         with pytest.raises(StorageError, match="not today") as caught:
-            await client.compare_and_set([Cas("a", None, b"")])
+            await client.compare_and_set([CompareAndSet("a", None, b"")])
         assert not caught.value.determinate
         assert await client.head("a") is None
         await house.run(f"DROP TRIGGER at_commit ON {house.schema}.documents")
-        assert await client.compare_and_set([Cas("a", None, b"")])
+        assert await client.compare_and_set([CompareAndSet("a", None, b"")])
 
 
 @pytest.mark.parametrize(
@@ -161,11 +163,13 @@ async def test_an_error_before_commit_means_that_nothing_happened(
             f" RAISE EXCEPTION 'not this' USING ERRCODE = '{errcode}'; END IF"
         )
         with pytest.raises(StorageError, match="not this") as caught:
-            await client.compare_and_set([Cas("fine", None, b""), Cas("bad", None, b"")])
+            await client.compare_and_set(
+                [CompareAndSet("fine", None, b""), CompareAndSet("bad", None, b"")]
+            )
         assert type(caught.value) is kind
         assert caught.value.determinate
         assert await client.list_keys() == []
-        assert await client.compare_and_set([Cas("fine", None, b"")])
+        assert await client.compare_and_set([CompareAndSet("fine", None, b"")])
 
 
 async def test_a_session_that_is_ended_within_commit_leaves_the_outcome_open(house: House) -> None:
@@ -175,7 +179,7 @@ async def test_a_session_that_is_ended_within_commit_leaves_the_outcome_open(hou
 
         async def write() -> None:
             with pytest.raises(StorageError) as caught:
-                await client.compare_and_set([Cas("a", None, b"")])
+                await client.compare_and_set([CompareAndSet("a", None, b"")])
             failures.append(caught.value)
 
         await house.run("SELECT pg_advisory_lock(1, 1)")
@@ -185,14 +189,14 @@ async def test_a_session_that_is_ended_within_commit_leaves_the_outcome_open(hou
         await house.run("SELECT pg_advisory_unlock(1, 1)")
         assert [failure.determinate for failure in failures] == [False]
         assert await client.head("a") is None
-        assert await client.compare_and_set([Cas("a", None, b"")])
+        assert await client.compare_and_set([CompareAndSet("a", None, b"")])
 
 
 async def test_sessions_that_ended_while_idle_are_not_noticed(house: House) -> None:
     async with house.client() as client:
-        assert await client.compare_and_set([Cas("a", None, b"0")])
+        assert await client.compare_and_set([CompareAndSet("a", None, b"0")])
         await house.end_sessions()
-        assert await client.compare_and_set([Cas("a", 0, b"1")])
+        assert await client.compare_and_set([CompareAndSet("a", 0, b"1")])
         await house.end_sessions()
         assert await client.head("a") == VersionedData(1, b"1")
 
@@ -202,53 +206,57 @@ async def test_who_waits_too_long_for_a_lock_has_changed_nothing(house: House) -
     async with house.client(**limits) as client:
         await house.run("SELECT pg_advisory_lock(%s)", client._lock_of("a"))
         with pytest.raises(StorageError, match="lock") as caught:
-            await client.compare_and_set([Cas("b", None, b""), Cas("a", None, b"")])
+            await client.compare_and_set(
+                [CompareAndSet("b", None, b""), CompareAndSet("a", None, b"")]
+            )
         assert caught.value.determinate
-        assert await client.compare_and_set([Cas("c", None, b"")])
+        assert await client.compare_and_set([CompareAndSet("c", None, b"")])
         await house.run("SELECT pg_advisory_unlock(%s)", client._lock_of("a"))
-        assert await client.compare_and_set([Cas("b", None, b""), Cas("a", None, b"")])
+        assert await client.compare_and_set(
+            [CompareAndSet("b", None, b""), CompareAndSet("a", None, b"")]
+        )
 
 
 async def test_who_comes_after_a_cancelled_task_gets_answers_of_its_own(house: House) -> None:
     """A task's own cancel is not held off by a shield: it left its transaction on the session."""
     async with house.client() as client:
         await house.run("SELECT pg_advisory_lock(%s)", client._lock_of("a"))
-        first = asyncio.create_task(client.compare_and_set([Cas("a", None, b"1")]))
+        first = asyncio.create_task(client.compare_and_set([CompareAndSet("a", None, b"1")]))
         await house.waiting()
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert not await client.compare_and_set([Cas("b", 7, b"")])
-        assert await client.compare_and_set([Cas("c", None, b"3")])
+        assert not await client.compare_and_set([CompareAndSet("b", 7, b"")])
+        assert await client.compare_and_set([CompareAndSet("c", None, b"3")])
         await house.run("SELECT pg_advisory_unlock(%s)", client._lock_of("a"))
-        assert await client.compare_and_set([Cas("a", None, b"2")])
+        assert await client.compare_and_set([CompareAndSet("a", None, b"2")])
         held = [await client.head(key) for key in "abc"]
         assert held == [VersionedData(0, b"2"), None, VersionedData(0, b"3")]
 
 
 async def test_an_answer_that_is_lost_leaves_the_outcome_open(house: House) -> None:
     """The server commits, and nobody hears of it."""
-    async with Proxy("127.0.0.1:0", f"127.0.0.1:{house.server.port}") as proxy:
+    async with TcpProxy("127.0.0.1:0", f"127.0.0.1:{house.server.port}") as proxy:
         port = int(proxy.address.rpartition(":")[2])
         limits = {"store_request_timeout_ms": IMPATIENT_MS}
         async with house.client(port, **limits) as client, house.client(number=1) as other:
-            assert await client.compare_and_set([Cas("a", None, b"0")])
+            assert await client.compare_and_set([CompareAndSet("a", None, b"0")])
             proxy.stop_reading("target")
             with pytest.raises(StorageError, match="did not answer") as caught:
-                await client.compare_and_set([Cas("a", 0, b"1")])
+                await client.compare_and_set([CompareAndSet("a", 0, b"1")])
             assert not caught.value.determinate
             assert await other.head("a") == VersionedData(1, b"1")
             proxy.heal()
-            assert not await client.compare_and_set([Cas("a", 0, b"1")])
+            assert not await client.compare_and_set([CompareAndSet("a", 0, b"1")])
 
 
 async def test_a_server_that_hangs_holds_nobody(house: House) -> None:
     turns = 0
-    async with Proxy("127.0.0.1:0", f"127.0.0.1:{house.server.port}") as proxy:
+    async with TcpProxy("127.0.0.1:0", f"127.0.0.1:{house.server.port}") as proxy:
         port = int(proxy.address.rpartition(":")[2])
         limits = {"store_request_timeout_ms": IMPATIENT_MS, "store_request_retries_max": 0}
         async with house.client(port, **limits) as client:
-            assert await client.compare_and_set([Cas("a", None, b"0")])
+            assert await client.compare_and_set([CompareAndSet("a", None, b"0")])
             assert await client.head("a") == VersionedData(0, b"0")
             proxy.vanish()
 
@@ -269,17 +277,19 @@ async def test_a_server_that_hangs_holds_nobody(house: House) -> None:
                     async with anyio.create_task_group() as calls:
                         calls.start_soon(fails, client.head("a"), True)
                         calls.start_soon(fails, client.list_keys(), True)
-                        calls.start_soon(fails, client.compare_and_set([Cas("a", 0, b"")]), False)
+                        calls.start_soon(
+                            fails, client.compare_and_set([CompareAndSet("a", 0, b"")]), False
+                        )
                     group.cancel_scope.cancel()
             assert turns > 20
             proxy.heal()
             # What hung may arrive at last, before we look or after.
             held = await client.head("a")
             assert held in (VersionedData(0, b"0"), VersionedData(1, b""))
-            if not await client.compare_and_set([Cas("a", held.seqno, b"then")]):
+            if not await client.compare_and_set([CompareAndSet("a", held.seqno, b"then")]):
                 assert held.seqno == 0
                 assert await client.head("a") == VersionedData(1, b"")
-                assert await client.compare_and_set([Cas("a", 1, b"then")])
+                assert await client.compare_and_set([CompareAndSet("a", 1, b"then")])
 
 
 async def test_two_clients_that_take_keys_in_other_orders_never_block_each_other(
@@ -295,7 +305,9 @@ async def test_two_clients_that_take_keys_in_other_orders_never_block_each_other
                 for key in keys:
                     held = await client.head(key)
                     seqnos.append(None if held is None else held.seqno)
-                ops = [Cas(key, seqno, b"") for key, seqno in zip(keys, seqnos, strict=True)]
+                ops = [
+                    CompareAndSet(key, seqno, b"") for key, seqno in zip(keys, seqnos, strict=True)
+                ]
                 if await client.compare_and_set(ops):
                     wins += 1
 
@@ -312,7 +324,7 @@ async def test_who_waits_for_a_lock_holds_no_later_one(house: House) -> None:
         first, last = sorted("ab", key=client._lock_of)
         await house.run("SELECT pg_advisory_lock(%s)", client._lock_of(first))
         async with anyio.create_task_group() as group:
-            ops = [Cas(last, None, b""), Cas(first, None, b"")]
+            ops = [CompareAndSet(last, None, b""), CompareAndSet(first, None, b"")]
             group.start_soon(client.compare_and_set, ops)
             await house.waiting()
             found = await house.run("SELECT pg_try_advisory_lock(%s)", client._lock_of(last))
@@ -328,19 +340,23 @@ async def next_of(changes: AsyncGenerator[str | None, None]) -> str | None:
 
 async def test_changes_of_others_are_heard(house: House) -> None:
     async with house.client() as one, house.client(number=1) as other:
-        assert isinstance(one, Watched)
+        assert isinstance(one, WatchedConsensus)
         async with aclosing(one.changes()) as changes:
             assert await next_of(changes) is None
-            assert await one.compare_and_set([Cas("mine", None, b"")])
-            assert not await other.compare_and_set([Cas("mine", None, b""), Cas("no", None, b"")])
-            assert await other.compare_and_set([Cas("ü b", None, b"1"), Cas("c", None, b"")])
+            assert await one.compare_and_set([CompareAndSet("mine", None, b"")])
+            assert not await other.compare_and_set(
+                [CompareAndSet("mine", None, b""), CompareAndSet("no", None, b"")]
+            )
+            assert await other.compare_and_set(
+                [CompareAndSet("ü b", None, b"1"), CompareAndSet("c", None, b"")]
+            )
             assert {await next_of(changes), await next_of(changes)} == {"ü b", "c"}
             assert await one.head("ü b") == VersionedData(0, b"1")
-            assert await other.compare_and_set([Cas("c", 0, None)])
+            assert await other.compare_and_set([CompareAndSet("c", 0, None)])
             assert await next_of(changes) == "c"
             await house.end_sessions()
             assert await next_of(changes) is None
-            assert await other.compare_and_set([Cas("d", None, b"")])
+            assert await other.compare_and_set([CompareAndSet("d", None, b"")])
             assert await next_of(changes) == "d"
             async with anyio.create_task_group() as group:
                 group.start_soon(one.close)
@@ -361,7 +377,7 @@ async def test_a_server_that_is_killed_loses_nothing_acknowledged(postgres: Post
         async def write() -> None:
             for number in itertools.count():
                 try:
-                    assert await client.compare_and_set([Cas(f"k{number}", None, b"x")])
+                    assert await client.compare_and_set([CompareAndSet(f"k{number}", None, b"x")])
                     acknowledged.append(number)
                     after = back.is_set()
                 except StorageError as error:

@@ -13,7 +13,7 @@ import pytest
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist.consensus_sqlite import SqliteConsensus
-from actors.persist.location import Cas, VersionedData
+from actors.persist.location import CompareAndSet, VersionedData
 
 
 class Held(SqliteConsensus):
@@ -25,7 +25,7 @@ class Held(SqliteConsensus):
         self._reached = threading.Event()
         self._go = threading.Event()
 
-    def _apply(self, ops: Sequence[Cas]) -> bool:
+    def _apply(self, ops: Sequence[CompareAndSet]) -> bool:
         done = super()._apply(ops)
         if self.holding:
             self.holding = False
@@ -48,7 +48,7 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
     await store.close()
 
 
-async def cancelled(held: Held, *ops: Cas) -> None:
+async def cancelled(held: Held, *ops: CompareAndSet) -> None:
     """A set whose task is cancelled within its transaction."""
     held.holding = True
     task = asyncio.create_task(held.compare_and_set(ops))
@@ -59,7 +59,7 @@ async def cancelled(held: Held, *ops: Cas) -> None:
 
 
 async def test_no_one_reads_within_the_transaction_of_a_cancelled_task(held: Held) -> None:
-    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
+    await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
     reading = asyncio.create_task(held.head("b"))
     await asyncio.wait([reading], timeout=0.1)  # it may, if nothing holds it
     assert not reading.done()
@@ -68,8 +68,8 @@ async def test_no_one_reads_within_the_transaction_of_a_cancelled_task(held: Hel
 
 
 async def test_no_one_rolls_back_what_a_cancelled_task_has_begun(held: Held) -> None:
-    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
-    setting = asyncio.create_task(held.compare_and_set([Cas("a", None, b"3")]))
+    await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
+    setting = asyncio.create_task(held.compare_and_set([CompareAndSet("a", None, b"3")]))
     await asyncio.wait([setting], timeout=0.1)
     held.go()
     assert not await setting
@@ -78,7 +78,7 @@ async def test_no_one_rolls_back_what_a_cancelled_task_has_begun(held: Held) -> 
 
 
 async def test_closing_waits_for_what_a_cancelled_task_has_begun(held: Held) -> None:
-    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
+    await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
     closing = asyncio.create_task(held.close())
     await asyncio.wait([closing], timeout=0.1)
     assert not closing.done()
@@ -90,11 +90,13 @@ async def test_closing_waits_for_what_a_cancelled_task_has_begun(held: Held) -> 
 
 async def test_a_transaction_that_fails_is_rolled_back_and_the_next_goes_on(held: Held) -> None:
     """SQLite leaves one open when a document is too long for it."""
-    assert await held.compare_and_set([Cas("a", None, b"1")])
+    assert await held.compare_and_set([CompareAndSet("a", None, b"1")])
     held._connection.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
     with pytest.raises(StorageError, match=r"could not write .*TooBig") as caught:
-        await held.compare_and_set([Cas("b", None, b"2"), Cas("a", 0, b"x" * 2000)])
+        await held.compare_and_set(
+            [CompareAndSet("b", None, b"2"), CompareAndSet("a", 0, b"x" * 2000)]
+        )
     assert caught.value.determinate
     assert await held.head("b") is None
-    assert await held.compare_and_set([Cas("a", 0, b"3")])
+    assert await held.compare_and_set([CompareAndSet("a", 0, b"3")])
     assert await held.head("a") == VersionedData(1, b"3")

@@ -14,7 +14,14 @@ from persist_world import (  # type: ignore[import-not-found]
     contents,
 )
 
-from actors.errors import Closed, Corrupt, Fenced, InvalidUsage, LeaseLost, UnknownObject
+from actors.errors import (
+    CorruptData,
+    InvalidUsage,
+    LeaseLost,
+    ResourceClosed,
+    UnknownObject,
+    WriterFenced,
+)
 from actors.persist import CriticalReader, NewShard
 from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.reader import why_missing
@@ -57,10 +64,10 @@ async def test_whoever_took_over_fences_the_one_before() -> None:
     found = await new.critical.open("s", "c", b"epoch 2")
     assert found.token == b"epoch 1", "an open takes nothing that is another's"
     await new.critical.downgrade("s", "c", found.token, b"epoch 2", found.since)
-    with pytest.raises(Fenced, match=b"epoch 2".hex()) as fenced:
+    with pytest.raises(WriterFenced, match=b"epoch 2".hex()) as fenced:
         await old.critical.downgrade("s", "c", b"epoch 1", b"epoch 1", 7)
     assert fenced.value.determinate
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterFenced):
         await old.critical.close("s", "c", b"epoch 1")
     state = await new.state("s")
     assert (state.since, state.tokens) == (2, {"c": b"epoch 2"})
@@ -80,7 +87,7 @@ async def test_of_two_that_move_it_at_once_one_is_fenced() -> None:
     await one.critical.open("s", "c", b"0")
     await other.state("s")  # so that both start from what they know
     await one.critical.downgrade("s", "c", b"0", b"1", 4)
-    with pytest.raises(Fenced):
+    with pytest.raises(WriterFenced):
         await other.critical.downgrade("s", "c", b"0", b"2", 6)
 
 
@@ -106,11 +113,11 @@ async def test_names_and_tokens_are_checked() -> None:
     for token in (b"", b"x" * 65):
         with pytest.raises(InvalidUsage, match="1 to 64 bytes"):
             await client.critical.open("s", "d", token)
-    with pytest.raises(Fenced, match="by its token alone"):
+    with pytest.raises(WriterFenced, match="by its token alone"):
         await client.set_hold("s", "c", 5)
-    with pytest.raises(Fenced, match="by its token alone"):
+    with pytest.raises(WriterFenced, match="by its token alone"):
         await client.drop_hold("s", "c")
-    with pytest.raises(Fenced, match="no critical reader d"):
+    with pytest.raises(WriterFenced, match="no critical reader d"):
         await client.critical.downgrade("s", "d", b"t", b"t", 5)
     assert (await client.state("s")).holds == {"plain": 3, "c": 3}
 
@@ -138,7 +145,7 @@ async def test_a_reader_learns_by_name_that_its_lease_is_lost() -> None:
     with pytest.raises(LeaseLost, match="reader quick"):
         await quick.snapshot(9)
     await reader.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         await slow.heartbeat(reader)
     with pytest.raises(LeaseLost, match="no reader holds it"):
         await slow.fetch(part, SCHEMA)
@@ -151,11 +158,11 @@ async def test_a_blob_that_is_missing_though_leased_is_the_stores_fault() -> Non
     reader = await client.open_reader("s", "r")
     (part,), _ = await reader.snapshot(3)
     await stores.blob.delete(part.key)
-    with pytest.raises(Corrupt, match="shard s names it"):
+    with pytest.raises(CorruptData, match="shard s names it"):
         await client.fetch(part, SCHEMA)
     state = replace(await client.state("s"), batches=())
     unnamed = why_missing("s", part.key, state, [reader])
-    assert isinstance(unnamed, Corrupt)
+    assert isinstance(unnamed, CorruptData)
     assert "reader r of this process holds it" in str(unnamed)
     await client.drop_shards(["s"])
     with pytest.raises(LeaseLost, match="shard s was dropped"):
@@ -224,7 +231,7 @@ async def test_an_owner_who_lost_answer_and_mark_is_not_surely_fenced() -> None:
             await add(stores.client(), "s", upper, (1, upper - 1, 1))
 
     stores.consensus.fail, stores.consensus.meanwhile = "after", others
-    with pytest.raises(Fenced, match="an earlier attempt may have gone through") as fenced:
+    with pytest.raises(WriterFenced, match="an earlier attempt may have gone through") as fenced:
         await owner.critical.downgrade("s", "c", b"one", b"two", 5)
     assert not fenced.value.determinate
     assert (await owner.critical.open("s", "c", b"one")).token == b"two", "it was that attempt"

@@ -25,10 +25,10 @@ from persist_world import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.dataflow.chunks import Note, Notes, note_key
-from actors.errors import Corrupt, InvalidUsage, StorageError
+from actors.dataflow.chunks import HydrationJournal, HydrationNote, note_key
+from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.kernel import SystemClock
-from actors.persist import Append, Cas, NewShard, Part, PersistClient
+from actors.persist import BatchPart, CompareAndSet, NewShard, PersistClient, ShardAppend
 from actors.persist.documents import (
     PACKED,
     SEALED,
@@ -40,8 +40,8 @@ from actors.persist.documents import (
 )
 from actors.persist.location import VersionedData
 from actors.persist.parts import decode
-from actors.persist.shard import FORMAT, Batch, ShardState, TablesUpper, shard_key
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist.shard import FORMAT, ShardBatch, ShardState, TablesUpper, shard_key
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
 ROWS = ((1, 0, 1), (2, 1, 1), (3, 1, -1))
 
@@ -55,7 +55,7 @@ def damaged(data: bytes) -> Iterator[bytes]:
     yield data + b"\0"
 
 
-async def written(inline: bool) -> tuple[PersistClient, Stores, Part]:
+async def written(inline: bool) -> tuple[PersistClient, Stores, BatchPart]:
     """A shard of one part."""
     stores = Stores(INLINE if inline else TINY)
     client = stores.client()
@@ -72,7 +72,7 @@ async def test_every_damaged_byte_of_a_part_is_found(inline: bool) -> None:
     assert data is not None
     assert decode(part, data, SCHEMA).num_rows == len(ROWS)
     for wrong in damaged(data):
-        with pytest.raises(Corrupt, match="crc32"):
+        with pytest.raises(CorruptData, match="crc32"):
             decode(part, wrong, SCHEMA)
 
 
@@ -82,11 +82,11 @@ async def test_a_damaged_part_is_told_to_its_reader_and_only_of_it() -> None:
     data = stores.blob.peek(part.key)
     assert data is not None
     await stores.blob.set(part.key, data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(Corrupt, match=part.key):
+    with pytest.raises(CorruptData, match=part.key):
         await client.fetch(part, SCHEMA)
     last = (await client.state("s")).batches[-1].parts[0]
     assert (await client.fetch(last, SCHEMA)).num_rows == 1
-    with pytest.raises(Corrupt, match=part.key):
+    with pytest.raises(CorruptData, match=part.key):
         await replaced_settings(stores).maintain("s")
     await stores.blob.set(part.key, data)  # restored from a copy: nothing else is to be done
     assert (await client.fetch(part, SCHEMA)).num_rows == len(ROWS)
@@ -105,11 +105,11 @@ async def test_the_part_of_another_shard_is_found() -> None:
     await add(client, "t", 2, (5, 1, 1))
     other = (await client.state("t")).batches[0].parts[0]
     with pytest.raises(InvalidUsage, match="another shard"):
-        await client.append([Append("s", 2, 3, (replace(other, time_min=2, time_max=2),))])
+        await client.append([ShardAppend("s", 2, 3, (replace(other, time_min=2, time_max=2),))])
     data = stores.blob.peek(other.key)
     assert data is not None
     await stores.blob.set(part.key, data)  # a file that was put in another's place
-    with pytest.raises(Corrupt, match="crc32"):
+    with pytest.raises(CorruptData, match="crc32"):
         await client.fetch(part, SCHEMA)
 
 
@@ -134,8 +134,8 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_what_was_written_wrong_is_found_behind_a_right_checksum(what: str) -> None:
     data = WRONG[what]
-    part = Part("s/a", 1, len(data), zlib.crc32(data), None, False, 0, 0, 1)
-    with pytest.raises(Corrupt, match="part s/a"):
+    part = BatchPart("s/a", 1, len(data), zlib.crc32(data), None, False, 0, 0, 1)
+    with pytest.raises(CorruptData, match="part s/a"):
         decode(part, data, SCHEMA)
 
 
@@ -164,17 +164,17 @@ async def test_pages_of_files_have_checksums_for_who_reads_them_without_us() -> 
 
 def state() -> ShardState:
     parts = (
-        Part("", 1, 3, 7, b"abc", False, 0, 0, 1),
-        Part("s/a", 1, 9, 7, None, False, 1, 1, 1),
+        BatchPart("", 1, 3, 7, b"abc", False, 0, 0, 1),
+        BatchPart("s/a", 1, 9, 7, None, False, 1, 1, 1),
     )
-    batches = (Batch(0, 2, parts),)
+    batches = (ShardBatch(0, 2, parts),)
     return ShardState(FORMAT, "s", SCHEMA, 3, 0, 2, batches, {"h": 0})
 
 
 def long_state() -> ShardState:
     """One that is packed."""
-    part = Part("", 1, 64, 7, bytes(range(64)), False, 0, 0, 1)
-    batches = (Batch(n, n + 1, (replace(part, time_min=n, time_max=n),)) for n in range(8))
+    part = BatchPart("", 1, 64, 7, bytes(range(64)), False, 0, 0, 1)
+    batches = (ShardBatch(n, n + 1, (replace(part, time_min=n, time_max=n),)) for n in range(8))
     return ShardState(FORMAT, "s", SCHEMA, 3, 0, 8, tuple(batches), {"h": 0})
 
 
@@ -186,7 +186,7 @@ def test_every_damaged_byte_of_a_document_is_found(whole: ShardState) -> None:
     for wrong in damaged(data):
         with pytest.raises(StorageError) as caught:
             decode_shard("shard/s", wrong)
-        if not isinstance(caught.value, Corrupt):
+        if not isinstance(caught.value, CorruptData):
             newer += 1
             assert "use the newer version" in str(caught.value)
     assert newer <= 2  # the one byte that holds the version of the form
@@ -229,17 +229,17 @@ def test_a_packed_document_of_another_length_is_found(length: int) -> None:
     form = msgspec.msgpack.decode(encode(long_state()))
     wrong = length.to_bytes(4, "little") + form["document"][4:]
     form |= {"document": wrong, "checksum": zlib.crc32(wrong)}
-    with pytest.raises(Corrupt, match="document shard/s"):
+    with pytest.raises(CorruptData, match="document shard/s"):
         decode_shard("shard/s", msgspec.msgpack.encode(form))
 
 
 def test_a_document_in_the_place_of_another_is_found() -> None:
-    with pytest.raises(Corrupt, match="shard/t names shard s"):
+    with pytest.raises(CorruptData, match="shard/t names shard s"):
         decode_shard("shard/t", encode(state()))
     strange = replace(
-        state(), batches=(Batch(0, 2, (replace(state().batches[0].parts[1], key="t/a"),)),)
+        state(), batches=(ShardBatch(0, 2, (replace(state().batches[0].parts[1], key="t/a"),)),)
     )
-    with pytest.raises(Corrupt, match="names the parts t/a"):
+    with pytest.raises(CorruptData, match="names the parts t/a"):
         decode_shard("shard/s", encode(strange))
 
 
@@ -255,11 +255,11 @@ async def test_a_damaged_document_is_told_to_all_who_ask_and_nobody_writes_over_
         lambda: client.state("s"),
         lambda: client.upper("s"),
         lambda: client.open_reader("s", "r"),
-        lambda: client.append([Append("s", 2, 3, ())]),
+        lambda: client.append([ShardAppend("s", 2, 3, ())]),
         lambda: client.set_hold("s", "h", 1),
         lambda: client.maintain("s"),
     ):
-        with pytest.raises(Corrupt, match="crc32"):
+        with pytest.raises(CorruptData, match="crc32"):
             await call()  # type: ignore[no-untyped-call]
     assert await stores.consensus.head(key) == VersionedData(held.seqno, wrong)
     stores.consensus._documents[key] = held
@@ -300,8 +300,8 @@ async def test_a_damaged_database_is_one_named_error(tmp_path: Path) -> None:
 
 async def test_a_schema_that_a_part_does_not_have() -> None:
     client, _, part = await written(inline=False)
-    other = Schema((Column("a", "bigint"), Column("b", "string", False)))
-    with pytest.raises(Corrupt, match="has no b"):
+    other = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string", False)))
+    with pytest.raises(CorruptData, match="has no b"):
         await client.fetch(part, other)
 
 
@@ -315,7 +315,7 @@ async def test_every_damaged_byte_of_a_stashed_blob_is_found() -> None:
     assert await stashed.get(key) == b"an answer on its way"
     for bad in damaged(whole):
         await stores.blob.set(key, bad)
-        with pytest.raises(Corrupt, match=key):
+        with pytest.raises(CorruptData, match=key):
             await stashed.get(key)
 
 
@@ -324,13 +324,15 @@ async def test_a_damaged_note_of_a_hydration_is_none() -> None:
     client = stores.client()
     await client.create_shards([NewShard("s", SCHEMA)])
     parts = await client.write_parts("s", updates((1, 0, 1)))
-    note = Note(5, ("one", "two"), (parts,))
-    assert await Notes(client, "s").save(note)
-    assert await Notes(client, "s").load(5, note.chunks) == note
+    note = HydrationNote(5, ("one", "two"), (parts,))
+    assert await HydrationJournal(client, "s").save(note)
+    assert await HydrationJournal(client, "s").load(5, note.chunks) == note
     head = await client.head(note_key("s"))
     assert head is not None
     seqno = head.seqno
     for bad in damaged(head.data):
-        assert await client.compare_and_set([Cas(note_key("s"), seqno, bad)])
+        assert await client.compare_and_set([CompareAndSet(note_key("s"), seqno, bad)])
         seqno += 1
-        assert await Notes(client, "s").load(5, note.chunks) == Note(5, note.chunks)
+        assert await HydrationJournal(client, "s").load(5, note.chunks) == HydrationNote(
+            5, note.chunks
+        )

@@ -13,12 +13,12 @@ from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist import NewShard, PersistClient
 from actors.persist.decoded import LARGEST_SHARE, DecodedParts, held_bytes
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.settings import Settings
 
 
-def part(key: str, inline: bytes | None = None) -> Part:
-    return Part(key, 1, 1, 0, inline, False, 0, 0, 1)
+def part(key: str, inline: bytes | None = None) -> BatchPart:
+    return BatchPart(key, 1, 1, 0, inline, False, 0, 0, 1)
 
 
 def rows(count: int) -> pa.Table:

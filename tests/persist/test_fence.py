@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, Fenced, StorageError
-from actors.persist import Append, Appended, Cas, NewShard, PersistClient
+from actors.errors import CorruptData, StorageError, WriterFenced
+from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient, ShardAppend
 from actors.persist.blob_memory import MemoryBlob
-from actors.persist.fence import EPOCH_KEY, VERSION, Epoch, FencedConsensus, acquire_epoch
+from actors.persist.fence import EPOCH_KEY, VERSION, FencedConsensus, FenceEpoch, acquire_epoch
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
@@ -20,16 +20,18 @@ async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
 async def test_no_set_of_the_older_one_happens_after_the_newer_took_over() -> None:
     documents = FlakyConsensus()
     older = await taken(documents, "a")
-    assert await older.compare_and_set([Cas("k", None, b"1")])
-    assert not await older.compare_and_set([Cas("k", None, b"1")])
+    assert await older.compare_and_set([CompareAndSet("k", None, b"1")])
+    assert not await older.compare_and_set([CompareAndSet("k", None, b"1")])
     newer = await taken(documents, "b")
     assert (older.own.epoch, newer.own.epoch, newer.former) == (1, 2, "a")
     for _ in range(2):
-        with pytest.raises(Fenced, match=r"took over the stores \(epoch 2, process") as caught:
-            await older.compare_and_set([Cas("k", 0, b"2")])
+        with pytest.raises(
+            WriterFenced, match=r"took over the stores \(epoch 2, process"
+        ) as caught:
+            await older.compare_and_set([CompareAndSet("k", 0, b"2")])
         assert caught.value.determinate
     assert older.fenced.is_set()
-    assert await newer.compare_and_set([Cas("k", 0, b"3")])
+    assert await newer.compare_and_set([CompareAndSet("k", 0, b"3")])
     assert (await older.head("k")) == await newer.head("k")
     await newer.look()
 
@@ -41,7 +43,7 @@ async def test_who_takes_over_does_so_once_whatever_is_lost(fail: str) -> None:
     documents.fail = fail
     newer = await taken(documents, "b")
     assert (newer.own.epoch, newer.former) == (2, "a")
-    assert await newer.compare_and_set([Cas("k", None, b"1")])
+    assert await newer.compare_and_set([CompareAndSet("k", None, b"1")])
 
 
 async def test_of_many_that_start_at_once_one_writes() -> None:
@@ -58,23 +60,23 @@ async def test_of_many_that_start_at_once_one_writes() -> None:
     wrote = []
     for each in made:
         try:
-            await each.compare_and_set([Cas(each.own.process, None, b"")])
+            await each.compare_and_set([CompareAndSet(each.own.process, None, b"")])
             wrote.append(each.own.epoch)
-        except Fenced:
+        except WriterFenced:
             continue
     assert wrote == [5]
 
 
 async def test_stores_of_a_newer_version_are_refused() -> None:
     documents = FlakyConsensus()
-    newer = msgspec.msgpack.encode(Epoch(VERSION + 1, 7, "p", "host", 1, 0))
-    await documents.compare_and_set([Cas(EPOCH_KEY, None, newer)])
+    newer = msgspec.msgpack.encode(FenceEpoch(VERSION + 1, 7, "p", "host", 1, 0))
+    await documents.compare_and_set([CompareAndSet(EPOCH_KEY, None, newer)])
     with pytest.raises(
         StorageError, match=rf"format {VERSION + 1} \(epoch 7.*use the newer version"
     ):
         await taken(documents, "a")
-    await documents.compare_and_set([Cas(EPOCH_KEY, 0, b"junk")])
-    with pytest.raises(Corrupt, match="epoch cannot be decoded"):
+    await documents.compare_and_set([CompareAndSet(EPOCH_KEY, 0, b"junk")])
+    with pytest.raises(CorruptData, match="epoch cannot be decoded"):
         await taken(documents, "a")
 
 
@@ -89,11 +91,11 @@ async def test_a_fenced_client_is_told_while_it_waits_and_its_leases_go_at_once(
     await older.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
     await older.open_reader("s", "r")
     newer = await client_of(documents, blob, "b")
-    with anyio.fail_after(60), pytest.raises(Fenced):
-        await older.append([Append("s", 0, 5, ())])
-    with anyio.fail_after(60), pytest.raises(Fenced):
+    with anyio.fail_after(60), pytest.raises(WriterFenced):
+        await older.append([ShardAppend("s", 0, 5, ())])
+    with anyio.fail_after(60), pytest.raises(WriterFenced):
         await older.follow()
-    assert await newer.append([Append("s", 0, 5, ())]) == Appended((("s", 5),))
+    assert await newer.append([ShardAppend("s", 0, 5, ())]) == AppendCommitted((("s", 5),))
     assert (await newer.state("s")).leases == {}
     await newer.set_hold("s", "h", 4)
     assert (await newer.state("s")).since == 4

@@ -9,14 +9,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from actors.errors import Closed, StorageError
-from actors.persist.group_commit import GroupCommit, Pending
-from actors.persist.location import Cas
+from actors.errors import ResourceClosed, StorageError
+from actors.persist.group_commit import ConsensusGroupCommit, PendingSet
+from actors.persist.location import CompareAndSet
 from actors.threshold_probes import GROUP_COMMIT
 
 
-def op(name: str) -> list[Cas]:
-    return [Cas(name, None, b"x")]
+def op(name: str) -> list[CompareAndSet]:
+    return [CompareAndSet(name, None, b"x")]
 
 
 class Store:
@@ -28,13 +28,13 @@ class Store:
         self.go = anyio.Event()
         self.closed = False
         self.under_way = 0
-        self.sets = GroupCommit(anyio.Lock(fast_acquire=True), self.check, self.commit)
+        self.sets = ConsensusGroupCommit(anyio.Lock(fast_acquire=True), self.check, self.commit)
 
     def check(self) -> None:
         if self.closed:
-            raise Closed("the store is closed")
+            raise ResourceClosed("the store is closed")
 
-    async def commit(self, group: Sequence[Pending]) -> None:
+    async def commit(self, group: Sequence[PendingSet]) -> None:
         self.under_way += 1
         assert self.under_way == 1, "two commits at once"
         self.groups.append([pending.ops[0].key for pending in group])
@@ -95,7 +95,7 @@ async def test_all_who_wait_learn_that_the_store_was_closed() -> None:
     async def put(name: str) -> None:
         try:
             told.append(await store.put(name))
-        except Closed as error:
+        except ResourceClosed as error:
             told.append(str(error))
 
     async with anyio.create_task_group() as group:
@@ -109,10 +109,10 @@ async def test_all_who_wait_learn_that_the_store_was_closed() -> None:
 
 
 async def test_a_commit_that_answers_nothing_leaves_the_outcome_open() -> None:
-    async def commit(group: Sequence[Pending]) -> None:
+    async def commit(group: Sequence[PendingSet]) -> None:
         raise RuntimeError("a bug")
 
-    sets = GroupCommit(anyio.Lock(), lambda: None, commit)
+    sets = ConsensusGroupCommit(anyio.Lock(), lambda: None, commit)
     with pytest.raises(RuntimeError, match="a bug"):
         await sets.set(op("a"))
     with pytest.raises(RuntimeError, match="a bug"):

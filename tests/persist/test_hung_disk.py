@@ -17,7 +17,7 @@ from persist_world import SCHEMA, TINY, add, contents  # type: ignore[import-not
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.kernel.threads import ThreadedClock
-from actors.persist import Appended, Cas, NewShard, PersistClient
+from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient
 from actors.persist import blob_file as files
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
@@ -112,7 +112,7 @@ async def test_a_transaction_that_hangs_is_open_and_holds_nobody(
 ) -> None:
     store = SqliteConsensus(tmp_path / "c.db", SystemClock(), timeout_ms=SOON_MS)
     await store.open()
-    await store.compare_and_set([Cas("a", None, b"0")])
+    await store.compare_and_set([CompareAndSet("a", None, b"0")])
     found: list[StorageError] = []
 
     async def call(use: Any) -> None:
@@ -123,7 +123,7 @@ async def test_a_transaction_that_hangs_is_open_and_holds_nobody(
     with hanging(store, "_apply", monkeypatch) as gate:
         async with anyio.create_task_group() as group:
             for value in (b"1", b"2"):
-                op = Cas("a", 0, value)
+                op = CompareAndSet("a", 0, value)
                 group.start_soon(call, lambda op=op: store.compare_and_set([op]))
             group.start_soon(call, lambda: store.head("a"))
         assert gate.reached.is_set()
@@ -133,7 +133,7 @@ async def test_a_transaction_that_hangs_is_open_and_holds_nobody(
             await call(store.close)
             await call(lambda: store.list_keys())
     await eventually(VersionedData(1, b"1"), lambda: store.head("a"))
-    assert await store.compare_and_set([Cas("a", 1, b"3")])
+    assert await store.compare_and_set([CompareAndSet("a", 1, b"3")])
     await store.close()
 
 
@@ -156,7 +156,7 @@ async def test_an_append_on_a_disk_that_hung_is_there_once(
                 break
             except StorageError:  # its thread may not be back yet
                 await anyio.sleep(0.01)
-    assert isinstance(done, Appended)
+    assert isinstance(done, AppendCommitted)
     reader = await client.open_reader("s", "r")
     found = await contents(reader, client, (await client.upper("s")) - 1)
     assert found in ([(1, 1)], [(1, 1), (2, 1)])

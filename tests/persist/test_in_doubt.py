@@ -17,7 +17,14 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import StorageError
-from actors.persist import Append, Appended, Cas, NewShard, PersistClient, UpperMismatch
+from actors.persist import (
+    AppendCommitted,
+    CompareAndSet,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+    UpperMismatch,
+)
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.location import VersionedData
 from actors.persist.shard import TABLES_UPPER
@@ -31,11 +38,11 @@ class SlowConsensus(MemoryConsensus):
         super().__init__()
         self.wait: str | None = None
         self.waiting = asyncio.Event()
-        self.late: Sequence[Cas] = ()
+        self.late: Sequence[CompareAndSet] = ()
         self.sets_fail = False
         self.sets = 0
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         self.sets += 1
         if self.sets_fail:
             raise StorageError("the disk is full", determinate=True)
@@ -67,7 +74,7 @@ async def abandon(
     """An append of [0, 1) whose task is cancelled in the middle of its set."""
     parts = await client.write_parts("s", updates((1, 0, 1)))
     consensus.wait = wait
-    task = asyncio.ensure_future(client.append([Append("s", 0, 1, parts)], **more))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(client.append([ShardAppend("s", 0, 1, parts)], **more))  # type: ignore[arg-type]
     await consensus.waiting.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -78,7 +85,7 @@ async def test_a_mismatch_is_told_from_what_an_abandoned_set_did() -> None:
     """The cache of a process that was alone was believed for good (seed 1201287)."""
     consensus, client = await world()
     await abandon(consensus, client, "after")
-    assert await client.append([Append("s", 3, 4, ())]) == UpperMismatch("s", 3, 1)
+    assert await client.append([ShardAppend("s", 3, 4, ())]) == UpperMismatch("s", 3, 1)
     assert await contents(await client.open_reader("s", "r"), client, 0) == [(1, 1)]
 
 
@@ -96,7 +103,7 @@ async def test_an_abandoned_set_comes_too_late_once_its_document_was_believed() 
     assert not await consensus.land()
     assert (await client.recent_upper("s"), await client.upper("s")) == (0, 0)
     sets = consensus.sets
-    assert await client.append([Append("s", 3, 4, ())]) == UpperMismatch("s", 3, 0)
+    assert await client.append([ShardAppend("s", 3, 4, ())]) == UpperMismatch("s", 3, 0)
     assert consensus.sets == sets  # it was settled once
 
 
@@ -112,9 +119,9 @@ async def test_who_is_out_of_attempts_leaves_a_doubt_too() -> None:
     stores = Stores()
     client = stores.client()
     await client.create_shards([NewShard("s", SCHEMA)])
-    late: list[Sequence[Cas]] = []
+    late: list[Sequence[CompareAndSet]] = []
 
-    async def keep(ops: Sequence[Cas]) -> None:
+    async def keep(ops: Sequence[CompareAndSet]) -> None:
         late.append(ops)
         stores.consensus.reads_fail = 100  # nor can it be read back
 
@@ -140,7 +147,7 @@ async def test_a_set_of_ones_own_ends_the_doubt() -> None:
     consensus, client = await world()
     await abandon(consensus, client, "before")
     parts = await client.write_parts("s", updates((2, 0, 1)))
-    await client.append([Append("s", 0, 1, parts)])
+    await client.append([ShardAppend("s", 0, 1, parts)])
     assert not await consensus.land()
     assert await contents(await client.open_reader("s", "r"), client, 0) == [(2, 1)]
 
@@ -168,7 +175,7 @@ async def test_a_tables_upper_that_was_believed_stays() -> None:
 async def test_what_is_read_in_two_halves_is_no_answer() -> None:
     """An append over two shards was given up and took effect between the reads of the first and of
     the second: the first had no mark, the second was another upper's (seeds 1734602, 1743213)."""
-    late: list[Sequence[Cas]] = []
+    late: list[Sequence[CompareAndSet]] = []
 
     class Landing(FlakyConsensus):  # type: ignore[misc]
         async def head(self, key: str) -> VersionedData | None:
@@ -182,10 +189,10 @@ async def test_what_is_read_in_two_halves_is_no_answer() -> None:
     client = stores.client()
     await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA)])
 
-    async def keep(ops: Sequence[Cas]) -> None:
+    async def keep(ops: Sequence[CompareAndSet]) -> None:
         late.append(ops)
 
     consensus.fail, consensus.meanwhile = "before", keep
-    appends = [Append(s, 0, 1, await client.write_parts(s, updates((1, 0, 1)))) for s in "st"]
-    assert await client.append(appends) == Appended((("s", 1), ("t", 1)))
+    appends = [ShardAppend(s, 0, 1, await client.write_parts(s, updates((1, 0, 1)))) for s in "st"]
+    assert await client.append(appends) == AppendCommitted((("s", 1), ("t", 1)))
     assert not late

@@ -19,15 +19,15 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage, StorageError
 from actors.persist import (
-    Append,
-    Appended,
+    AppendCommitted,
+    BatchPart,
     NewShard,
-    Part,
     PersistClient,
+    ShardAppend,
     UpperMismatch,
     shard_key,
 )
-from actors.persist.orphans import Suspects
+from actors.persist.orphans import SuspectBlobs
 
 GRACE_MS = TINY.blob_orphan_grace_ms
 
@@ -47,7 +47,7 @@ async def test_orphans_are_collected_after_the_grace() -> None:
     stores.clock.later_ms = GRACE_MS
     assert await client.collect_orphans() == 1
     assert lost[0].key not in await stores.keys()
-    assert isinstance(await client.append([Append("s", 5, 9, waiting)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 5, 9, waiting)]), AppendCommitted)
     stores.clock.later_ms *= 2
     assert await client.collect_orphans() == 0
     assert len(await stores.keys()) == 2
@@ -79,7 +79,7 @@ async def test_what_is_claimed_while_orphans_are_removed_stays(
     claimed = {part.key for part in parts} - set(deleted)
     assert await stores.keys() == claimed
     kept = [part for part in parts if part.key in claimed]
-    assert isinstance(await client.append([Append("s", 0, 9, tuple(kept))]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 9, tuple(kept))]), AppendCommitted)
 
 
 @pytest.mark.parametrize("ahead_ms", [-(10**9), 0, 10**9])
@@ -95,7 +95,7 @@ async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: i
     assert await here.collect_orphans() == 0
     ours.ahead_ms = -2 * ahead_ms
     assert await here.collect_orphans() == 0
-    assert isinstance(await there.append([Append("s", 0, 1, young)]), Appended)
+    assert isinstance(await there.append([ShardAppend("s", 0, 1, young)]), AppendCommitted)
     assert (await here.state("s")).upper == 0, "what it knows is old"
     ours.later_ms = 600_000
     assert await here.collect_orphans() == 1
@@ -104,7 +104,7 @@ async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: i
 
 
 async def test_what_was_named_for_a_while_begins_its_grace_anew() -> None:
-    suspects = Suspects(10)
+    suspects = SuspectBlobs(10)
     assert suspects.seen(["a", "b"], 0) == []
     assert suspects.seen(["a"], 9) == []
     assert suspects.seen(["a", "b"], 10) == ["a"]
@@ -153,12 +153,12 @@ LISTED = replace(TINY, part_list_parts_min=2, part_bytes_target=1)
 ROWS = ((1, 5, 1), (2, 6, 1))
 
 
-async def unanswered(stores: Stores, client: PersistClient, how: str) -> tuple[Part, ...]:
+async def unanswered(stores: Stores, client: PersistClient, how: str) -> tuple[BatchPart, ...]:
     """Two parts, and a list, of an append that never heard what became of it."""
     await client.create_shards([NewShard("s", SCHEMA)])
     parts = tuple(await client.write_parts("s", updates(*ROWS)))
     assert len(parts) == 2
-    append = Append("s", 0, 9, parts)
+    append = ShardAppend("s", 0, 9, parts)
     if how == "cancelled":
         async with client._machine._locked([shard_key("s")]):
             with anyio.move_on_after(0.02) as scope:
@@ -217,7 +217,7 @@ async def test_parts_that_were_left_may_be_appended_again(how: str) -> None:
     stores = Stores(LISTED)
     client = stores.client()
     parts = await unanswered(stores, client, how)
-    assert isinstance(await client.append([Append("s", 0, 9, parts)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 9, parts)]), AppendCommitted)
     assert await collected(stores, client) == 1, "the list of the first attempt"
     assert await stores.keys() == (await client.state("s")).blob_keys()
     assert await held(client) == list(ROWS)
@@ -256,9 +256,9 @@ async def test_parts_that_are_no_longer_kept_are_not_appended(how: str) -> None:
     if how == "discarded":
         await client.discard_parts(parts)
     else:
-        assert isinstance(await client.append([Append("s", 3, 9, parts)]), UpperMismatch)
+        assert isinstance(await client.append([ShardAppend("s", 3, 9, parts)]), UpperMismatch)
         assert await collected(stores, client) == 1
     with pytest.raises(InvalidUsage, match="was given up or discarded"):
-        await client.append([Append("s", 0, 9, parts)])
-    assert isinstance(await client.append([Append("s", 3, 9, parts)]), UpperMismatch)
+        await client.append([ShardAppend("s", 0, 9, parts)])
+    assert isinstance(await client.append([ShardAppend("s", 3, 9, parts)]), UpperMismatch)
     assert (await client.state("s")).upper == 0

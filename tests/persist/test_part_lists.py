@@ -21,13 +21,21 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 from test_damaged import damaged  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, LeaseLost, StorageError
-from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient, UpperMismatch
+from actors.errors import CorruptData, LeaseLost, StorageError
+from actors.persist import (
+    AppendCommitted,
+    BatchPart,
+    CompareAndSet,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+    UpperMismatch,
+)
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.documents import decode_shard, encode
 from actors.persist.handed import HandedLeases
 from actors.persist.part_lists import decode_list, encode_list
-from actors.persist.shard import FORMAT, Batch, PartList, ShardState, shard_key
+from actors.persist.shard import FORMAT, PartList, ShardBatch, ShardState, shard_key
 from actors.persist.verifying import verify
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +80,7 @@ async def shard_of(client: PersistClient, batches: int = 1) -> None:
     await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
     for time in range(batches):
         rows = [(3 * time + i, time, 1) for i in range(3)]
-        assert isinstance(await add(client, "s", time + 1, *rows), Appended)
+        assert isinstance(await add(client, "s", time + 1, *rows), AppendCommitted)
 
 
 async def stored(stores: Stores) -> ShardState:
@@ -90,9 +98,10 @@ async def read(client: PersistClient, as_of: int) -> list[tuple[int, int]]:
         await reader.close()
 
 
-def many(count: int) -> tuple[Part, ...]:
+def many(count: int) -> tuple[BatchPart, ...]:
     return tuple(
-        Part(f"s/{n:08x}.parquet", 1_000, 1 << 26, n, None, False, 0, 0, 1) for n in range(count)
+        BatchPart(f"s/{n:08x}.parquet", 1_000, 1 << 26, n, None, False, 0, 0, 1)
+        for n in range(count)
     )
 
 
@@ -131,7 +140,9 @@ async def test_the_document_does_not_grow_with_the_data() -> None:
             replace(part, key=f"s/{time}-{part.checksum}", time_min=time, time_max=time)
             for part in many(1000)
         )
-        assert isinstance(await client.append([Append("s", time, time + 1, parts)]), Appended)
+        assert isinstance(
+            await client.append([ShardAppend("s", time, time + 1, parts)]), AppendCommitted
+        )
         head = await stores.consensus.head(shard_key("s"))
         assert head is not None
         sizes.append(len(head.data))
@@ -162,7 +173,7 @@ async def test_a_list_is_read_once() -> None:
     await client.state("s")
     assert blob.lists_read == 1
     for time in range(1, 4):
-        await writer.append([Append("s", time, time + 1, ())])
+        await writer.append([ShardAppend("s", time, time + 1, ())])
         await client.upkeep.state_now("s")
     assert (await client.state("s")).upper == 4
     assert blob.lists_read == 1
@@ -188,12 +199,12 @@ async def test_a_list_that_is_lost_is_told_by_its_name() -> None:
     (listed,) = [batch.listed for batch in (await client.state("s")).batches]
     assert listed is not None
     await stores.blob.delete(listed.key)
-    with pytest.raises(Corrupt, match=rf"{listed.key} is gone although shard s names it"):
+    with pytest.raises(CorruptData, match=rf"{listed.key} is gone although shard s names it"):
         await stores.client().state("s")
     leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
-    with pytest.raises(Corrupt, match=listed.key):
+    with pytest.raises(CorruptData, match=listed.key):
         await leases.look("s", 0)
-    with pytest.raises(Corrupt, match=listed.key):
+    with pytest.raises(CorruptData, match=listed.key):
         await leases.take("s", "me", 0)
     assert not (await stored(stores)).leases, "given back"
     (fault,) = (await verify(client, "s")).faults
@@ -217,7 +228,7 @@ def test_every_damaged_byte_of_a_list_is_found() -> None:
     listed = PartList("s/x.parts", len(data), zlib.crc32(data))
     assert decode_list(listed, data) == parts
     for wrong in damaged(data):
-        with pytest.raises(Corrupt, match=r"s/x\.parts"):
+        with pytest.raises(CorruptData, match=r"s/x\.parts"):
             decode_list(listed, wrong)
 
 
@@ -226,7 +237,7 @@ def test_a_list_of_nothing_or_of_another_shard_is_damage(content: object) -> Non
     parts = tuple(replace(part, key=f"t/{part.key}") for part in many(2))
     data = content if isinstance(content, bytes) else encode_list(parts if content else ())
     listed = PartList("s/x.parts", len(data), zlib.crc32(data))
-    with pytest.raises(Corrupt, match=r"s/x\.parts"):
+    with pytest.raises(CorruptData, match=r"s/x\.parts"):
         decode_list(listed, data)
 
 
@@ -240,11 +251,11 @@ async def test_parts_of_a_list_that_do_not_fit_the_state_are_damage() -> None:
     await stores.blob.set(listed.key, data)
     wrong = replace(listed, bytes=len(data), checksum=zlib.crc32(data))
     batch = replace(state.batches[0], listed=wrong)
-    op = Cas(shard_key("s"), state.seqno + 1, encode(replace(state, batches=(batch,))))
+    op = CompareAndSet(shard_key("s"), state.seqno + 1, encode(replace(state, batches=(batch,))))
     head = await stores.consensus.head(shard_key("s"))
     assert head is not None
     await stores.consensus.compare_and_set([replace(op, expected=head.seqno)])
-    with pytest.raises(Corrupt, match="time_max < upper"):
+    with pytest.raises(CorruptData, match="time_max < upper"):
         await stores.client().state("s")
 
 
@@ -254,18 +265,18 @@ async def test_the_list_of_what_was_not_appended_is_deleted() -> None:
     await shard_of(client, 1)
     before = await stores.keys()
     parts = await client.write_parts("s", updates((7, 1, 1), (8, 1, 1)))
-    assert isinstance(await client.append([Append("s", 0, 2, parts)]), UpperMismatch)
+    assert isinstance(await client.append([ShardAppend("s", 0, 2, parts)]), UpperMismatch)
     assert await stores.keys() == before | {part.key for part in parts}
     stores.consensus.fail = "determinate"
     with pytest.raises(StorageError):
-        await client.append([Append("s", 1, 2, parts)])
+        await client.append([ShardAppend("s", 1, 2, parts)])
     blob.fails = True
     with pytest.raises(StorageError, match="made up") as caught:
-        await client.append([Append("s", 1, 2, parts)])
+        await client.append([ShardAppend("s", 1, 2, parts)])
     assert caught.value.determinate, "nothing names the list, wherever it is"
     assert await stores.keys() == before | {part.key for part in parts}
     blob.fails = False
-    assert isinstance(await client.append([Append("s", 1, 2, parts)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 1, 2, parts)]), AppendCommitted)
     assert await stores.keys() == (await client.state("s")).blob_keys()
 
 
@@ -275,7 +286,7 @@ async def test_a_list_of_open_outcome_stays_or_goes_with_the_append(lost: str) -
     client = stores.client()
     await shard_of(client, 1)
     stores.consensus.fail = lost
-    assert isinstance(await add(client, "s", 2, (7, 1, 1), (8, 1, 1)), Appended)
+    assert isinstance(await add(client, "s", 2, (7, 1, 1), (8, 1, 1)), AppendCommitted)
     assert await stores.keys() == (await client.state("s")).blob_keys()
     assert await read(stores.client(), 1) == [(0, 1), (1, 1), (2, 1), (7, 1), (8, 1)]
 
@@ -322,13 +333,13 @@ async def test_a_state_read_beside_a_newer_tables_upper_is_read_again() -> None:
     stores, blob = stores_of(exclusive=False)
     writer, client = stores.client(), stores.client()
     await writer.create_shards([NewShard("s", SCHEMA, tables=True)])
-    assert isinstance(await add(writer, "s", 1, (1, 0, 1), (2, 0, 1)), Appended)
+    assert isinstance(await add(writer, "s", 1, (1, 0, 1), (2, 0, 1)), AppendCommitted)
 
     async def moved(_: str) -> None:
         parts = await writer.write_parts("s", updates((3, 1, 1)))
-        append = Append("s", 1, 2, parts)
+        append = ShardAppend("s", 1, 2, parts)
         done = await writer.append([append], tables_upper=(0, 2))
-        assert isinstance(done, Appended)
+        assert isinstance(done, AppendCommitted)
         assert await client.tables_upper() == 0
         await client._machine.refresh_tables()
 
@@ -386,12 +397,14 @@ async def test_a_document_from_before_there_were_lists_is_read_and_compacted_int
     )
     head = await stores.consensus.head(shard_key("s"))
     assert head is not None
-    assert await stores.consensus.compare_and_set([Cas(shard_key("s"), head.seqno, encode(old))])
+    assert await stores.consensus.compare_and_set(
+        [CompareAndSet(shard_key("s"), head.seqno, encode(old))]
+    )
     later = stores.client()
     assert (await later.state("s")).version == FORMAT
     assert await read(later, 1) == [(value, 1) for value in range(6)]
     await later.upkeep.compact("s")
     (batch,) = (await stored(stores)).batches
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, ShardBatch)
     assert batch.listed is not None
     assert await read(stores.client(), 1) == [(value, 1) for value in range(6)]

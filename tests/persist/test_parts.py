@@ -16,21 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, StorageError, TypeMismatch
-from actors.persist.parts import VERSION, Encoded, decode, encode
+from actors.errors import CorruptData, InvalidUsage, StorageError, TypeMismatch
+from actors.persist.parts import VERSION, EncodedPart, decode, encode
 from actors.persist.shard import PLACED
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - timestamp_ntz
 KINDS = (
     "boolean tinyint int bigint float double decimal(12,2) string binary date timestamp"
     " timestamp_ntz array<string> struct<a:int,b:string> map<string,int> void"
 )
-WIDE = Schema(tuple(Column(f"c{i}", kind) for i, kind in enumerate(KINDS.split())))
+WIDE = TableSchema(tuple(TableColumn(f"c{i}", kind) for i, kind in enumerate(KINDS.split())))
 ROW: list[Any] = [True, -1, 2, 3, 0.5, -0.0, Decimal("1.50"), "ü", b"\0", NOON.date()]
 ROW += [NOON.replace(tzinfo=datetime.UTC), NOON, ["x", None], {"a": 1, "b": None}]
 ROW += [[("k", 1)], None]
-NARROW = Schema((Column("a", "bigint"), Column("b", "string")))
+NARROW = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 
 
 def narrow(times: list[int], text: str = "x") -> pa.Table:
@@ -46,12 +46,12 @@ def narrow(times: list[int], text: str = "x") -> pa.Table:
 
 
 def encoded(
-    table: pa.Table, schema: Schema = NARROW, inline: int = 0, target: int = 1 << 20
-) -> list[Encoded]:
+    table: pa.Table, schema: TableSchema = NARROW, inline: int = 0, target: int = 1 << 20
+) -> list[EncodedPart]:
     return list(encode(table, schema, inline_bytes_max=inline, bytes_target=target))
 
 
-def data_of(piece: Encoded) -> bytes:
+def data_of(piece: EncodedPart) -> bytes:
     data = piece.part.inline if piece.blob is None else piece.blob
     assert data is not None
     return data
@@ -122,9 +122,9 @@ def test_a_flipped_bit_is_found(inline: int, place: float, bit: int) -> None:
     (piece,) = encoded(narrow([1, 2, 3]), inline=inline)
     data = bytearray(data_of(piece))
     data[int(place * len(data))] ^= 1 << bit
-    with pytest.raises(Corrupt, match="crc32"):
+    with pytest.raises(CorruptData, match="crc32"):
         decode(piece.part, bytes(data), NARROW)
-    with pytest.raises(Corrupt, match="bytes"):
+    with pytest.raises(CorruptData, match="bytes"):
         decode(piece.part, bytes(data[:-1]), NARROW)
 
 
@@ -132,12 +132,12 @@ def test_bytes_that_were_never_a_part() -> None:
     (piece,) = encoded(narrow([1]))
     junk = b"PAR1 but not really"
     part = replace(piece.part, bytes=len(junk), checksum=zlib.crc32(junk))
-    with pytest.raises(Corrupt, match="does not hold the columns"):
+    with pytest.raises(CorruptData, match="does not hold the columns"):
         decode(part, junk, NARROW)
-    other = Schema((Column("z", "bigint"),))
-    with pytest.raises(Corrupt, match="does not hold the columns"):
+    other = TableSchema((TableColumn("z", "bigint"),))
+    with pytest.raises(CorruptData, match="does not hold the columns"):
         decode(piece.part, data_of(piece), other)
-    with pytest.raises(Corrupt, match="holds 1 rows, described were 2"):
+    with pytest.raises(CorruptData, match="holds 1 rows, described were 2"):
         decode(replace(piece.part, rows=2), data_of(piece), NARROW)
 
 

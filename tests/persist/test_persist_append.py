@@ -22,23 +22,23 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import (
-    Closed,
-    Corrupt,
-    Fenced,
+    CorruptData,
     InvalidUsage,
     LeaseLost,
     ReadBelowSince,
+    ResourceClosed,
     StorageError,
     UnknownObject,
+    WriterFenced,
 )
 from actors.kernel import SystemClock
 from actors.persist import (
     TABLES_UPPER,
-    Append,
-    Appended,
-    Cas,
+    AppendCommitted,
+    CompareAndSet,
     NewShard,
     PersistClient,
+    ShardAppend,
     UpperMismatch,
     VersionedData,
 )
@@ -69,8 +69,8 @@ def flip(path: Path) -> None:
 
 async def test_append_then_snapshot_then_listen(client: PersistClient) -> None:
     assert await client.create_shards([NewShard("s", SCHEMA)])
-    assert await add(client, "s", 5, (1, 2, 1), (2, 3, 1)) == Appended((("s", 5),))
-    assert await add(client, "s", 9, (1, 7, -1)) == Appended((("s", 9),))
+    assert await add(client, "s", 5, (1, 2, 1), (2, 3, 1)) == AppendCommitted((("s", 5),))
+    assert await add(client, "s", 9, (1, 7, -1)) == AppendCommitted((("s", 9),))
     assert await client.upper("s") == 9
     reader = await client.open_reader("s", "r")
     assert await contents(reader, client, 2) == [(1, 1)]
@@ -81,45 +81,51 @@ async def test_append_then_snapshot_then_listen(client: PersistClient) -> None:
     assert await rows_of(client, batches[0].parts, low=5) == [(1, 7, -1)]
     await reader.close()
     await reader.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         await reader.next(5)
 
 
 async def test_a_mismatch_changes_nothing(client: PersistClient) -> None:
     await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA, upper=5)])
-    both = [Append("s", 0, 9, ()), Append("t", 4, 9, ())]
+    both = [ShardAppend("s", 0, 9, ()), ShardAppend("t", 4, 9, ())]
     assert await client.append(both) == UpperMismatch("t", 4, 5)
     assert (await client.upper("s"), await client.upper("t")) == (0, 5)
     parts = await client.write_parts("s", updates((1, 3, 1)))
     with pytest.raises(InvalidUsage, match=r"the interval is \[5, 9\)"):
-        await client.append([Append("s", 0, 9, parts), Append("t", 5, 9, parts)])
+        await client.append([ShardAppend("s", 0, 9, parts), ShardAppend("t", 5, 9, parts)])
     assert await client.upper("s") == 0
     with pytest.raises(UnknownObject, match="no shard x"):
-        await client.append([Append("s", 0, 9, ()), Append("x", 0, 9, ())])
+        await client.append([ShardAppend("s", 0, 9, ()), ShardAppend("x", 0, 9, ())])
     with pytest.raises(InvalidUsage, match="twice"):
-        await client.append([Append("s", 0, 9, ()), Append("s", 0, 9, ())])
+        await client.append([ShardAppend("s", 0, 9, ()), ShardAppend("s", 0, 9, ())])
     with pytest.raises(InvalidUsage, match="at least one"):
         await client.append([])
-    both = [Append("s", 0, 9, parts), Append("t", 5, 9, ())]
-    assert await client.append(both) == Appended((("s", 9), ("t", 9)))
+    both = [ShardAppend("s", 0, 9, parts), ShardAppend("t", 5, 9, ())]
+    assert await client.append(both) == AppendCommitted((("s", 9), ("t", 9)))
 
 
 async def test_shards_are_created_and_dropped_with_other_documents(client: PersistClient) -> None:
-    assert await client.create_shards([NewShard("s", SCHEMA)], [Cas("catalog", None, b"1")])
-    assert not await client.create_shards([NewShard("s", SCHEMA)], [Cas("catalog", 0, b"2")])
-    assert not await client.create_shards([NewShard("t", SCHEMA)], [Cas("catalog", 5, b"2")])
+    assert await client.create_shards(
+        [NewShard("s", SCHEMA)], [CompareAndSet("catalog", None, b"1")]
+    )
+    assert not await client.create_shards(
+        [NewShard("s", SCHEMA)], [CompareAndSet("catalog", 0, b"2")]
+    )
+    assert not await client.create_shards(
+        [NewShard("t", SCHEMA)], [CompareAndSet("catalog", 5, b"2")]
+    )
     assert await client.head("catalog") == VersionedData(0, b"1")
     assert await client.list_shards() == ["s"]
     with pytest.raises(UnknownObject):
         await client.state("t")
-    assert not await client.drop_shards(["s"], [Cas("catalog", 5, b"2")])
-    assert not await client.drop_shards(["s", "t"], [Cas("catalog", 0, b"2")])
-    assert await client.drop_shards(["s"], [Cas("catalog", 0, b"2")])
+    assert not await client.drop_shards(["s"], [CompareAndSet("catalog", 5, b"2")])
+    assert not await client.drop_shards(["s", "t"], [CompareAndSet("catalog", 0, b"2")])
+    assert await client.drop_shards(["s"], [CompareAndSet("catalog", 0, b"2")])
     assert await client.head("catalog") == VersionedData(1, b"2")
     assert not await client.drop_shards(["s"])
     with pytest.raises(UnknownObject):
         await client.upper("s")
-    assert await client.create_shards([], [Cas("oracle", None, b"")])
+    assert await client.create_shards([], [CompareAndSet("oracle", None, b"")])
     with pytest.raises(InvalidUsage, match="cannot name a shard"):
         await client.create_shards([NewShard("../s", SCHEMA)])
 
@@ -128,19 +134,19 @@ async def test_tables_share_one_upper(client: PersistClient) -> None:
     await client.create_shards([NewShard(t, SCHEMA, tables=True) for t in ("t1", "t2")])
     assert await client.tables_upper() == 0
     parts = await client.write_parts("t1", updates((1, 7, 1)))
-    append = Append("t1", 0, 8, parts)
+    append = ShardAppend("t1", 0, 8, parts)
     assert await client.append([append], tables_upper=(3, 8)) == UpperMismatch(TABLES_UPPER, 3, 0)
-    assert await client.append([append], tables_upper=(0, 8)) == Appended((("t1", 8),))
-    assert await client.append([], tables_upper=(8, 20)) == Appended(())
+    assert await client.append([append], tables_upper=(0, 8)) == AppendCommitted((("t1", 8),))
+    assert await client.append([], tables_upper=(8, 20)) == AppendCommitted(())
     assert [await client.upper(t) for t in ("t1", "t2")] == [20, 20]
     assert (await client.state("t1")).upper == 8
     late = await client.write_parts("t2", updates((1, 19, 1)))
     with pytest.raises(InvalidUsage, match=r"the interval is \[20, 31\)"):
-        await client.append([Append("t2", 0, 31, late)], tables_upper=(20, 31))
+        await client.append([ShardAppend("t2", 0, 31, late)], tables_upper=(20, 31))
     with pytest.raises(InvalidUsage, match="cannot go from 20 to 20"):
         await client.append([], tables_upper=(20, 20))
     on_time = await client.write_parts("t2", updates((1, 25, 1)))
-    await client.append([Append("t2", 0, 31, on_time)], tables_upper=(20, 31))
+    await client.append([ShardAppend("t2", 0, 31, on_time)], tables_upper=(20, 31))
     reader = await client.open_reader("t1", "r")
     assert await contents(reader, client, 30) == [(1, 1)]
     assert await reader.next(8) == ((), 31)
@@ -150,11 +156,11 @@ async def test_tables_share_one_upper(client: PersistClient) -> None:
 
 async def test_an_extra_key_that_changed_fences(client: PersistClient) -> None:
     await client.create_shards([NewShard("s", SCHEMA)])
-    with pytest.raises(Fenced, match="catalog") as caught:
-        await client.append([Append("s", 0, 5, ())], extra=[Cas("catalog", 3, b"")])
+    with pytest.raises(WriterFenced, match="catalog") as caught:
+        await client.append([ShardAppend("s", 0, 5, ())], extra=[CompareAndSet("catalog", 3, b"")])
     assert caught.value.determinate
     assert await client.upper("s") == 0
-    await client.append([Append("s", 0, 5, ())], extra=[Cas("catalog", None, b"x")])
+    await client.append([ShardAppend("s", 0, 5, ())], extra=[CompareAndSet("catalog", None, b"x")])
     assert await client.head("catalog") == VersionedData(0, b"x")
 
 
@@ -176,10 +182,10 @@ async def test_waiters_are_woken(client: PersistClient) -> None:
             group.start_soon(wait, "t", 3)
             group.start_soon(wait_for_drop)
             await anyio.wait_all_tasks_blocked()
-            await client.append([Append("s", 0, 3, ())])
+            await client.append([ShardAppend("s", 0, 3, ())])
             await anyio.wait_all_tasks_blocked()
             assert found == []
-            await client.append([Append("s", 3, 5, ())])
+            await client.append([ShardAppend("s", 3, 5, ())])
             await client.append([], tables_upper=(0, 4))
             await client.drop_shards(["s"])
     assert sorted(found) == [("s", -1), ("s", 5), ("t", 4)]
@@ -192,7 +198,7 @@ async def test_closing_wakes_waiters() -> None:
     await client.create_shards([NewShard("s", SCHEMA)])
 
     async def wait() -> None:
-        with pytest.raises(Closed):
+        with pytest.raises(ResourceClosed):
             await client.wait_upper("s", 3)
 
     with anyio.fail_after(200):
@@ -230,7 +236,7 @@ async def test_a_file_of_spark_is_taken_over(client: PersistClient, tmp_path: Pa
     file = tmp_path / "part-0.parquet"
     pq.write_table(updates((1, 2, 1), (2, 3, 1)), file)
     part = await client.adopt_file("s", file, 2, 2, 3)
-    await client.append([Append("s", 0, 5, (part,))])
+    await client.append([ShardAppend("s", 0, 5, (part,))])
     assert await rows_of(client, [part]) == [(1, 2, 1), (2, 3, 1)]
     path = client.path(part)
     assert path is None or exists(path)
@@ -249,15 +255,15 @@ async def test_an_open_failure_appends_exactly_once(fail: str) -> None:
     parts = await client.write_parts("s", updates((1, 6, 1)))
     stores.consensus.fail = fail
     stores.consensus.reads_fail = 2
-    appends = [Append("s", 5, 9, parts), Append("t", 5, 9, ())]
-    found = await client.append(appends, tables_upper=(0, 4), extra=[Cas("x", None, b"")])
-    assert found == Appended((("s", 9), ("t", 9)))
+    appends = [ShardAppend("s", 5, 9, parts), ShardAppend("t", 5, 9, ())]
+    found = await client.append(appends, tables_upper=(0, 4), extra=[CompareAndSet("x", None, b"")])
+    assert found == AppendCommitted((("s", 9), ("t", 9)))
     stores.consensus.fail = fail
-    assert await client.append([], tables_upper=(4, 6)) == Appended(())
+    assert await client.append([], tables_upper=(4, 6)) == AppendCommitted(())
     stores.consensus.fail = fail
     await client.set_hold("s", "h", 4)
     stores.consensus.fail = fail
-    assert await client.drop_shards(["t"], [Cas("x", 0, None)])
+    assert await client.drop_shards(["t"], [CompareAndSet("x", 0, None)])
     assert await client.head("x") is None
     fresh = stores.client()
     reader = await fresh.open_reader("s", "r")
@@ -275,9 +281,9 @@ async def test_a_determinate_failure_is_the_callers() -> None:
     parts = await client.write_parts("s", updates((1, 2, 1)))
     stores.consensus.fail = "determinate"
     with pytest.raises(StorageError, match="made up"):
-        await client.append([Append("s", 0, 5, parts)])
+        await client.append([ShardAppend("s", 0, 5, parts)])
     assert await client.upper("s") == 0
-    assert await client.append([Append("s", 0, 5, parts)]) == Appended((("s", 5),))
+    assert await client.append([ShardAppend("s", 0, 5, parts)]) == AppendCommitted((("s", 5),))
 
 
 async def test_a_store_that_never_answers_leaves_it_open() -> None:
@@ -288,7 +294,7 @@ async def test_a_store_that_never_answers_leaves_it_open() -> None:
     stores.consensus.fail = "after"
     stores.consensus.reads_fail = 1000
     with pytest.raises(StorageError) as caught:
-        await client.append([Append("s", 0, 5, parts)])
+        await client.append([ShardAppend("s", 0, 5, parts)])
     assert not caught.value.determinate
     stores.consensus.reads_fail = 0
     await client.discard_parts(parts)
@@ -303,11 +309,11 @@ async def test_two_clients_racing_on_a_shard_do_not_both_win() -> None:
     assert await two.upper("s") == 0
     assert await two.upper("t") == 0
     await add(one, "s", 5, (1, 2, 1))
-    assert await two.append([Append("s", 0, 9, ())]) == UpperMismatch("s", 0, 5)
-    assert isinstance(await two.append([Append("s", 5, 9, ())]), Appended)
-    assert await one.append([Append("s", 5, 7, ())]) == UpperMismatch("s", 5, 9)
+    assert await two.append([ShardAppend("s", 0, 9, ())]) == UpperMismatch("s", 0, 5)
+    assert isinstance(await two.append([ShardAppend("s", 5, 9, ())]), AppendCommitted)
+    assert await one.append([ShardAppend("s", 5, 7, ())]) == UpperMismatch("s", 5, 9)
     parts = await one.write_parts("t", updates((1, 2, 1)))
-    await one.append([Append("t", 0, 5, parts)], tables_upper=(0, 5))
+    await one.append([ShardAppend("t", 0, 5, parts)], tables_upper=(0, 5))
     moved = await two.append([], tables_upper=(0, 7))
     assert moved == UpperMismatch(TABLES_UPPER, 0, 5)
     reader = await two.open_reader("t", "r")
@@ -322,10 +328,10 @@ async def test_an_answer_without_a_change_is_as_of_the_store() -> None:
     await one.create_shards([new])
     assert (await two.state("s")).upper == 0
     await add(one, "s", 5, (1, 2, 1))
-    stale = Append("s", 4, 6, ())
+    stale = ShardAppend("s", 4, 6, ())
     assert await two.append([stale]) == UpperMismatch("s", 4, 5)
     await add(one, "s", 6)
-    assert await two.append([Append("s", 6, 7, ())]) == Appended((("s", 7),))
+    assert await two.append([ShardAppend("s", 6, 7, ())]) == AppendCommitted((("s", 7),))
     await one.drop_hold("s", "h")
     await two.set_hold("s", "h", 3)
     assert (await stores.client().state("s")).holds == {"h": 3}
@@ -344,11 +350,11 @@ async def test_nothing_is_appended_to_a_table_below_an_upper_that_another_moved(
     one, two = stores.client(), stores.client()
     await one.create_shards([NewShard("s", SCHEMA, tables=True)])
     parts = await two.write_parts("s", updates((1, 3, 1)))
-    assert await one.append([], tables_upper=(0, 9)) == Appended(())
+    assert await one.append([], tables_upper=(0, 9)) == AppendCommitted(())
     with pytest.raises(InvalidUsage, match="interval is"):
-        await two.append([Append("s", 0, 4, parts)])
+        await two.append([ShardAppend("s", 0, 4, parts)])
     parts = await two.write_parts("s", updates((1, 9, 1)))
-    assert isinstance(await two.append([Append("s", 0, 10, parts)]), Appended)
+    assert isinstance(await two.append([ShardAppend("s", 0, 10, parts)]), AppendCommitted)
 
 
 async def test_writers_that_always_meet_get_on() -> None:
@@ -377,17 +383,17 @@ async def test_an_outcome_that_cannot_be_told_is_not_guessed() -> None:
     async def meanwhile(key: str) -> VersionedData | None:
         stores.consensus.head = original
         for number, other in enumerate(others):
-            done = await other.append([Append("s", 1 + number, 2 + number, ())])
-            assert isinstance(done, Appended)
+            done = await other.append([ShardAppend("s", 1 + number, 2 + number, ())])
+            assert isinstance(done, AppendCommitted)
         found: VersionedData | None = await original(key)
         return found
 
     stores.consensus.fail = "after"
     stores.consensus.head = meanwhile
     with pytest.raises(StorageError, match="cannot be told") as caught:
-        await client.append([Append("s", 0, 1, ())])
+        await client.append([ShardAppend("s", 0, 1, ())])
     assert not caught.value.determinate
-    assert await others[0].append([Append("s", 17, 18, ())]) == Appended((("s", 18),))
+    assert await others[0].append([ShardAppend("s", 17, 18, ())]) == AppendCommitted((("s", 18),))
 
 
 async def test_a_creation_that_cannot_be_told_is_not_guessed() -> None:
@@ -418,7 +424,7 @@ async def test_a_shard_that_was_dropped_is_not_taken_for_another_of_its_name() -
     await one.create_shards([NewShard("s", SCHEMA)])
     while (await one.upper("s")) < 3:
         await add(one, "s", (await one.upper("s")) + 1, (7, (await one.upper("s")), 1))
-        assert await two.append([Append("s", 0, 9, ())]) != Appended((("s", 9),))
+        assert await two.append([ShardAppend("s", 0, 9, ())]) != AppendCommitted((("s", 9),))
     fresh = stores.client()
     assert (await fresh.state("s")).upper == 3
     again = await fresh.open_reader("s", "r")
@@ -455,10 +461,10 @@ async def test_a_missing_or_damaged_blob_is_named(tmp_path: Path) -> None:
     path = client.path(part)
     assert path is not None
     flip(Path(path))
-    with pytest.raises(Corrupt, match=part.key):
+    with pytest.raises(CorruptData, match=part.key):
         await client.fetch(part, SCHEMA)
     remove(path)
-    with pytest.raises(Corrupt, match="gone although shard s names it"):
+    with pytest.raises(CorruptData, match="gone although shard s names it"):
         await client.fetch(part, SCHEMA)
     with pytest.raises(LeaseLost, match="compacted away"):
         await client.fetch(replace(part, key="s/another"), SCHEMA)

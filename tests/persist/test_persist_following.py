@@ -13,14 +13,14 @@ import pytest
 from msgspec.structs import replace
 from store_houses import CLOCK, SETTINGS, StoreHouse  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, StorageError, UnknownObject
-from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.errors import CorruptData, StorageError, UnknownObject
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.persist.blob_memory import MemoryBlob
-from actors.persist.location import Watched
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist.location import WatchedConsensus
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 POLLING = replace(SETTINGS, store_poll_ms=20)
 
 
@@ -56,8 +56,8 @@ def row(time: int) -> pa.Table:
 
 async def append(client: PersistClient, upper: int) -> None:
     parts = await client.write_parts("s", row(upper - 1))
-    done = await client.append([Append("s", upper - 1, upper, parts)])
-    assert isinstance(done, Appended)
+    done = await client.append([ShardAppend("s", upper - 1, upper, parts)])
+    assert isinstance(done, AppendCommitted)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_a_wait_for_a_table_ends_when_another_process_seals_all_tables(
             async with anyio.create_task_group() as group:
                 group.start_soon(wait)
                 await anyio.wait_all_tasks_blocked()
-                assert isinstance(await writer.append([], tables_upper=(0, 5)), Appended)
+                assert isinstance(await writer.append([], tables_upper=(0, 5)), AppendCommitted)
         assert uppers == [5]
 
 
@@ -175,12 +175,12 @@ async def test_one_damaged_document_keeps_nobody_from_hearing_of_others(
 
         async def reading(key: str) -> Any:
             if key == "shard/a" and damaged[0]:
-                raise Corrupt("it is damaged", determinate=True)
+                raise CorruptData("it is damaged", determinate=True)
             return await head(key)
 
         monkeypatch.setattr(reader.consensus, "head", reading)
         with anyio.fail_after(200):
-            assert await writer.append([Append("a", 0, 3, ())])
+            assert await writer.append([ShardAppend("a", 0, 3, ())])
             for upper in range(1, 4):
                 await append(writer, upper)
                 assert await reader.wait_upper("s", upper - 1) == upper
@@ -219,5 +219,5 @@ async def test_who_waits_for_what_is_in_doubt_hears_of_it(
 
 async def test_only_some_stores_tell(house: StoreHouse) -> None:
     client = await house.client()
-    assert isinstance(client, Watched) is (house.kind in ("postgres", "sqlite"))
+    assert isinstance(client, WatchedConsensus) is (house.kind in ("postgres", "sqlite"))
     await client.close()

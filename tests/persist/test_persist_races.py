@@ -17,7 +17,7 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import LeaseLost, StorageError
-from actors.persist import Append, Cas, NewShard, Part, PersistClient
+from actors.persist import BatchPart, CompareAndSet, NewShard, PersistClient, ShardAppend
 from actors.persist.consensus_memory import MemoryConsensus
 
 
@@ -76,9 +76,9 @@ async def test_what_was_compacted_in_doubt_and_replaced_stays_for_its_readers() 
         await add(one, "s", end, (end, end - 1, 1))
     reader = await other.open_reader("s", "r")
     await one._machine.refresh("s")
-    held: list[Part] = []
+    held: list[BatchPart] = []
 
-    async def read_and_replace(_: Sequence[Cas]) -> None:
+    async def read_and_replace(_: Sequence[CompareAndSet]) -> None:
         await other._machine.refresh("s")
         parts = (await reader.snapshot(2))[0]
         held.extend(parts)
@@ -103,15 +103,15 @@ async def test_behind_an_attempt_in_doubt_no_failure_says_that_nothing_happened(
     stores = Stores(exclusive=False)
     one, other = await pair(stores)
     parts = await one.write_parts("s", updates((1, 0, 1)))
-    late: list[Sequence[Cas]] = []
+    late: list[Sequence[CompareAndSet]] = []
 
-    async def keep(ops: Sequence[Cas]) -> None:
+    async def keep(ops: Sequence[CompareAndSet]) -> None:
         late.append(ops)
 
     class Late(MemoryConsensus):
         """The set that was given up comes first."""
 
-        async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
             if late:
                 assert await stores.consensus.compare_and_set(late.pop())
                 stores.consensus.reads_fail = 1
@@ -122,7 +122,7 @@ async def test_behind_an_attempt_in_doubt_no_failure_says_that_nothing_happened(
     late_one.head = stores.consensus.head  # type: ignore[method-assign]
     stores.consensus.fail, stores.consensus.meanwhile = "before", keep
     with pytest.raises(StorageError, match="earlier attempt may have gone through") as told:
-        await one.append([Append("s", 0, 1, parts)])
+        await one.append([ShardAppend("s", 0, 1, parts)])
     assert not told.value.determinate
     await one.discard_parts(parts)  # as of a copy that is not known to be there: they stay
     await other._machine.refresh("s")

@@ -30,12 +30,12 @@ from actors.errors import (
 )
 from actors.kernel import SystemClock
 from actors.persist import (
-    Append,
-    Appended,
-    Cas,
+    AppendCommitted,
+    CompareAndSet,
+    LeasedReader,
     NewShard,
     PersistClient,
-    Reader,
+    ShardAppend,
     shard_key,
 )
 from files_below import files_below  # type: ignore[import-not-found]
@@ -53,7 +53,7 @@ async def test_holds_move_the_since(client: PersistClient) -> None:
     await add(client, "s", 9, (1, 2, 1))
     await client.set_holds([("s", "b", 3), ("t", "b", 1)])
     assert (await client.state("s")).since == 0
-    append = Append("t", 0, 9, (), holds=(("s", "a", 5), ("s", "b", 4)))
+    append = ShardAppend("t", 0, 9, (), holds=(("s", "a", 5), ("s", "b", 4)))
     await client.append([append])
     assert (await client.state("s")).since == 4
     reader = await client.open_reader("s", "r")
@@ -132,14 +132,14 @@ async def test_a_reader_that_opens_while_the_since_moves_holds_what_it_is_told()
     entered, go_on = anyio.Event(), anyio.Event()
     original = stores.consensus.compare_and_set
 
-    async def slow(ops: Sequence[Cas]) -> bool:
+    async def slow(ops: Sequence[CompareAndSet]) -> bool:
         entered.set()
         await go_on.wait()
         done: bool = await original(ops)
         return done
 
     stores.consensus.compare_and_set = slow
-    readers: list[Reader] = []
+    readers: list[LeasedReader] = []
 
     async def open_() -> None:
         readers.append(await client.open_reader("s", "r"))
@@ -245,7 +245,7 @@ async def test_leases_of_another_process_keep_since_and_parts_until_they_expire(
     assert (await here.state("s")).since == 4
     await here.maintain("s")
     assert (await here.state("s")).retired == ()
-    await there.append([Append("s", 5, 7, ())])  # a mismatch: it reads the state again
+    await there.append([ShardAppend("s", 5, 7, ())])  # a mismatch: it reads the state again
     with pytest.raises(LeaseLost, match="reader r on shard s expired"):
         await reader.snapshot(5)
     with pytest.raises(LeaseLost):
@@ -423,8 +423,8 @@ async def test_many_actors_on_one_shard(client: PersistClient) -> None:
         while True:
             upper = await client.upper("s")
             parts = await client.write_parts("s", updates((number, upper, 1)))
-            found = await client.append([Append("s", upper, upper + 1, parts)])
-            if isinstance(found, Appended):
+            found = await client.append([ShardAppend("s", upper, upper + 1, parts)])
+            if isinstance(found, AppendCommitted):
                 won.append(number)
                 return
             await client.discard_parts(parts)

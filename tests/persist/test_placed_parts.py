@@ -24,9 +24,17 @@ from persist_world import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.errors import Fenced, InvalidUsage, StorageError, UnknownObject
+from actors.errors import InvalidUsage, StorageError, UnknownObject, WriterFenced
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, Copied, NewShard, Part, PersistClient, placed
+from actors.persist import (
+    AppendCommitted,
+    BatchPart,
+    CopyCommitted,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+    placed,
+)
 from actors.persist.documents import decode_shard
 from actors.persist.shard import ShardState, UpperMismatch
 from actors.plan.schema import DIFF
@@ -43,11 +51,11 @@ async def shard_of(client: PersistClient) -> PersistClient:
 
 async def copy(
     client: PersistClient, time: int, *values: int | None, uuid: str = "u"
-) -> Appended | UpperMismatch:
+) -> AppendCommitted | UpperMismatch:
     parts = [placed(part, time) for part in await client.stage_parts("s", rows(*values))]
     lower = (await client.state("s")).upper
-    copied = Copied(uuid, len(values), time)
-    return await client.append([Append("s", lower, time + 1, tuple(parts), copied=copied)])
+    copied = CopyCommitted(uuid, len(values), time)
+    return await client.append([ShardAppend("s", lower, time + 1, tuple(parts), copied=copied)])
 
 
 steps = st.lists(
@@ -73,7 +81,7 @@ async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) 
             await add(client, "s", time + 1, *((value, time, 1) for value in values))
         elif kind == "copy":
             done = await copy(client, time, *values, uuid=f"u{number}")
-            assert isinstance(done, Appended)
+            assert isinstance(done, AppendCommitted)
         elif kind == "hold":
             await client.set_hold("s", "x", since := max(since, min(by, max(0, upper - 1))))
         else:
@@ -138,7 +146,7 @@ async def test_what_was_read_before_it_was_placed_is_not_read_for_it(
     staged = await client.stage_parts("s", rows(1, 2))
     assert await rows_of(client, staged) == [(1, 0, 1), (2, 0, 1)]
     parts = tuple(placed(part, 7) for part in staged)
-    assert isinstance(await client.append([Append("s", 0, 8, parts)]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 8, parts)]), AppendCommitted)
     for _ in range(2):
         assert await rows_of(client, parts) == [(1, 7, 1), (2, 7, 1)]
     await client.close()
@@ -149,10 +157,10 @@ async def test_a_copy_is_appended_once_and_the_last_are_remembered() -> None:
     client = await shard_of(stores.client())
     assert isinstance(stores.consensus, FlakyConsensus)
     stores.consensus.fail = "after"  # it is done, and nobody says so
-    assert isinstance(await copy(client, 1, 7), Appended)
+    assert isinstance(await copy(client, 1, 7), AppendCommitted)
     state = await client.state("s")
-    assert state.copied("u") == Copied("u", 1, 1)
-    with pytest.raises(Fenced, match="copy u was appended to s before"):
+    assert state.copied("u") == CopyCommitted("u", 1, 1)
+    with pytest.raises(WriterFenced, match="copy u was appended to s before"):
         await copy(client, 2, 7)
     await client.collect_orphans()
     for number in range(20):
@@ -187,12 +195,12 @@ async def test_parts_have_one_owner_or_none_and_an_end() -> None:
 
 
 async def _collected_then_appended(
-    stores: Stores, client: PersistClient, parts: tuple[Part, ...]
+    stores: Stores, client: PersistClient, parts: tuple[BatchPart, ...]
 ) -> None:
     assert await client.collect_orphans() == 0, "given up just now"
     stores.clock.later_ms += TINY.blob_orphan_grace_ms
     assert await client.collect_orphans() == 1
-    await client.append([Append("s", 0, 6, tuple(placed(part, 5) for part in parts))])
+    await client.append([ShardAppend("s", 0, 6, tuple(placed(part, 5) for part in parts))])
 
 
 async def test_nobody_discards_what_is_being_appended() -> None:
@@ -208,7 +216,7 @@ async def test_nobody_discards_what_is_being_appended() -> None:
         return done
 
     stores.consensus.compare_and_set = set_while_discarded
-    assert isinstance(await client.append([Append("s", 0, 5, tuple(staged))]), Appended)
+    assert isinstance(await client.append([ShardAppend("s", 0, 5, tuple(staged))]), AppendCommitted)
     assert await rows_of(client, staged) == [(1, 4, 1)]
 
 
@@ -217,13 +225,13 @@ async def test_what_was_surely_not_appended_can_be_discarded(fail: str) -> None:
     stores = Stores()
     client = await shard_of(stores.client())
     staged = [placed(part, 4) for part in await client.stage_parts("s", rows(1))]
-    append = Append("s", 0, 5, tuple(staged))
+    append = ShardAppend("s", 0, 5, tuple(staged))
     if fail == "determinate":
         stores.consensus.fail = fail
         with pytest.raises(StorageError):
             await client.append([append])
     else:
-        await client.append([Append("s", 0, 3, ())])
+        await client.append([ShardAppend("s", 0, 3, ())])
         stores.consensus.fail = fail
         assert isinstance(await client.append([append]), UpperMismatch)
     await client.discard_parts(staged)
@@ -240,7 +248,7 @@ async def test_what_was_not_appended_is_nobodys_in_the_end() -> None:
     late = await client._parts.write(state, updates((1, 3, 1)), 0)
     for each in (parts, late):
         with pytest.raises(UnknownObject):
-            await client.append([Append("s", 0, 5, each)])
+            await client.append([ShardAppend("s", 0, 5, each)])
     await client.collect_orphans()
     stores.clock.later_ms += TINY.blob_orphan_grace_ms
     await client.collect_orphans()
@@ -268,7 +276,7 @@ async def test_an_open_append_to_a_shard_that_is_dropped_loses_no_part_of_anothe
 
     stores.consensus.compare_and_set = lost
     with pytest.raises(UnknownObject):
-        await client.append([Append(name, 0, 5, each) for name, each in parts.items()])
+        await client.append([ShardAppend(name, 0, 5, each) for name, each in parts.items()])
     await client.discard_parts([part for each in parts.values() for part in each])
     assert await rows_of(client, parts["t"]) == [(1, 3, 1)]
 

@@ -17,12 +17,12 @@ from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
-from actors.persist.location import Cas, Consensus, VersionedData
+from actors.persist.location import CompareAndSet, ConsensusStore, VersionedData
 from actors.persist.places import open_blob, open_consensus
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 
 
-async def documents(url: str) -> Consensus:
+async def documents(url: str) -> ConsensusStore:
     return await open_consensus(url, SETTINGS, CLOCK, Random(0))
 
 
@@ -50,7 +50,9 @@ async def test_files_are_named_by_path_or_url(
     ):
         consensus = await documents(url)
         assert isinstance(consensus, SqliteConsensus)
-        assert await consensus.compare_and_set([Cas("a", seqno - 1 if seqno else None, b"")])
+        assert await consensus.compare_and_set(
+            [CompareAndSet("a", seqno - 1 if seqno else None, b"")]
+        )
         assert await consensus.head("a") == VersionedData(seqno, b"")
         await consensus.close()
 
@@ -131,7 +133,7 @@ async def test_without_psycopg_it_is_said_what_to_install(monkeypatch: pytest.Mo
 
 
 async def test_shards_live_in_stores_by_url(tmp_path: Path) -> None:
-    schema = Schema((Column("a", "bigint"),))
+    schema = TableSchema((TableColumn("a", "bigint"),))
     for round_ in range(2):
         client = PersistClient(
             await open_blob(f"file:{tmp_path}/b", SETTINGS, CLOCK),

@@ -14,31 +14,31 @@ import pytest
 from msgspec.structs import replace
 from persist_world import INLINE, TINY, Stores  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, IncompatibleSchema, InvalidUsage, TypeMismatch, UnknownObject
+from actors.errors import CorruptData, IncompatibleSchema, InvalidUsage, TypeMismatch, UnknownObject
 from actors.kernel import SystemClock
 from actors.persist import (
-    Append,
-    Condition,
-    Evolved,
+    BatchPart,
     NewShard,
-    Part,
+    PartCondition,
     PartFilter,
     PersistClient,
+    SchemaEvolved,
     SchemaMismatch,
+    ShardAppend,
 )
 from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.schemas import SCHEMAS_MAX, check_compatible, evolved
 from actors.persist.shard import ShardState, created
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
 
-def schema(*columns: str, key: tuple[str, ...] = ()) -> Schema:
+def schema(*columns: str, key: tuple[str, ...] = ()) -> TableSchema:
     """From "name type", with "!" behind for NOT NULL."""
     made = []
     for text in columns:
         name, kind = text.rstrip("!").split(" ", 1)
-        made.append(Column(name, kind, not text.endswith("!")))
-    return Schema(tuple(made), key)
+        made.append(TableColumn(name, kind, not text.endswith("!")))
+    return TableSchema(tuple(made), key)
 
 
 OLD = schema("id int!", "f float", "s string", key=("id",))
@@ -64,7 +64,7 @@ NEW = schema("id bigint!", "f double", "s string", "more int", "last string", ke
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_what_would_change_the_meaning_is_refused_by_name(new: Schema, says: str) -> None:
+def test_what_would_change_the_meaning_is_refused_by_name(new: TableSchema, says: str) -> None:
     with pytest.raises(IncompatibleSchema, match=says):
         check_compatible("s", OLD, new)
 
@@ -78,7 +78,7 @@ def test_what_would_change_the_meaning_is_refused_by_name(new: Schema, says: str
         schema("id integer!", "f real", "s string", "m map<string,int>", key=("id",)),
     ],
 )
-def test_compatible_schemas_are_accepted(new: Schema) -> None:
+def test_compatible_schemas_are_accepted(new: TableSchema) -> None:
     check_compatible("s", OLD, new)
 
 
@@ -92,11 +92,11 @@ def test_a_shard_has_so_many_schemas_at_most() -> None:
         evolved(
             state,
             SCHEMAS_MAX - 1,
-            replace(state.schema, columns=(*state.schema.columns, Column("x", "int"))),
+            replace(state.schema, columns=(*state.schema.columns, TableColumn("x", "int"))),
         )
 
 
-def rows(shape: Schema, *values: Sequence[Any], time: int) -> pa.Table:
+def rows(shape: TableSchema, *values: Sequence[Any], time: int) -> pa.Table:
     columns = [
         pa.array(list(column), field.type)
         for column, field in zip(zip(*values, strict=True), shape.arrow(), strict=True)
@@ -105,14 +105,14 @@ def rows(shape: Schema, *values: Sequence[Any], time: int) -> pa.Table:
     return pa.table([*columns, [time] * count, [1] * count], names=[*shape.names, TIME, DIFF])
 
 
-async def put(client: PersistClient, table: pa.Table) -> tuple[Part, ...]:
+async def put(client: PersistClient, table: pa.Table) -> tuple[BatchPart, ...]:
     lower = (await client.state("s")).upper
     parts = await client.write_parts("s", table)
-    await client.append([Append("s", lower, lower + 1, parts)])
+    await client.append([ShardAppend("s", lower, lower + 1, parts)])
     return parts
 
 
-async def read(client: PersistClient, shape: Schema) -> list[tuple[Any, ...]]:
+async def read(client: PersistClient, shape: TableSchema) -> list[tuple[Any, ...]]:
     reader = await client.open_reader("s", "r")
     parts, _ = await reader.snapshot((await client.upper("s")) - 1)
     found: list[tuple[Any, ...]] = []
@@ -134,7 +134,7 @@ async def test_old_parts_are_read_as_the_newest_and_new_ones_as_older(settings: 
     client = stores.client()
     await client.create_shards([NewShard("s", OLD)])
     (old,) = await put(client, rows(OLD, (1, 0.1, "a"), (2, math.inf, None), time=0))
-    assert await client.schemas.evolve("s", 0, NEW) == Evolved(1)
+    assert await client.schemas.evolve("s", 0, NEW) == SchemaEvolved(1)
     with pytest.raises(InvalidUsage, match="updates lack the columns more, last"):
         await client.write_parts("s", rows(OLD, (3, 0.5, "b"), time=1))
     (new,) = await put(client, rows(NEW, (3, 0.5, "b", 7, "z"), time=1))
@@ -172,7 +172,7 @@ async def test_compaction_rewrites_to_the_newest() -> None:
     assert {part.schema_id for part in merged} == {1}
     assert await read(client, NEW) == before
     # Statistics of either schema serve one filter.
-    wanted = PartFilter(NEW, [Condition("id", ">", (pa.scalar(99, pa.int64()),))])
+    wanted = PartFilter(NEW, [PartCondition("id", ">", (pa.scalar(99, pa.int64()),))])
     reader = await client.open_reader("s", "f")
     assert await reader.snapshot(5, wanted) == ((), 6)
 
@@ -182,18 +182,18 @@ async def test_evolve_is_a_compare_and_set_on_the_number() -> None:
     one, two = stores.client(), stores.client()
     await one.create_shards([NewShard("s", OLD)])
     await two.state("s")
-    assert await one.schemas.evolve("s", 0, NEW) == Evolved(1)
-    assert await one.schemas.evolve("s", 0, NEW) == Evolved(1), "it is that one already"
-    other = replace(OLD, columns=(*OLD.columns, Column("b", "int")))
+    assert await one.schemas.evolve("s", 0, NEW) == SchemaEvolved(1)
+    assert await one.schemas.evolve("s", 0, NEW) == SchemaEvolved(1), "it is that one already"
+    other = replace(OLD, columns=(*OLD.columns, TableColumn("b", "int")))
     assert await two.schemas.evolve("s", 0, other) == SchemaMismatch("s", 0, 1, NEW)
     with pytest.raises(IncompatibleSchema, match="id cannot become int from bigint"):
         await two.schemas.evolve("s", 1, other)
     with pytest.raises(UnknownObject):
         await two.schemas.evolve("t", 0, NEW)
-    wide = replace(NEW, columns=(*NEW.columns, Column("b", "int")))
-    assert await two.schemas.evolve("s", 1, wide) == Evolved(2)
-    wider = replace(NEW, columns=(*wide.columns, Column("c", "int")))
-    assert await one.schemas.evolve("s", 2, wider) == Evolved(3), "2 is current, as two knows"
+    wide = replace(NEW, columns=(*NEW.columns, TableColumn("b", "int")))
+    assert await two.schemas.evolve("s", 1, wide) == SchemaEvolved(2)
+    wider = replace(NEW, columns=(*wide.columns, TableColumn("c", "int")))
+    assert await one.schemas.evolve("s", 2, wider) == SchemaEvolved(3), "2 is current, as two knows"
     state = await stores.client().state("s")
     assert (state.schema, state.older) == (wider, (OLD, NEW, wide))
 
@@ -204,7 +204,7 @@ async def test_an_evolution_whose_answer_was_lost_is_done_once(fail: str) -> Non
     client = stores.client()
     await client.create_shards([NewShard("s", OLD)])
     stores.consensus.fail = fail
-    assert await client.schemas.evolve("s", 0, NEW) == Evolved(1)
+    assert await client.schemas.evolve("s", 0, NEW) == SchemaEvolved(1)
     assert (await stores.client().state("s")).older == (OLD,)
 
 
@@ -213,7 +213,7 @@ async def test_a_part_written_before_is_appended_after() -> None:
     await client.create_shards([NewShard("s", OLD)])
     parts = await client.write_parts("s", rows(OLD, (1, 0.5, "a"), time=0))
     await client.schemas.evolve("s", 0, NEW)
-    await client.append([Append("s", 0, 1, parts)])
+    await client.append([ShardAppend("s", 0, 1, parts)])
     assert await read(client, NEW) == [(1, 0.5, "a", None, None)]
 
 
@@ -236,7 +236,7 @@ async def test_an_adopted_file_has_one_of_the_shards_schemas(tmp_path: Path) -> 
     (tmp_path / "junk").write_bytes(b"junk" * 9)
     with pytest.raises(InvalidUsage, match="is no Parquet file"):
         await client.adopt_file("s", tmp_path / "junk", 1, 0, 0)
-    await client.append([Append("s", 0, 1, (old, new))])
+    await client.append([ShardAppend("s", 0, 1, (old, new))])
     assert await read(client, NEW) == [(1, 0.5, "a", None, None), (2, 0.5, "a", 1, "b")]
     await client.close()
 
@@ -251,7 +251,7 @@ async def test_a_part_of_another_kind_is_no_older_part() -> None:
         (schema("id int", "x int", "s string"), "it has s and not x"),
         (schema("id string", "s string"), "id as int32, which never becomes string"),
     ):
-        with pytest.raises(Corrupt, match=says):
+        with pytest.raises(CorruptData, match=says):
             await client.fetch(part, wrong)
 
 

@@ -18,7 +18,7 @@ import pytest
 from serving import in_memory  # type: ignore[import-not-found]
 
 from actors.client import Client
-from actors.errors import BadSettings, Fenced, InvalidUsage, PenstockError
+from actors.errors import BadSettings, InvalidUsage, PenstockError, WriterFenced
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -165,7 +165,7 @@ async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[
 async def test_a_fenced_service_halts_by_name_without_a_write(tmp_path: Path) -> None:
     urls = {"consensus_url": f"sqlite:{tmp_path}/documents.db", "blob_url": f"file:{tmp_path}/b"}
     async with running(tmp_path, urls, "older") as (older, _), running(tmp_path, urls, "newer"):
-        with pytest.raises(Fenced, match=r"took over the stores \(epoch 2, process \d+ on"):
+        with pytest.raises(WriterFenced, match=r"took over the stores \(epoch 2, process \d+ on"):
             await older.wait_stopped()
 
 

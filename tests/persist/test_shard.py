@@ -8,20 +8,20 @@ from typing import ParamSpec, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, ReadBelowSince, StorageError
+from actors.errors import CorruptData, InvalidUsage, ReadBelowSince, StorageError
 from actors.persist import shard
 from actors.persist.documents import decode_shard, encode
 from actors.persist.invariants import validate
 from actors.persist.shard import (
     FORMAT,
     WRITERS_MAX,
-    Append,
-    Batch,
-    Lease,
-    Mark,
+    BatchPart,
+    IdempotencyToken,
     NewShard,
-    Part,
-    Retired,
+    ReaderLease,
+    RetiredBlob,
+    ShardAppend,
+    ShardBatch,
     ShardState,
     UpperMismatch,
     compact_to,
@@ -30,13 +30,13 @@ from actors.persist.shard import (
     mark,
     sealed,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, TIME_MAX
 
 P = ParamSpec("P")
 S = TypeVar("S")
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
 
 def checked(transition: Callable[P, S]) -> Callable[P, S]:
@@ -60,9 +60,9 @@ with_hold = checked(shard.with_hold)
 without_hold = checked(shard.without_hold)
 
 
-def part(key: str, low: int, high: int | None = None) -> Part:
+def part(key: str, low: int, high: int | None = None) -> BatchPart:
     high = low if high is None else high
-    return Part(f"s/{key}", 1, 10, 0, None, False, low, high, 1)
+    return BatchPart(f"s/{key}", 1, 10, 0, None, False, low, high, 1)
 
 
 def new(**fields: object) -> ShardState:
@@ -73,8 +73,8 @@ def settled(state: ShardState) -> ShardState:
     return renewed(state, {}, frozenset(), 10)
 
 
-def grown(state: ShardState, upper: int, *parts: Part, call: int = 9) -> ShardState:
-    after = appended(state, Append("s", state.upper, upper, parts), 0, "w", call)
+def grown(state: ShardState, upper: int, *parts: BatchPart, call: int = 9) -> ShardState:
+    after = appended(state, ShardAppend("s", state.upper, upper, parts), 0, "w", call)
     assert isinstance(after, ShardState)
     validate(after)
     return replace(after, seqno=state.seqno + 1)
@@ -86,14 +86,14 @@ def test_append_checks_the_upper_and_marks_the_call() -> None:
     assert is_applied(state, "w", 7)
     assert not is_applied(state, "w", 6)
     assert not is_applied(state, "other", 7)
-    assert appended(state, Append("s", 4, 9, ()), 0, "w", 8) == UpperMismatch("s", 4, 5)
+    assert appended(state, ShardAppend("s", 4, 9, ()), 0, "w", 8) == UpperMismatch("s", 4, 5)
     closed = grown(state, EMPTY)
-    assert appended(closed, Append("s", 5, 9, ()), 0, "w", 9) == UpperMismatch("s", 5, EMPTY)
+    assert appended(closed, ShardAppend("s", 5, 9, ()), 0, "w", 9) == UpperMismatch("s", 5, EMPTY)
 
 
 def test_idle_appends_do_not_add_batches() -> None:
     state = grown(grown(new(), 5), 6)
-    assert state.batches == (Batch(0, 6, ()),)
+    assert state.batches == (ShardBatch(0, 6, ()),)
     state = grown(grown(state, 8, part("a", 7)), 20)
     assert [(b.lower, b.upper, len(b.parts)) for b in state.batches] == [(0, 6, 0), (6, 20, 1)]
 
@@ -101,18 +101,18 @@ def test_idle_appends_do_not_add_batches() -> None:
 @pytest.mark.parametrize(
     ("append", "floor", "text"),
     [
-        (Append("s", 5, 5, ()), 0, "holds no time"),
-        (Append("s", 5, EMPTY + 1, ()), 0, "not an interval"),
-        (Append("s", 5, 9, (part("b", 4),)), 0, r"the interval is \[5, 9\)"),
-        (Append("s", 5, 9, (part("b", 9),)), 0, r"the interval is \[5, 9\)"),
-        (Append("s", 5, 9, (part("b", 6),)), 7, r"the interval is \[7, 9\)"),
-        (Append("s", 5, 9, (part("a", 6),)), 0, "appended before"),
-        (Append("s", 5, 9, (part("b", 6), part("b", 6))), 0, "appended before"),
-        (Append("s", 5, 9, (replace(part("b", 6), key="t/b"),)), 0, "another"),
-        (Append("s", 5, 9, (replace(part("b", 6), rows=0),)), 0, "0 rows"),
+        (ShardAppend("s", 5, 5, ()), 0, "holds no time"),
+        (ShardAppend("s", 5, EMPTY + 1, ()), 0, "not an interval"),
+        (ShardAppend("s", 5, 9, (part("b", 4),)), 0, r"the interval is \[5, 9\)"),
+        (ShardAppend("s", 5, 9, (part("b", 9),)), 0, r"the interval is \[5, 9\)"),
+        (ShardAppend("s", 5, 9, (part("b", 6),)), 7, r"the interval is \[7, 9\)"),
+        (ShardAppend("s", 5, 9, (part("a", 6),)), 0, "appended before"),
+        (ShardAppend("s", 5, 9, (part("b", 6), part("b", 6))), 0, "appended before"),
+        (ShardAppend("s", 5, 9, (replace(part("b", 6), key="t/b"),)), 0, "another"),
+        (ShardAppend("s", 5, 9, (replace(part("b", 6), rows=0),)), 0, "0 rows"),
     ],
 )
-def test_an_append_that_can_never_be_right(append: Append, floor: int, text: str) -> None:
+def test_an_append_that_can_never_be_right(append: ShardAppend, floor: int, text: str) -> None:
     state = grown(new(), 5, part("a", 2))
     with pytest.raises(InvalidUsage, match=text):
         appended(state, append, floor, "w", 9)
@@ -121,7 +121,7 @@ def test_an_append_that_can_never_be_right(append: Append, floor: int, text: str
 def test_since_is_the_least_hold_or_lease_and_never_goes_back() -> None:
     state = settled(with_hold(with_hold(new(), "h1", 3), "h2", 8))
     assert state.since == 3
-    state = renewed(state, {"r": Lease(5, 0, 100)}, frozenset(), 10)
+    state = renewed(state, {"r": ReaderLease(5, 0, 100)}, frozenset(), 10)
     state = settled(with_hold(state, "h1", 9))
     assert state.since == 5
     assert renewed(state, {}, frozenset(), 99).since == 5
@@ -138,15 +138,15 @@ def test_since_is_the_least_hold_or_lease_and_never_goes_back() -> None:
 
 def test_a_closed_shard_stays_readable_at_its_last_time() -> None:
     closed = without_hold(grown(new(), EMPTY), "h")
-    read = renewed(closed, {"r": Lease(EMPTY, 0, 100)}, frozenset(), 10)
+    read = renewed(closed, {"r": ReaderLease(EMPTY, 0, 100)}, frozenset(), 10)
     assert read.since == TIME_MAX
-    assert renewed(read, {"r": Lease(EMPTY, 0, 100)}, frozenset(), 10).since == TIME_MAX
+    assert renewed(read, {"r": ReaderLease(EMPTY, 0, 100)}, frozenset(), 10).since == TIME_MAX
 
 
 def test_own_leases_are_renewed_and_given_up_ones_go() -> None:
-    state = replace(new(), leases={"mine": Lease(0, 0, 5), "theirs": Lease(0, 0, 50)})
-    state = renewed(state, {"mine": Lease(2, 1, 90)}, frozenset(), 10)
-    assert state.leases == {"mine": Lease(2, 1, 90), "theirs": Lease(0, 0, 50)}
+    state = replace(new(), leases={"mine": ReaderLease(0, 0, 5), "theirs": ReaderLease(0, 0, 50)})
+    state = renewed(state, {"mine": ReaderLease(2, 1, 90)}, frozenset(), 10)
+    assert state.leases == {"mine": ReaderLease(2, 1, 90), "theirs": ReaderLease(0, 0, 50)}
     state = renewed(state, {}, frozenset({"mine"}), 10)
     assert set(state.leases) == {"theirs"}
 
@@ -160,13 +160,13 @@ def test_compaction_replaces_adjacent_batches_only_while_they_are_there() -> Non
     assert merged is not None
     validate(merged)
     assert [(b.lower, b.upper) for b in merged.batches] == [(0, 10), (10, 30), (30, 40)]
-    assert merged.retired == (Retired("s/p1", 5), Retired("s/p2", 5))
+    assert merged.retired == (RetiredBlob("s/p1", 5), RetiredBlob("s/p2", 5))
     assert compacted(merged, inputs, (part("n", 25),)) is None
     last = state.batches[3:]
     extended = grown(state, 99)
     merged = compacted(extended, last, ())
     assert merged is not None
-    assert merged.batches[-1] == Batch(30, 99, ())
+    assert merged.batches[-1] == ShardBatch(30, 99, ())
     validate(merged)
 
 
@@ -181,13 +181,13 @@ def test_a_retired_part_waits_for_leases_that_may_know_it() -> None:
     state = replace(
         new(),
         seqno=9,
-        retired=(Retired("s/a", 4), Retired("s/b", 7)),
-        leases={"old": Lease(0, 5, 99), "own": Lease(0, 1, 99)},
+        retired=(RetiredBlob("s/a", 4), RetiredBlob("s/b", 7)),
+        leases={"old": ReaderLease(0, 5, 99), "own": ReaderLease(0, 1, 99)},
     )
     assert deletable(state, frozenset({"own"})) == ("s/a",)
     assert deletable(state, frozenset()) == ()
     assert deletable(state, frozenset({"own", "old"})) == ("s/a", "s/b")
-    assert collected(state, frozenset({"s/a"})).retired == (Retired("s/b", 7),)
+    assert collected(state, frozenset({"s/a"})).retired == (RetiredBlob("s/b", 7),)
     assert collected(state, frozenset({"s/x"})) is state
 
 
@@ -198,7 +198,7 @@ def test_tables_are_sealed_by_the_shared_upper() -> None:
 
 
 def test_writers_are_few() -> None:
-    marks: dict[str, Mark] = {}
+    marks: dict[str, IdempotencyToken] = {}
     for number in range(2 * WRITERS_MAX):
         marks = mark(marks, f"w{number}", 1, number)
     assert len(marks) == WRITERS_MAX
@@ -216,7 +216,7 @@ def test_documents_are_checked_when_read() -> None:
     assert decode_shard("shard/s", encode(state)) == state
     with pytest.raises(StorageError, match=f"has format {FORMAT + 1}"):
         decode_shard("shard/s", encode(replace(state, version=FORMAT + 1)))
-    with pytest.raises(Corrupt, match="cannot be decoded"):
+    with pytest.raises(CorruptData, match="cannot be decoded"):
         decode_shard("shard/s", encode(state)[:-3])
 
 
@@ -225,14 +225,14 @@ def test_documents_are_checked_when_read() -> None:
     [
         ({"upper": 6}, "the last batch ends at upper"),
         ({"since": 2}, "since <= hold"),
-        ({"batches": (Batch(0, 2, ()), Batch(3, 5, ()))}, "contiguous"),
-        ({"batches": (Batch(0, 5, (part("a", 5),)),)}, "time_max < upper"),
-        ({"batches": (Batch(0, 5, (part("a", 2), part("a", 2))),)}, "named once"),
-        ({"leases": {"r": Lease(0, 0, 0)}}, "since <= lease.since"),
+        ({"batches": (ShardBatch(0, 2, ()), ShardBatch(3, 5, ()))}, "contiguous"),
+        ({"batches": (ShardBatch(0, 5, (part("a", 5),)),)}, "time_max < upper"),
+        ({"batches": (ShardBatch(0, 5, (part("a", 2), part("a", 2))),)}, "named once"),
+        ({"leases": {"r": ReaderLease(0, 0, 0)}}, "since <= lease.since"),
     ],
 )
 def test_a_broken_rule_is_named(broken: dict[str, object], rule: str) -> None:
-    state = replace(new(since=1, holds={"h": 1}), upper=5, batches=(Batch(0, 5, ()),))
+    state = replace(new(since=1, holds={"h": 1}), upper=5, batches=(ShardBatch(0, 5, ()),))
     validate(state)
-    with pytest.raises(Corrupt, match=rule):
+    with pytest.raises(CorruptData, match=rule):
         validate(replace(state, **broken))

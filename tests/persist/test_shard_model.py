@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from actors.persist.compaction import Merger, choose_batches, input_rows
+from actors.persist.compaction import UpdateMerger, choose_batches, input_rows
 from actors.persist.invariants import validate
 from actors.persist.parts import decode, encode
 from actors.persist.shard import (
-    Append,
-    Batch,
-    Lease,
+    BatchPart,
     NewShard,
-    Part,
+    ReaderLease,
+    ShardAppend,
+    ShardBatch,
     ShardState,
     appended,
     compact_to,
@@ -27,9 +27,9 @@ from actors.persist.shard import (
     with_hold,
     without_hold,
 )
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 Update = tuple[int | None, int, int]
 
 update_values = st.tuples(
@@ -65,16 +65,16 @@ class World:
         lower = self.state.upper
         new = [(a, lower + offset % width, diff) for a, offset, diff in values]
         parts = made(new)
-        append = Append("s", lower, lower + width, parts)
+        append = ShardAppend("s", lower, lower + width, parts)
         after = appended(self.state, append, 0, "w", len(self.updates))
         assert isinstance(after, ShardState)
         self.updates += new
         self.become(after)
 
-    def merge(self, inputs: tuple[Batch, ...]) -> None:
+    def merge(self, inputs: tuple[ShardBatch, ...]) -> None:
         if not inputs:
             return
-        merger = Merger(
+        merger = UpdateMerger(
             SCHEMA,
             to=compact_to(self.state, inputs[-1].upper),
             rows=input_rows(inputs),
@@ -124,23 +124,23 @@ def sums(updates: object) -> dict[tuple[int | None, int], int]:
     return {key: diff for key, diff in total.items() if diff}
 
 
-def made(updates: list[Update]) -> tuple[Part, ...]:
+def made(updates: list[Update]) -> tuple[BatchPart, ...]:
     columns = list(zip(*updates, strict=True)) or [(), (), ()]
     arrays = [pa.array(values, pa.int64()) for values in columns]
     return made_of(pa.table(arrays, names=["a", TIME, DIFF]))
 
 
-def made_of(table: pa.Table) -> tuple[Part, ...]:
+def made_of(table: pa.Table) -> tuple[BatchPart, ...]:
     pieces = encode(table, SCHEMA, inline_bytes_max=1 << 20, bytes_target=1 << 20)
     return tuple(piece.part for piece in pieces)
 
 
-def read(part: Part) -> pa.Table:
+def read(part: BatchPart) -> pa.Table:
     assert part.inline is not None
     return decode(part, part.inline, SCHEMA)
 
 
-def rows(part: Part) -> list[Update]:
+def rows(part: BatchPart) -> list[Update]:
     columns = [column.to_pylist() for column in read(part).columns]
     return list(zip(*columns, strict=True))
 
@@ -159,7 +159,7 @@ def test_contents_never_change(steps: list[tuple[str, object, object]]) -> None:
             case ("drop", str(holder), _):
                 world.become(without_hold(world.state, holder))
             case ("lease", int(ahead), _):
-                lease = Lease(world.state.since + ahead, 0, 1)
+                lease = ReaderLease(world.state.since + ahead, 0, 1)
                 world.become(renewed(world.state, {"r": lease}, frozenset(), 0))
             case ("merge", int(first), int(count)):
                 world.merge(world.state.batches[first : first + count])

@@ -13,11 +13,11 @@ from actors.errors import StateDirectoryError
 from actors.kernel import SystemClock
 from actors.persist import NewShard, PersistClient
 from actors.persist.directory import FORMAT, StateDirectory
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.postgres_server import binary
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
 
 async def opened(directory: Path) -> PersistClient:

@@ -22,13 +22,13 @@ from actors.kernel import SystemClock
 from actors.persist import PersistClient
 from actors.persist.documents import decode_shard
 from actors.persist.documents import encode as encode_document
-from actors.persist.filtering import Audit, Condition, Op, PartFilter, Verdict
+from actors.persist.filtering import FilterAudit, Op, PartCondition, PartFilter, PartVerdict
 from actors.persist.parts import encode
-from actors.persist.shard import Append, NewShard, Part, ShardState, appended, created
+from actors.persist.shard import BatchPart, NewShard, ShardAppend, ShardState, appended, created
 from actors.persist.statistics import BOUND_BYTES_MAX, ColumnStatistics, of_footer
-from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import to_ipc
-from actors.protocol.compute import Comparison
+from actors.protocol.compute import ColumnComparison
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf])
 INSTANTS = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001
@@ -61,22 +61,22 @@ UNORDERED = ("char(9)", "array<int>")
 OPS: list[Op] = ["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
 
-def table_of(schema: Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+def table_of(schema: TableSchema, rows: list[tuple[Any, ...]]) -> pa.Table:
     kinds = schema.arrow().types
     columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
     ones = pa.array([1] * len(rows), pa.int64())
     return pa.table([*columns, ones, ones], names=[*schema.names, TIME, DIFF])
 
 
-def written(schema: Schema, table: pa.Table, budget: int = 4096) -> Part:
+def written(schema: TableSchema, table: pa.Table, budget: int = 4096) -> BatchPart:
     (piece,) = encode(
         table, schema, inline_bytes_max=0, bytes_target=1 << 30, statistics_bytes_max=budget
     )
     return piece.part
 
 
-def condition(name: str, op: Op, *values: Any, kind: str = "bigint") -> Condition:
-    return Condition(name, op, tuple(pa.scalar(value, arrow_type(kind)) for value in values))
+def condition(name: str, op: Op, *values: Any, kind: str = "bigint") -> PartCondition:
+    return PartCondition(name, op, tuple(pa.scalar(value, arrow_type(kind)) for value in values))
 
 
 def order(value: Any) -> Any:
@@ -129,7 +129,7 @@ def test_no_row_that_passes_is_in_a_discarded_part(
     case: tuple[str, list[Any], list[tuple[Op, list[Any]]]], from_spark: bool
 ) -> None:
     kind, values, wanted = case
-    schema = Schema((Column("a", kind),))
+    schema = TableSchema((TableColumn("a", kind),))
     table = table_of(schema, [(value,) for value in values])
     part = written(schema, table)
     if from_spark:  # as another writer writes files: several row groups, decimals as integers
@@ -140,36 +140,42 @@ def test_no_row_that_passes_is_in_a_discarded_part(
     filter_ = PartFilter(schema, [condition("a", op, *each, kind=kind) for op, each in wanted])
     right = [all(passes(v, op, each) for op, each in wanted) for v in table["a"].to_pylist()]
     assert filter_.passing(table).num_rows == sum(right)
-    assert filter_.verdict(part) is Verdict.KEEP or not any(right)
+    assert filter_.verdict(part) is PartVerdict.KEEP or not any(right)
 
 
-NUMBERS = Schema((Column("a", "bigint"), Column("f", "double"), Column("s", "string")))
+NUMBERS = TableSchema(
+    (TableColumn("a", "bigint"), TableColumn("f", "double"), TableColumn("s", "string"))
+)
 ROWS = [(10, 1.5, "m"), (20, -2.0, "n"), (None, None, "o")]
 
 
 @pytest.mark.parametrize(
     ("wanted", "verdict"),
     [
-        (condition("a", "=", 9), Verdict.DISCARD),
-        (condition("a", "=", 11), Verdict.KEEP),
-        (condition("a", "<", 10), Verdict.DISCARD),
-        (condition("a", "<=", 10), Verdict.KEEP),
-        (condition("a", ">", 20), Verdict.DISCARD),
-        (condition("a", ">=", 20), Verdict.KEEP),
-        (condition("a", "in", 9, 21), Verdict.DISCARD),
-        (condition("a", "in", 9, 20), Verdict.KEEP),
-        (condition("a", "in"), Verdict.DISCARD),
-        (condition("a", "is null"), Verdict.KEEP),
-        (condition("s", "is null"), Verdict.DISCARD),
-        (condition("f", ">", 1.5, kind="double"), Verdict.DISCARD),
-        (condition("f", ">", math.nan, kind="double"), Verdict.DISCARD),
-        (condition("f", "<", math.nan, kind="double"), Verdict.KEEP),
-        (condition("s", "=", "a", kind="string"), Verdict.DISCARD),
-        (condition("s", ">", "n", kind="string"), Verdict.KEEP),
+        (condition("a", "=", 9), PartVerdict.DISCARD),
+        (condition("a", "=", 11), PartVerdict.KEEP),
+        (condition("a", "<", 10), PartVerdict.DISCARD),
+        (condition("a", "<=", 10), PartVerdict.KEEP),
+        (condition("a", ">", 20), PartVerdict.DISCARD),
+        (condition("a", ">=", 20), PartVerdict.KEEP),
+        (condition("a", "in", 9, 21), PartVerdict.DISCARD),
+        (condition("a", "in", 9, 20), PartVerdict.KEEP),
+        (condition("a", "in"), PartVerdict.DISCARD),
+        (condition("a", "is null"), PartVerdict.KEEP),
+        (condition("s", "is null"), PartVerdict.DISCARD),
+        (condition("f", ">", 1.5, kind="double"), PartVerdict.DISCARD),
+        (condition("f", ">", math.nan, kind="double"), PartVerdict.DISCARD),
+        (condition("f", "<", math.nan, kind="double"), PartVerdict.KEEP),
+        (condition("s", "=", "a", kind="string"), PartVerdict.DISCARD),
+        (condition("s", ">", "n", kind="string"), PartVerdict.KEEP),
     ],
-    ids=lambda given: given.name if isinstance(given, Verdict) else f"{given.column} {given.op}",
+    ids=lambda given: (
+        given.name if isinstance(given, PartVerdict) else f"{given.column} {given.op}"
+    ),
 )
-def test_a_part_without_such_values_is_discarded(wanted: Condition, verdict: Verdict) -> None:
+def test_a_part_without_such_values_is_discarded(
+    wanted: PartCondition, verdict: PartVerdict
+) -> None:
     part = written(NUMBERS, table_of(NUMBERS, ROWS))
     assert PartFilter(NUMBERS, [wanted]).verdict(part) is verdict
 
@@ -177,11 +183,11 @@ def test_a_part_without_such_values_is_discarded(wanted: Condition, verdict: Ver
 def test_one_condition_that_cannot_hold_is_enough() -> None:
     part = written(NUMBERS, table_of(NUMBERS, ROWS))
     both = [condition("a", ">", 0), condition("s", "is null")]
-    assert PartFilter(NUMBERS, both).verdict(part) is Verdict.DISCARD
-    assert PartFilter(NUMBERS, []).verdict(part) is Verdict.KEEP
+    assert PartFilter(NUMBERS, both).verdict(part) is PartVerdict.DISCARD
+    assert PartFilter(NUMBERS, []).verdict(part) is PartVerdict.KEEP
     one, other = condition("a", "<", 10), condition("a", ">", 19)
-    assert PartFilter(NUMBERS, [one], [other]).verdict(part) is Verdict.KEEP
-    assert PartFilter(NUMBERS, [one], both).verdict(part) is Verdict.DISCARD
+    assert PartFilter(NUMBERS, [one], [other]).verdict(part) is PartVerdict.KEEP
+    assert PartFilter(NUMBERS, [one], both).verdict(part) is PartVerdict.DISCARD
     assert PartFilter(NUMBERS, [one], [other]).passing(table_of(NUMBERS, ROWS)).num_rows == 1
     assert PartFilter(NUMBERS, [one], []).passing(table_of(NUMBERS, ROWS)).num_rows == 3
 
@@ -191,7 +197,7 @@ def test_a_column_of_nulls_has_no_values() -> None:
     for op in ("=", "<", ">=", "in", "is not null"):
         values = () if op == "is not null" else (1,)
         found = PartFilter(NUMBERS, [condition("a", op, *values)])
-        assert found.verdict(part) is Verdict.DISCARD, op
+        assert found.verdict(part) is PartVerdict.DISCARD, op
 
 
 def test_what_has_no_statistics_is_kept() -> None:
@@ -199,18 +205,18 @@ def test_what_has_no_statistics_is_kept() -> None:
     (piece,) = encode(table, NUMBERS, inline_bytes_max=1 << 20, bytes_target=1 << 20)
     never = PartFilter(NUMBERS, [condition("a", "=", 9)])
     assert piece.part.inline is not None
-    assert never.verdict(piece.part) is Verdict.KEEP
+    assert never.verdict(piece.part) is PartVerdict.KEEP
     part = written(NUMBERS, table)
-    assert never.verdict(replace(part, has_errors=True)) is Verdict.KEEP
-    assert never.verdict(replace(part, statistics=())) is Verdict.KEEP
+    assert never.verdict(replace(part, has_errors=True)) is PartVerdict.KEEP
+    assert never.verdict(replace(part, statistics=())) is PartVerdict.KEEP
 
 
 def test_a_nan_is_greater_than_every_bound() -> None:
     part = written(NUMBERS, table_of(NUMBERS, [(1, math.nan, "a"), (2, 5.0, "a")]))
     more = PartFilter(NUMBERS, [condition("f", ">", 1e300, kind="double")])
     less = PartFilter(NUMBERS, [condition("f", "<", 5.0, kind="double")])
-    assert more.verdict(part) is Verdict.KEEP
-    assert less.verdict(part) is Verdict.DISCARD
+    assert more.verdict(part) is PartVerdict.KEEP
+    assert less.verdict(part) is PartVerdict.DISCARD
 
 
 def test_statistics_of_a_footer_know_no_upper_bound_of_floats() -> None:
@@ -231,7 +237,7 @@ def test_a_row_group_without_bounds_leaves_the_whole_without() -> None:
 
 
 def test_timestamps_of_old_files_and_columns_of_other_types_have_none() -> None:
-    schema = Schema((Column("t", "timestamp"), Column("a", "bigint")))
+    schema = TableSchema((TableColumn("t", "timestamp"), TableColumn("a", "bigint")))
     file = io.BytesIO()
     stamps = pa.array([1, 2], pa.timestamp("us", "UTC"))
     table = pa.table({"t": stamps, "a": pa.array([1, 2], pa.int32())})
@@ -243,7 +249,9 @@ def test_timestamps_of_old_files_and_columns_of_other_types_have_none() -> None:
 
 def test_statistics_keep_to_their_budget_and_the_longest_columns_go_first() -> None:
     names = [f"n{at}" for at in range(30)]
-    schema = Schema((Column("long", "string"), *(Column(name, "bigint") for name in names)))
+    schema = TableSchema(
+        (TableColumn("long", "string"), *(TableColumn(name, "bigint") for name in names))
+    )
     table = table_of(schema, [("x" * 90, *range(30)), ("y" * 90, *range(30))])
     whole = written(schema, table, 4096).statistics
     assert {each.column for each in whole} == {"long", *names}
@@ -256,14 +264,16 @@ def test_statistics_keep_to_their_budget_and_the_longest_columns_go_first() -> N
 
 def test_statistics_survive_the_state_document() -> None:
     kinds = [kind for kind in sorted(DRAWN) if kind not in UNORDERED]
-    schema = Schema(tuple(Column(f"c{at}", kind) for at, kind in enumerate(kinds)))
+    schema = TableSchema(tuple(TableColumn(f"c{at}", kind) for at, kind in enumerate(kinds)))
     drawn: dict[str, Any] = {"timestamp": datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)}
     drawn |= {"timestamp_ntz": datetime.datetime(2000, 1, 1), "date": datetime.date(2000, 1, 1)}  # noqa: DTZ001
     drawn |= {"string": "é", "varchar(9)": "é", "binary": b"\xff", "boolean": True}
     row = tuple(drawn.get(kind, 1) for kind in kinds)
     part = replace(written(schema, table_of(schema, [row])), key="s/x")
     assert len(part.statistics) == len(kinds)
-    state = appended(created(NewShard("s", schema), "w", 1), Append("s", 0, 2, (part,)), 0, "w", 2)
+    state = appended(
+        created(NewShard("s", schema), "w", 1), ShardAppend("s", 0, 2, (part,)), 0, "w", 2
+    )
     assert isinstance(state, ShardState)
     back = decode_shard("shard/s", encode_document(state))
     assert back.batches[0].parts == (part,)
@@ -282,23 +292,23 @@ def test_statistics_survive_the_state_document() -> None:
         (condition("a", "=", None), "is no int64"),
     ],
 )
-def test_a_condition_that_means_nothing_is_refused(wanted: Condition, says: str) -> None:
+def test_a_condition_that_means_nothing_is_refused(wanted: PartCondition, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         PartFilter(NUMBERS, [wanted])
 
 
 def test_a_filter_of_a_peek_takes_what_helps() -> None:
-    def compared(name: str, op: Any, value: Any) -> Comparison:
-        return Comparison(name, op, to_ipc(pa.table({name: [value]})))
+    def compared(name: str, op: Any, value: Any) -> ColumnComparison:
+        return ColumnComparison(name, op, to_ipc(pa.table({name: [value]})))
 
     given = [
         compared("a", "=", 1),
         compared("a", "<>", 1),
         compared("a", "<", None),
         compared("s", "<", "b"),
-        Comparison("f", "is null"),
-        Comparison("nowhere", "is null"),
-        Comparison("a", "=", b"junk"),
+        ColumnComparison("f", "is null"),
+        ColumnComparison("nowhere", "is null"),
+        ColumnComparison("a", "=", b"junk"),
     ]
     found = PartFilter.of(NUMBERS, given)
     assert found is not None
@@ -313,7 +323,7 @@ def test_a_filter_of_a_peek_takes_what_helps() -> None:
     assert by_key is not None
     assert str(by_key) == "a in 1 2 AND f in nan -0.0"
     part = written(NUMBERS, table_of(NUMBERS, [(1, 0.0, "x"), (9, 1.0, "x")]))
-    assert by_key.verdict(part) is Verdict.KEEP
+    assert by_key.verdict(part) is PartVerdict.KEEP
     rows = [(1, 0.0, "x"), (2, math.nan, "x"), (2, 1.0, "")]
     assert by_key.passing(table_of(NUMBERS, rows)).num_rows == 2
     assert PartFilter.of(NUMBERS, [], pa.table({"a": list(range(65))})) is None
@@ -350,10 +360,10 @@ async def test_a_reader_takes_only_parts_that_may_hold_what_is_wanted(tmp_path: 
 def test_an_audit_chooses_one_in_so_many_within_its_budget() -> None:
     part = replace(written(NUMBERS, table_of(NUMBERS, ROWS)), bytes=10)
     parts = [replace(part, key=f"s/{at:08x}.parquet") for at in range(4000)]
-    chosen = [each.key for each in parts if Audit(100, 1 << 20).chooses(each)]
+    chosen = [each.key for each in parts if FilterAudit(100, 1 << 20).chooses(each)]
     assert 10 <= len(chosen) <= 90
-    assert chosen == [each.key for each in parts if Audit(100, 1 << 20).chooses(each)]
-    audit = Audit(1, 25)
+    assert chosen == [each.key for each in parts if FilterAudit(100, 1 << 20).chooses(each)]
+    audit = FilterAudit(1, 25)
     assert [audit.chooses(each) for each in parts[:4]] == [True, True, False, False]
     audit.kept(replace(part, bytes=5))
     assert audit.chooses(parts[5])

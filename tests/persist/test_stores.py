@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors.errors import Closed, Corrupt, StorageError, StoreFull
+from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull
 from actors.kernel import SystemClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
-from actors.persist.location import Cas, VersionedData
+from actors.persist.location import CompareAndSet, VersionedData
 
 CLOCK = SystemClock()
 
@@ -47,9 +47,9 @@ async def test_temporary_files_of_a_killed_process_go(tmp_path: Path) -> None:
 async def test_documents_survive_reopening(tmp_path: Path) -> None:
     first = SqliteConsensus(tmp_path / "consensus.db", CLOCK)
     await first.open()
-    await first.compare_and_set([Cas("a", None, b"\0\xff")])
+    await first.compare_and_set([CompareAndSet("a", None, b"\0\xff")])
     await first.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ResourceClosed):
         await first.head("a")
     second = SqliteConsensus(tmp_path / "consensus.db", CLOCK)
     await second.open()
@@ -60,7 +60,7 @@ async def test_documents_survive_reopening(tmp_path: Path) -> None:
 async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "consensus.db"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
-    with pytest.raises(Corrupt, match=r"consensus\.db is damaged"):
+    with pytest.raises(CorruptData, match=r"consensus\.db is damaged"):
         await SqliteConsensus(path, CLOCK).open()
 
 
@@ -101,10 +101,10 @@ async def test_failures_of_sqlite_say_whether_they_may_have_happened(
     real = store._connection
     store._connection = _Failing(real, word, getattr(apsw, kind)("made up"))
     with pytest.raises(expected, match=r"consensus\.db") as caught:
-        await store.compare_and_set([Cas("a", None, b"")])
+        await store.compare_and_set([CompareAndSet("a", None, b"")])
     assert type(caught.value) is expected
     assert caught.value.determinate is determinate
     store._connection = real
     assert await store.head("a") is None
-    assert await store.compare_and_set([Cas("a", None, b"")])
+    assert await store.compare_and_set([CompareAndSet("a", None, b"")])
     await store.close()

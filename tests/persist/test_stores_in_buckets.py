@@ -16,10 +16,10 @@ import pytest
 from msgspec.structs import replace
 from store_houses import CLOCK, PIECE, SETTINGS  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, StorageError, StoreBusy
-from actors.persist.blob_bucket import Room
+from actors.errors import CorruptData, StorageError, StoreBusy
+from actors.persist.blob_bucket import ByteBudget
 from actors.persist.consensus_bucket import BucketConsensus, escaped
-from actors.persist.location import Blob, Cas, Consensus, VersionedData
+from actors.persist.location import BlobStore, CompareAndSet, ConsensusStore, VersionedData
 from actors.persist.places import open_blob, open_consensus
 from s3_server import KEY_ID, S3, SECRET, Fate  # type: ignore[import-not-found]
 
@@ -36,10 +36,10 @@ class Place:
         self.bucket = served.new_bucket()
         self.url = f"{scheme}://{self.bucket}/x"
 
-    async def blob(self, **changes: Any) -> Blob:
+    async def blob(self, **changes: Any) -> BlobStore:
         return await open_blob(self.url, replace(LIMITS, **changes), CLOCK)
 
-    async def documents(self, number: int = 0, **changes: Any) -> Consensus:
+    async def documents(self, number: int = 0, **changes: Any) -> ConsensusStore:
         return await open_consensus(self.url, replace(LIMITS, **changes), CLOCK, Random(number))
 
     def calls(self, method: str) -> int:
@@ -251,7 +251,7 @@ async def test_no_more_is_on_its_way_than_is_allowed(place: Place) -> None:
 
 
 async def test_a_room_is_shared_in_the_order_of_arrival() -> None:
-    room, order = Room(100), []
+    room, order = ByteBudget(100), []
 
     async def take(name: str, size: int) -> None:
         async with room.take(size):
@@ -277,10 +277,10 @@ async def test_a_room_is_shared_in_the_order_of_arrival() -> None:
 async def test_a_lost_answer_is_found_by_its_nonce(place: Place) -> None:
     documents = await place.documents()
     place.s3.rule = always("late", "PUT")
-    assert await documents.compare_and_set([Cas("a", None, b"0")])
-    assert await documents.compare_and_set([Cas("a", 0, b"1")])
+    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
+    assert await documents.compare_and_set([CompareAndSet("a", 0, b"1")])
     assert await documents.head("a") == VersionedData(1, b"1")
-    assert await documents.compare_and_set([Cas("a", 1, None)])
+    assert await documents.compare_and_set([CompareAndSet("a", 1, None)])
     assert place.calls("PUT") == 3
 
 
@@ -294,11 +294,13 @@ async def test_a_store_that_is_asked_too_often_is_asked_again_later(
 
     monkeypatch.setattr(anyio, "sleep", sleep)
     place.s3.rule = first("busy", "PUT")
-    assert await documents.compare_and_set([Cas("a", None, b"0")])
+    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
     assert [seconds >= 0.5 for seconds in slept] == [True]
     place.s3.rule = always("busy", "PUT")
     place.s3.calls.clear()
-    text = await failed(documents.compare_and_set([Cas("a", 0, b"1")]), StoreBusy, determinate=True)
+    text = await failed(
+        documents.compare_and_set([CompareAndSet("a", 0, b"1")]), StoreBusy, determinate=True
+    )
     assert "asked too often (429" in text
     assert place.calls("PUT") == LIMITS.store_request_retries_max + 1
     place.s3.rule = lambda _: None
@@ -309,11 +311,11 @@ async def test_a_store_that_is_asked_too_often_is_asked_again_later(
 async def test_a_set_that_did_not_happen_may_still_happen(place: Place, fate: Fate) -> None:
     limits = {"store_request_timeout_ms": IMPATIENT_MS} if fate == "hang" else {}
     documents = await place.documents(**limits)
-    assert await documents.compare_and_set([Cas("a", None, b"0")])
+    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
     place.s3.rule = always(fate, "PUT")
     place.s3.calls.clear()
     async with ticking() as turns:
-        await failed(documents.compare_and_set([Cas("a", 0, b"1")]), determinate=False)
+        await failed(documents.compare_and_set([CompareAndSet("a", 0, b"1")]), determinate=False)
         assert fate == "fail" or turns() > 10
     assert place.calls("PUT") == 1, "a conditional write is never repeated unseen"
     place.s3.release()
@@ -322,7 +324,7 @@ async def test_a_set_that_did_not_happen_may_still_happen(place: Place, fate: Fa
 
 async def test_an_answer_and_the_look_for_it_are_lost(place: Place) -> None:
     documents = await place.documents()
-    assert await documents.compare_and_set([Cas("a", None, b"0")])
+    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
     wrote = threading.Event()
 
     def rule(line: str) -> Fate:
@@ -332,7 +334,7 @@ async def test_an_answer_and_the_look_for_it_are_lost(place: Place) -> None:
         return "fail" if wrote.is_set() else None
 
     place.s3.rule = rule
-    await failed(documents.compare_and_set([Cas("a", 0, b"1")]), determinate=False)
+    await failed(documents.compare_and_set([CompareAndSet("a", 0, b"1")]), determinate=False)
     place.s3.rule = lambda _: None
     assert await documents.head("a") == VersionedData(1, b"1")
 
@@ -342,16 +344,16 @@ async def test_reads_and_refusals_are_determinate(place: Place) -> None:
     place.s3.rule = always("fail", "GET")
     await failed(documents.head("a"), determinate=True)
     await failed(documents.list_keys(), determinate=True)
-    await failed(documents.compare_and_set([Cas("a", None, b"0")]), determinate=True)
+    await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
     place.s3.rule = always("deny", "PUT")
-    await failed(documents.compare_and_set([Cas("a", None, b"0")]), determinate=True)
+    await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
 
 
 async def test_the_same_again_is_another_version(place: Place) -> None:
     """A writer that was held up between its read and its write while the document was deleted and
     came again, byte for byte, does not write over it unseen."""
     slow, quick = await place.documents(), await place.documents(1)
-    assert await quick.compare_and_set([Cas("a", None, b"same")])
+    assert await quick.compare_and_set([CompareAndSet("a", None, b"same")])
     arrived, go = threading.Event(), threading.Event()
 
     def rule(line: str) -> Fate:
@@ -364,10 +366,10 @@ async def test_the_same_again_is_another_version(place: Place) -> None:
     patient = await open_consensus(place.url, SETTINGS, CLOCK, Random(2))
     del slow
     async with anyio.create_task_group() as group:
-        group.start_soon(patient.compare_and_set, [Cas("a", 0, b"mine")])
+        group.start_soon(patient.compare_and_set, [CompareAndSet("a", 0, b"mine")])
         await anyio.to_thread.run_sync(arrived.wait)
-        assert await quick.compare_and_set([Cas("a", 0, None)])
-        assert await quick.compare_and_set([Cas("a", None, b"same")])
+        assert await quick.compare_and_set([CompareAndSet("a", 0, None)])
+        assert await quick.compare_and_set([CompareAndSet("a", None, b"same")])
         place.s3.calls.clear()
         go.set()
     # The first was refused; asked anew, seqno 0 was what it expected.
@@ -380,7 +382,7 @@ async def test_every_flipped_byte_is_found(place: Place) -> None:
     assert isinstance(documents, BucketConsensus)
     backend = moto.s3.models.s3_backends["123456789012"]["aws"]
     key = f"x/documents/{escaped('a')}"
-    assert await documents.compare_and_set([Cas("a", None, b"data")])
+    assert await documents.compare_and_set([CompareAndSet("a", None, b"data")])
     whole = place.s3.get(place.bucket, key)
     damaged = [
         whole[:place_] + bytes([whole[place_] ^ 1]) + whole[place_ + 1 :]
@@ -389,7 +391,7 @@ async def test_every_flipped_byte_is_found(place: Place) -> None:
     damaged += [whole[:size] for size in range(len(whole))]
     for body in damaged:
         backend.put_object(place.bucket, key, body)
-        with pytest.raises(Corrupt, match="'a'"):
+        with pytest.raises(CorruptData, match="'a'"):
             await documents.head("a")
     backend.put_object(place.bucket, key, whole)
     assert await documents.head("a") == VersionedData(0, b"data")

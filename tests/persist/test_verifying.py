@@ -10,15 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from actors.persist.parts import encode
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.persist.statistics import ColumnStatistics
 from actors.persist.verifying import compare_with_description
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 
-SCHEMA = Schema((Column("a", "bigint"), Column("x", "double")))
+SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("x", "double")))
 
 
-def stored(**changes: Any) -> tuple[Part, pa.Table]:
+def stored(**changes: Any) -> tuple[BatchPart, pa.Table]:
     """A part of three rows, and its updates with these columns in place of its own."""
     columns: dict[str, Any] = {"a": [1, None, 5], "x": [0.5, None, 2.5], TIME: [3, 4, 7]}
     rows = pa.table({**columns, DIFF: [1, 1, 1]}, schema=SCHEMA.arrow_updates())

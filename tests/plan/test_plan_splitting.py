@@ -8,35 +8,44 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from actors.errors import PenstockError
-from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where, columns_of
+from actors.plan.delta import (
+    DeltaPlan,
+    FilterRows,
+    NamedInput,
+    Node,
+    PairRows,
+    SelectColumns,
+    UnionRows,
+    columns_of,
+)
 from actors.plan.plan_splitting import children, divide_strata, nodes, split_statements
-from actors.plan.relational import Named
-from actors.plan.schema import Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.testing.fuzz import make_case
-from actors.testing.nodes import Relation, Runner, consolidated
+from actors.testing.nodes import NodeRelation, NodeRunner, consolidated
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import parse_script, random_value
 from actors.views.compile import compile_view
 
-D0 = Input("d0", ("k",))
+D0 = NamedInput("d0", ("k",))
 
 
 def wide(node: Node, steps: int = 5) -> Node:
     for step in range(steps):
-        node = Where(node, f"k <> {step}")
+        node = FilterRows(node, f"k <> {step}")
     return node
 
 
 def doubled(node: Node) -> Node:
     """Both sides of a join the same."""
-    other = Select(node, (Named("j", "k"),))
-    return Select(Pair(node, other, (("k", "j"),)), (Named("k", "k"),))
+    other = SelectColumns(node, (NamedExpression("j", "k"),))
+    return SelectColumns(PairRows(node, other, (("k", "j"),)), (NamedExpression("k", "k"),))
 
 
 def test_what_occurs_twice_is_a_stratum_of_its_own() -> None:
-    made, places = divide_strata([doubled(wide(D0)), wide(Input("r0", ("k",)), 1)])
-    assert made == (wide(D0), doubled(Input("r0", ("k",))), wide(Input("r1", ("k",)), 1))
+    made, places = divide_strata([doubled(wide(D0)), wide(NamedInput("r0", ("k",)), 1)])
+    assert made == (wide(D0), doubled(NamedInput("r0", ("k",))), wide(NamedInput("r1", ("k",)), 1))
     assert places == (1, 2)
 
 
@@ -46,14 +55,14 @@ def test_little_that_occurs_twice_stays_where_it_is() -> None:
 
 
 def test_terms_without_rows_count_nothing() -> None:
-    node = Union((wide(D0), wide(Input("d1", ("k",)))))
+    node = UnionRows((wide(D0), wide(NamedInput("d1", ("k",)))))
     assert nodes(node, {"d0": 1}) == 6
     assert nodes(node, {"d0": 1, "d1": 1}) == 12
-    assert nodes(Pair(D0, wide(Input("d1", ("k",))), ()), {"d0": 1}) == 0
+    assert nodes(PairRows(D0, wide(NamedInput("d1", ("k",))), ()), {"d0": 1}) == 0
 
 
 def test_a_plan_that_doubles_with_each_stratum_is_cut() -> None:
-    inputs_ = [wide(D0), *(Input(f"r{index}", ("k",)) for index in range(7))]
+    inputs_ = [wide(D0), *(NamedInput(f"r{index}", ("k",)) for index in range(7))]
     strata = tuple(map(doubled, inputs_))
     assert split_statements(strata, 0, 7, {"d0"}, 10_000) == [tuple(range(8))]
     found = split_statements(strata, 0, 7, {"d0"}, 60)
@@ -67,11 +76,14 @@ def test_a_plan_that_doubles_with_each_stratum_is_cut() -> None:
 def test_what_several_pieces_would_compute_is_one(size: int, alone: bool) -> None:
     """Stratum 2 is run by itself, for the last one is too large: both would compute stratum 0, and
     do where it is a small part of what a statement may have."""
-    base = Input("r0", ("k",))
+    base = NamedInput("r0", ("k",))
     strata = (
         wide(D0, size - 1),
-        *(Select(wide(base, 50), (Named("k", f"k + {number}"),)) for number in range(2)),
-        Union((Input("r1", ("k",)), Input("r2", ("k",)))),
+        *(
+            SelectColumns(wide(base, 50), (NamedExpression("k", f"k + {number}"),))
+            for number in range(2)
+        ),
+        UnionRows((NamedInput("r1", ("k",)), NamedInput("r2", ("k",)))),
     )
     shared = [(0,), (2,), (1, 3)] if alone else [(0, 2), (0, 1, 3)]
     assert split_statements(strata, 0, 3, {"d0"}, 90) == shared
@@ -79,24 +91,27 @@ def test_what_several_pieces_would_compute_is_one(size: int, alone: bool) -> Non
 
 def test_a_node_of_many_columns_counts_as_several() -> None:
     narrow, broad = (
-        Select(D0, tuple(Named(f"c{number}", "k") for number in range(count))) for count in (31, 64)
+        SelectColumns(D0, tuple(NamedExpression(f"c{number}", "k") for number in range(count)))
+        for count in (31, 64)
     )
     assert (nodes(narrow, {"d0": 1}), nodes(broad, {"d0": 1})) == (2, 5)
-    strata = (broad, Where(Input("r0", columns_of(broad)), "c0 > 1"))
+    strata = (broad, FilterRows(NamedInput("r0", columns_of(broad)), "c0 > 1"))
     assert split_statements(strata, 0, 1, {"d0"}, 5) == [(0,), (1,)]
 
 
-def rows(schema: Schema, pick: random.Random, times: Sequence[int], *, state: bool) -> Relation:
+def rows(
+    schema: TableSchema, pick: random.Random, times: Sequence[int], *, state: bool
+) -> NodeRelation:
     kinds = tuple((column.name, column.type) for column in schema.columns)
     found: list[Row] = []
     for _ in range(pick.randint(0, 6)):
         values = tuple(random_value(kind, pick) for _, kind in kinds)
         found.append((values, pick.choice(times), 1 if state else pick.choice((1, 1, -1))))
-    return Relation(kinds, found)
+    return NodeRelation(kinds, found)
 
 
-def inputs(plan: DeltaPlan, pick: random.Random) -> dict[str, Relation]:
-    found: dict[str, Relation] = {}
+def inputs(plan: DeltaPlan, pick: random.Random) -> dict[str, NodeRelation]:
+    found: dict[str, NodeRelation] = {}
     for index, schema in enumerate(plan.source_schemas):
         found[f"d{index}"] = rows(schema, pick, (5, 6, 7), state=False)
         found[f"s{index}"] = rows(schema, pick, (4,), state=True)
@@ -107,18 +122,20 @@ def inputs(plan: DeltaPlan, pick: random.Random) -> dict[str, Relation]:
     return found
 
 
-def in_order(strata: Sequence[Node], given: Mapping[str, Relation]) -> list[Row]:
-    runner = Runner(given, 5, 8)
+def in_order(strata: Sequence[Node], given: Mapping[str, NodeRelation]) -> list[Row]:
+    runner = NodeRunner(given, 5, 8)
     for index, node in enumerate(strata):
         runner.inputs[f"r{index}"] = runner.run(node)
     return sorted(consolidated(runner.inputs[f"r{len(strata) - 1}"].updates), key=repr)
 
 
-def in_pieces(strata: tuple[Node, ...], given: Mapping[str, Relation], nodes_max: int) -> list[Row]:
+def in_pieces(
+    strata: tuple[Node, ...], given: Mapping[str, NodeRelation], nodes_max: int
+) -> list[Row]:
     filled = {name for name, relation in given.items() if relation.updates}
     known = dict(given)
     for piece in split_statements(strata, 0, len(strata) - 1, filled, nodes_max):
-        runner = Runner(known, 5, 8)
+        runner = NodeRunner(known, 5, 8)
         for index in piece:
             runner.inputs[f"r{index}"] = runner.run(strata[index])
         known[f"r{piece[-1]}"] = runner.inputs[f"r{piece[-1]}"]

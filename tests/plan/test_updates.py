@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from actors import threshold_probes
 from actors.errors import InvalidUsage, MalformedFrame
-from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import (
     advance,
     between,
@@ -30,7 +30,9 @@ from actors.plan.updates import (
     with_time,
 )
 
-SCHEMA = Schema((Column("a", "int"), Column("f", "double"), Column("s", "string")))
+SCHEMA = TableSchema(
+    (TableColumn("a", "int"), TableColumn("f", "double"), TableColumn("s", "string"))
+)
 rows = st.tuples(
     st.sampled_from([None, 1, 2]),
     st.sampled_from([None, 0.0, -0.0, 1.5, math.nan]),
@@ -79,7 +81,9 @@ FEW: dict[str, list[Any]] = {
 @given(st.data())
 def test_few_rows_are_summed_as_many_are(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(sorted(FEW)), min_size=1, max_size=4))
-    shape = Schema(tuple(Column(f"c{n}", kind) for n, kind in enumerate(kinds))).arrow_updates()
+    shape = TableSchema(
+        tuple(TableColumn(f"c{n}", kind) for n, kind in enumerate(kinds))
+    ).arrow_updates()
     rows = data.draw(
         st.lists(
             st.tuples(

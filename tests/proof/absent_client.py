@@ -24,28 +24,28 @@ from crash_campaign import report
 from soak import GROWTH_MAX, resident_mb
 
 from actors import Client, Service, Settings
-from actors.cluster import Cluster
+from actors.cluster import WorkerCluster
 from actors.cluster.client import LocalClient
 from actors.demo import flights
-from actors.demo.play import Log, changes_of
+from actors.demo.play import ChangeLog, changes_of
 from actors.demo.proof import differences, expected
 from actors.demo.views import VIEWS
-from actors.errors import Broken
-from actors.kernel import Actor, Address, System
+from actors.errors import ConnectionBroken
+from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage, Run
+from actors.plan.jobs import ExecutorMessage, SubmitJob
 from actors.service import start_spark
 
 
 class Counting(Actor[ExecutorMessage]):
     """Stands before the engine and counts its jobs by kind."""
 
-    def __init__(self, engine: Address[ExecutorMessage], counts: Counter[str]) -> None:
+    def __init__(self, engine: ActorAddress[ExecutorMessage], counts: Counter[str]) -> None:
         self.engine = engine
         self.counts = counts
 
     async def receive(self, message: ExecutorMessage) -> None:
-        if isinstance(message, Run):
+        if isinstance(message, SubmitJob):
             self.counts[type(message.job).__name__] += 1
         await self.engine.send(message)
 
@@ -62,17 +62,17 @@ class World:
         self.service = Service(settings, engine=self._engine)
 
     def _engine(
-        self, system: System, settings: Settings, scratch: Path
-    ) -> Address[ExecutorMessage]:
+        self, system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
         engine = start_spark(system, settings, scratch)
         return system.spawn(lambda: Counting(engine, self.counts), "counting")
 
     def _patch(self) -> None:
-        connect, open_ = Cluster.connect, PersistClient.open
+        connect, open_ = WorkerCluster.connect, PersistClient.open
 
-        async def connect_if_allowed(cluster: Cluster) -> LocalClient:
+        async def connect_if_allowed(cluster: WorkerCluster) -> LocalClient:
             if self.away:
-                raise Broken("the controller is kept away")
+                raise ConnectionBroken("the controller is kept away")
             self.clients.append(await connect(cluster))
             return self.clients[-1]
 
@@ -80,7 +80,7 @@ class World:
             self.persist = await open_(*args, **kwargs)
             return self.persist
 
-        Cluster.connect = connect_if_allowed  # type: ignore[assignment, method-assign]
+        WorkerCluster.connect = connect_if_allowed  # type: ignore[assignment, method-assign]
         PersistClient.open = open_and_keep  # type: ignore[method-assign]
 
     async def uppers(self) -> list[int]:
@@ -94,7 +94,7 @@ async def run(minutes: float, folder: Path) -> int:
     """The whole run; the number of faults."""
     settings = Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0")
     world = World(settings)
-    log, wrong = Log(), 0
+    log, wrong = ChangeLog(), 0
     stream = iter(flights.history(flights.read(), days=120, tick_minutes=30))
     async with world.service as service, await Client.in_process(service) as client:
         for name, (columns, key) in flights.TABLES.items():

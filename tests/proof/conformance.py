@@ -21,11 +21,11 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.settings import Settings
 from actors.testing.check_views import for_plans_run_once, place_on_spark
 from actors.testing.conformance import (
-    Judgement,
+    QueryJudgement,
     compile_queries,
     for_few_steps,
     judge_corpus,
@@ -61,22 +61,22 @@ def settings_for(given: argparse.Namespace, queries: int) -> Settings:
     return Settings() if given.prepared else for_few_steps(Settings())
 
 
-async def run(given: argparse.Namespace) -> list[Judgement]:
+async def run(given: argparse.Namespace) -> list[QueryJudgement]:
     """Judge the queries on one engine."""
     corpora = chosen(given.corpus, given.only)
     total = sum(len(queries) for queries in corpora)
     started, done = time.monotonic(), 0
 
-    def show(judged: Judgement) -> None:
+    def show(judged: QueryJudgement) -> None:
         nonlocal done
         done += 1
         seconds = time.monotonic() - started
         print(f"[{done}/{total} {seconds:.0f} s] {judged.line()}"[:2_000], flush=True)
 
-    found: list[Judgement] = []
+    found: list[QueryJudgement] = []
     scales = [given.scale, given.scale * GROWTH] if given.growth else [given.scale]
     with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as folder:
-        async with System(seed=given.seed) as system:
+        async with ActorSystem(seed=given.seed) as system:
             place = place_on_spark(system, settings_for(given, total), Path(folder))
             for queries in corpora:
                 if given.modes or given.trees:

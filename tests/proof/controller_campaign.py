@@ -50,13 +50,13 @@ from controller_script import (
 )
 from soak import resident_mb
 
-from actors.cluster import Cluster
+from actors.cluster import WorkerCluster
 from actors.cluster.cluster import cast_of
-from actors.cluster.connection import Connection
-from actors.kernel import System, SystemClock
-from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.cluster.connection import ClusterConnection
+from actors.kernel import ActorSystem, SystemClock
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Answer, Difference, Job, Prepare, Step
+from actors.plan.jobs import Answer, ComputeDifference, Job, PreparePlan, RunStep
 from actors.plan.updates import concat, with_time
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.settings import Settings
@@ -94,11 +94,11 @@ class CountingExecutor(InMemoryExecutor):
         """The job's answer."""
         seen = self._seen
         match job:
-            case Prepare(dataflow=dataflow):
+            case PreparePlan(dataflow=dataflow):
                 seen.prepared[dataflow] += 1
-            case Step(dataflow=dataflow, first=first):
+            case RunStep(dataflow=dataflow, first=first):
                 seen.step((dataflow, first), job)
-            case Difference():
+            case ComputeDifference():
                 seen.repeated.append(f"the contents of a view were computed anew: {job.job_id}")
         self.controls.jobs.clear()  # they would grow
         return super().answer(job)
@@ -120,7 +120,7 @@ class Seen:
     whole: int = 0
     """Of the steps, those that computed a view whole."""
 
-    def step(self, of: tuple[str, int], job: Step) -> None:
+    def step(self, of: tuple[str, int], job: RunStep) -> None:
         """A step over ``lo <= time < hi``: none may begin before the last one ended. A view may
         choose to be computed whole at a new time, where that is cheaper than the step."""
         self.steps += 1
@@ -142,7 +142,7 @@ class House:
     """The cluster, the table's writer, and who compacts."""
 
     def __init__(
-        self, persist: PersistClient, cluster: Cluster, port: int, seen: Seen, catalog: Path
+        self, persist: PersistClient, cluster: WorkerCluster, port: int, seen: Seen, catalog: Path
     ) -> None:
         self.persist = persist
         self.cluster = cluster
@@ -167,8 +167,8 @@ class House:
             updates.append(with_time(_rows(now - WINDOW), now, -1))
         parts = await self.persist.write_parts("t", concat(updates, TABLE.arrow_updates()))
         lower = now if self.time else 0
-        done = await self.persist.append([Append("t", lower, now + 1, tuple(parts))])
-        if not isinstance(done, Appended):
+        done = await self.persist.append([ShardAppend("t", lower, now + 1, tuple(parts))])
+        if not isinstance(done, AppendCommitted):
             raise Wrong(f"the table's writer was not alone: {done}")
         self.time = now
 
@@ -200,7 +200,7 @@ class House:
         """At the end, when all is dropped."""
         found = self.seen.twice()
         gc.collect()
-        connections = [each for each in gc.get_objects() if isinstance(each, Connection)]
+        connections = [each for each in gc.get_objects() if isinstance(each, ClusterConnection)]
         if len(connections) > 1:  # the last one may be about to end
             found.append(f"{len(connections)} connections are still in memory")
         statistics = await self.cluster.statistics()
@@ -228,7 +228,7 @@ async def house(folder: Path, catalog: Path, views_max: int) -> AsyncIterator[Ho
     )
     warm_up()
     seen, plan = Seen(), await compiled()
-    async with System() as system:
+    async with ActorSystem() as system:
         persist = await PersistClient.in_memory(settings, SystemClock())
         await persist.create_shards(_shards(plan, views_max))
         executor = system.spawn(lambda: CountingExecutor(seen), "engine")
@@ -244,7 +244,7 @@ async def house(folder: Path, catalog: Path, views_max: int) -> AsyncIterator[Ho
             return dataflow
 
         cast = msgspec.structs.replace(below, dataflow=rendered)
-        cluster = await Cluster.start(system, settings, persist, executor, folder, cast=cast)
+        cluster = await WorkerCluster.start(system, settings, persist, executor, folder, cast=cast)
         listener = await cluster.listen("127.0.0.1:0")
         made = House(persist, cluster, listener.address.port, seen, catalog)
         async with anyio.create_task_group() as group:

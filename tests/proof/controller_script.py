@@ -28,7 +28,7 @@ from actors.cluster import connect
 from actors.cluster.checked import CheckedClient
 from actors.errors import PenstockError
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -48,7 +48,7 @@ from actors.protocol.compute import (
     PeekCanceled,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     ShardTarget,
     SourceImport,
     SubscribeBatch,
@@ -70,7 +70,9 @@ WINDOW: Final = 40
 """Times after which a row is deleted again."""
 GROUPS: Final = 7
 SQL: Final = "SELECT g, count(*) AS n, sum(v) AS s FROM t GROUP BY g"
-TABLE: Final = Schema(tuple(Column(name, "bigint", nullable=False) for name in ("id", "g", "v")))
+TABLE: Final = TableSchema(
+    tuple(TableColumn(name, "bigint", nullable=False) for name in ("id", "g", "v"))
+)
 SOURCE: Final = SourceImport("t", TABLE)
 BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX = "base-index", "base-view", "base-view-index"
 PERMANENT: Final = (BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX)
@@ -244,7 +246,7 @@ class Controller:
 
     async def _create(self, described: DataflowDescription) -> None:
         await self._client.send(CreateDataflow(described))
-        await self._client.send(Schedule(described.id))
+        await self._client.send(ScheduleDataflow(described.id))
 
     async def wait_until(self, what: str, holds: Any) -> None:
         """Waits for responses that make it so. Raises `Wrong` when they do not come."""

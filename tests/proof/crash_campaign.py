@@ -38,10 +38,10 @@ import pyarrow as pa
 from actors import Client, TableWrite
 from actors.client import concatenate_pieces
 from actors.demo import flights
-from actors.demo.play import Log, changes_of
+from actors.demo.play import ChangeLog, changes_of
 from actors.demo.proof import differences, expected
 from actors.demo.views import VIEWS
-from actors.errors import Broken, DeadlineExceeded, PenstockError
+from actors.errors import ConnectionBroken, DeadlineExceeded, PenstockError
 from actors.plan.schema import DIFF, TIME
 
 PLAYED = "played"
@@ -158,7 +158,7 @@ class Subscriber:
         self.updates: list[tuple[tuple[Any, ...], int, int]] = []
         self.resumed = 0
 
-    async def run(self, service: Service, until: Log, done: anyio.Event) -> None:
+    async def run(self, service: Service, until: ChangeLog, done: anyio.Event) -> None:
         """Follows the view until it has passed the last time of a finished log."""
         while True:
             try:
@@ -169,7 +169,7 @@ class Subscriber:
                         self.take(change.lower, change.upper, change.table)
                         if done.is_set() and change.upper > until.times[-1]:
                             return
-            except (Broken, OSError):
+            except (ConnectionBroken, OSError):
                 self.resumed += 1
                 await anyio.sleep(0.05)
 
@@ -219,11 +219,13 @@ async def was_played(service: Service, number: int) -> int | None:
                         for row in change.table.to_pylist():
                             if row["n"] == number:
                                 return int(row[TIME])
-        except (Broken, DeadlineExceeded, OSError):
+        except (ConnectionBroken, DeadlineExceeded, OSError):
             await anyio.sleep(0.05)
 
 
-async def play(service: Service, stream: list[flights.Transaction], log: Log, pace: float) -> None:
+async def play(
+    service: Service, stream: list[flights.FlightTransaction], log: ChangeLog, pace: float
+) -> None:
     """Writes every transaction exactly once, whatever happens to the service."""
     number = 0
     while number < len(stream):
@@ -236,7 +238,7 @@ async def play(service: Service, stream: list[flights.Transaction], log: Log, pa
                     log.add(time, stream[number].deltas)
                     number += 1
                     await anyio.sleep(pace)
-        except (Broken, OSError):
+        except (ConnectionBroken, OSError):
             found = await was_played(service, number)
             if found is not None:
                 log.add(found, stream[number].deltas)
@@ -260,7 +262,7 @@ async def run(arguments: argparse.Namespace, service: Service, folder: Path) -> 
     """Plays, kills and checks; the number of differences."""
     choose = random.Random(arguments.seed)
     stream = flights.history(flights.read(), days=arguments.days)
-    log, done = Log(), anyio.Event()
+    log, done = ChangeLog(), anyio.Event()
     subscribers = [Subscriber(view.name) for view in VIEWS]
     async with anyio.create_task_group() as group:
         for subscriber in subscribers:
@@ -296,7 +298,7 @@ async def run(arguments: argparse.Namespace, service: Service, folder: Path) -> 
 
 
 async def check(
-    service: Service, log: Log, subscribers: list[Subscriber], count: int, folder: Path
+    service: Service, log: ChangeLog, subscribers: list[Subscriber], count: int, folder: Path
 ) -> int:
     """Views and subscribers against plain Spark at `count` times spread over the stream."""
     step = max(1, len(log.times) // count)

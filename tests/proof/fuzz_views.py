@@ -15,10 +15,10 @@ from pathlib import Path
 
 import anyio
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.settings import Settings
-from actors.testing.check_views import Report
-from actors.testing.checking import Options, Place, ViewResult
+from actors.testing.check_views import CheckReport
+from actors.testing.checking import CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.fuzzing import fuzz
 
@@ -29,13 +29,13 @@ def show(result: ViewResult, done: int, total: int) -> None:
         print(f"{done}/{total} {result.line()}"[:400], flush=True)
 
 
-async def run(views: int, seed: int, keep: Path) -> Report:
+async def run(views: int, seed: int, keep: Path) -> CheckReport:
     """Make up and check so many views."""
     with tempfile.TemporaryDirectory() as folder:
-        async with System(seed=seed) as system:
+        async with ActorSystem(seed=seed) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), Path(folder))
-            options = Options(1, seed, exact_decimals=False, batched=False)
+            place = CheckPlace(system, executor, Settings(), Path(folder))
+            options = CheckOptions(1, seed, exact_decimals=False, batched=False)
             return await fuzz(views, place, options, keep, show)
 
 

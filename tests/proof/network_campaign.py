@@ -36,22 +36,22 @@ import trustme
 from actors import Client, Service, Settings
 from actors.client import concatenate_pieces
 from actors.errors import (
-    Broken,
-    Closed,
+    AuthenticationFailed,
+    ConnectionBroken,
     DeadlineExceeded,
     FrameTooLarge,
     IncompatibleVersion,
     MalformedFrame,
     PenstockError,
     RemoteProtocolError,
-    Unauthenticated,
+    ResourceClosed,
     UnknownCommand,
 )
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.proxy import Proxy, Side
+from actors.testing.proxy import Side, TcpProxy
 
 T = TypeVar("T")
 IDLE_MS = 400
@@ -61,9 +61,9 @@ RECOVERY_S = 30.0
 """Generous: on a busy machine this finds what hangs, not what is slow."""
 VIEW = "SELECT g, count(*) AS n, sum(v) AS s FROM t GROUP BY g"
 GROUPS = 7
-LOST = (Broken, Closed, RemoteProtocolError, DeadlineExceeded)
+LOST = (ConnectionBroken, ResourceClosed, RemoteProtocolError, DeadlineExceeded)
 """What a client may see of a broken network."""
-CORRUPT = (MalformedFrame, FrameTooLarge, UnknownCommand, IncompatibleVersion, Unauthenticated)
+CORRUPT = (MalformedFrame, FrameTooLarge, UnknownCommand, IncompatibleVersion, AuthenticationFailed)
 """What it may not see."""
 
 
@@ -71,9 +71,11 @@ class Wrong(Exception):
     """An answer that no order of events explains."""
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
     """The engine."""
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -93,7 +95,7 @@ def secured(folder: Path) -> dict[str, str]:
 class Run:
     """One seed."""
 
-    def __init__(self, seed: int, proxy: Proxy, service: Service, settings: Settings) -> None:
+    def __init__(self, seed: int, proxy: TcpProxy, service: Service, settings: Settings) -> None:
         self.rng = Random(seed)
         self.proxy = proxy
         self.service = service
@@ -285,7 +287,7 @@ async def run(seed: int, seconds: float, folder: Path) -> Counter[str]:
         async with await Client.connect(service.address, settings=settings) as client:
             await client.create_table("t", {"k": "bigint", "g": "bigint", "v": "bigint"}, ["k"])
             await client.create_view("w", VIEW)
-        async with Proxy("127.0.0.1:0", service.address) as proxy:
+        async with TcpProxy("127.0.0.1:0", service.address) as proxy:
             one = Run(seed, proxy, service, settings)
             async with anyio.create_task_group() as group:
                 for body in (one.write, one.write, one.read):

@@ -12,11 +12,11 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 
-SCHEMA = Schema((Column("a", "bigint"),))
+SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 SHARDS = ("s", "t")
 LARGE = 40
 """Rows at odd times: they make a part of their own, not an inline one."""
@@ -55,11 +55,13 @@ async def write(client: PersistClient, seed: int) -> None:
         appends = []
         for name in SHARDS:
             parts = await client.write_parts(name, updates(upper, rows_at(upper)))
-            appends.append(Append(name, upper, upper + 1, parts, ((name, "h", upper),)))
+            appends.append(ShardAppend(name, upper, upper + 1, parts, ((name, "h", upper),)))
         if dice.random() < 0.2:  # nobody will ever name it, nor discard it
             await client.write_parts("s", updates(upper, LARGE))
         tables = await client.tables_upper()
-        assert isinstance(await client.append(appends, tables_upper=(tables, upper + 1)), Appended)
+        assert isinstance(
+            await client.append(appends, tables_upper=(tables, upper + 1)), AppendCommitted
+        )
         upper += 1
         print(upper, flush=True)
         reader = await client.open_reader("s", "r") if dice.random() < 0.2 else None

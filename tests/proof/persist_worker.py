@@ -20,13 +20,13 @@ from persist_history import APPENDED, FAILED, MASK, MISMATCH, OPEN, summed
 
 from actors.errors import PenstockError
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, NewShard, PersistClient, Reader
+from actors.persist import AppendCommitted, LeasedReader, NewShard, PersistClient, ShardAppend
 from actors.persist.places import open_blob, open_consensus
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 
 SHARD = "s"
-SCHEMA = Schema((Column("a", "bigint"), Column("pad", "string")))
+SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("pad", "string")))
 CLOCK = SystemClock()
 WINDOW = 20
 """Values of a life that stand in the shard; an append of one more takes the oldest away."""
@@ -68,7 +68,7 @@ def pad(value: int) -> str:
     return random.Random(value).randbytes(LARGE_BYTES // 2).hex()
 
 
-async def contents(client: PersistClient, reader: Reader, as_of: int) -> tuple[int, int]:
+async def contents(client: PersistClient, reader: LeasedReader, as_of: int) -> tuple[int, int]:
     """Rows at a time, and the sum of their hashes."""
     parts, _ = await reader.snapshot(as_of)
     try:
@@ -146,8 +146,8 @@ class Life:
         try:
             parts = await self._client.write_parts(SHARD, pa.table(columns))
             hold = (SHARD, "history", max(0, lower - HISTORY))
-            done = await self._client.append([Append(SHARD, lower, lower + 1, parts, (hold,))])
-            if isinstance(done, Appended):
+            done = await self._client.append([ShardAppend(SHARD, lower, lower + 1, parts, (hold,))])
+            if isinstance(done, AppendCommitted):
                 outcome = APPENDED
             else:
                 outcome, current = MISMATCH, done.current

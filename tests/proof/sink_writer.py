@@ -18,9 +18,9 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
-from actors.kernel import Actor, System, SystemClock
-from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.kernel import Actor, ActorSystem, SystemClock
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.sink_task import SinkTask
 from actors.sinks.delta import DeltaConfig
@@ -28,7 +28,7 @@ from actors.sinks.kinds import SinkConfig
 from actors.sinks.messages import SinkEnded, SinkProgress, SinkWork
 from actors.sinks.parquet import ParquetConfig
 
-SCHEMA: Final = Schema((Column("a", "bigint"), Column("b", "string")))
+SCHEMA: Final = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 SHARD: Final = "s"
 SINKS: Final[dict[str, SinkConfig]] = {
     "changes": DeltaConfig("changes", "changes", creation="c"),
@@ -155,7 +155,7 @@ async def main(place: Path, drain: bool) -> None:
         await persist.create_shards([NewShard(SHARD, SCHEMA, holds={"us": 0})])
     upper = await persist.upper(SHARD)
     last = max(upper, 1) + CYCLE - max(upper, 1) % CYCLE
-    async with System(clock=clock) as system:
+    async with ActorSystem(clock=clock) as system:
         owner = Owner(persist, settings, place)
         system.spawn(lambda: owner, "owner")
         while not drain or upper < last:
@@ -166,8 +166,8 @@ async def main(place: Path, drain: bool) -> None:
                 for table in tables_of(upper, until)
                 for part in await persist.write_parts(SHARD, table)
             ]
-            done = await persist.append([Append(SHARD, upper, until, tuple(parts))])
-            assert isinstance(done, Appended)
+            done = await persist.append([ShardAppend(SHARD, upper, until, tuple(parts))])
+            assert isinstance(done, AppendCommitted)
             upper = until
             if len(owner.uppers) == len(SINKS):  # they have holds of their own
                 await persist.set_hold(SHARD, "us", upper - 1)

@@ -4,7 +4,7 @@ Pure. A transfer carries what it was told (`life` of the proposer, its `attempt`
 place among those of its life (`order`), and both balances as they are behind it. So a record that
 is lost, repeated, moved or another leader's shows in the next one of either account.
 
-`Ledger` takes records in the log's order and raises `Wrong` where
+`FileLedger` takes records in the log's order and raises `Wrong` where
 
 1. a transfer stands there twice, or one that nobody attempted;
 2. those of one life have a gap, are in another order, or stand apart;
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from actors.wal.lsn import LSN_MAX, lsn_text
-from actors.wal.messages import Entry
-from actors.wal.pushing import Change
+from actors.wal.messages import TermEntry
+from actors.wal.pushing import PushedChange
 
 ACCOUNTS = 20
 OPENING = 1_000
@@ -55,12 +55,12 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
 def payload_of(transfer: Transfer) -> bytes:
     """As ``penstock wal push`` would write it."""
-    return msgspec.json.encode(Change("transfers", msgspec.structs.asdict(transfer)))
+    return msgspec.json.encode(PushedChange("transfers", msgspec.structs.asdict(transfer)))
 
 
 def transfer_of(payload: bytes) -> Transfer:
     """What `payload_of` wrote."""
-    return msgspec.convert(msgspec.json.decode(payload, type=Change).row, Transfer)
+    return msgspec.convert(msgspec.json.decode(payload, type=PushedChange).row, Transfer)
 
 
 def transfer(
@@ -157,10 +157,10 @@ class Ledger:
             if life >= len(attempts) or number >= attempts[life]:
                 raise Wrong(f"transfer {(life, number)} is in the log, and nobody attempted it")
 
-    def check_history(self, history: Iterable[Entry]) -> None:
+    def check_history(self, history: Iterable[TermEntry]) -> None:
         """Of an acceptor that has this log. Raises `Wrong`."""
         entries = list(history)
-        behind = [*entries[1:], Entry(0, LSN_MAX)]
+        behind = [*entries[1:], TermEntry(0, LSN_MAX)]
         began = {
             entry.term: (entry.lsn, following.lsn)
             for entry, following in zip(entries, behind, strict=False)
@@ -185,9 +185,9 @@ class Leaders:
             raise Wrong(f"lives {other} and {life} both lead term {term}")
         self._began(term, start_lsn, f"life {life}")
 
-    def check_history(self, history: Iterable[Entry], who: str) -> None:
+    def check_history(self, history: Iterable[TermEntry], who: str) -> None:
         """An acceptor says so. Raises `Wrong`."""
-        last = Entry(0, 0)
+        last = TermEntry(0, 0)
         for entry in history:
             if entry.term <= last.term or entry.lsn < last.lsn:
                 raise Wrong(f"{who}: {entry} comes behind {last}")

@@ -57,7 +57,7 @@ from wal_crash_proposer import Orders
 
 from actors.errors import PenstockError
 from actors.wal.dialling import dial, parse_addresses
-from actors.wal.framing import START_LSN, Decoder
+from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import lsn_text
 from actors.wal.reading import LogReader
 
@@ -312,7 +312,7 @@ class Campaign:
                 reader = LogReader(connection, ledger.lsn)
                 try:
                     await reader.start()
-                    decoder = Decoder(ledger.lsn)
+                    decoder = RecordDecoder(ledger.lsn)
                     while ledger.lsn < target:
                         for framed in decoder.feed(await reader.next()):
                             ledger.apply(framed.payload, framed.end_lsn)
@@ -406,7 +406,7 @@ async def campaigning(seed: int, fault: str, pause_s: float) -> AsyncIterator[Ca
 async def run(
     kills: int, strikes: Sequence[str], seed: int, fault: str, pause_s: float
 ) -> dict[str, object]:
-    """A whole campaign. Raises `Wrong`, `Stuck`."""
+    """A whole campaign. Raises `Wrong`, `ViewStuck`."""
     began = time.perf_counter()
     async with campaigning(seed, fault, pause_s) as campaign:
         await campaign.start()

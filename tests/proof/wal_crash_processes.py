@@ -17,7 +17,7 @@ from wal_crash_proposer import Orders
 from actors.testing.postgres_server import reserve_port
 from actors.wal.control import CONTROL_NAME, decode
 from actors.wal.dialling import dial, parse_addresses
-from actors.wal.files import Disk
+from actors.wal.files import OperatingSystemFiles
 from actors.wal.lsn import PARTIAL, SEGMENT_BYTES, parse_lsn
 from actors.wal.segments import SegmentFiles
 from actors.wal.stores import ControlState
@@ -79,7 +79,7 @@ class AcceptorProcess:
         return self._process is not None
 
     async def start(self) -> None:
-        """Until it is ready. Raises `Stuck`."""
+        """Until it is ready. Raises `ViewStuck`."""
         command = [sys.executable, str(HERE / "wal_crash_faults.py"), self._fault, "serve"]
         command += ["--listen", self.address, "--node-id", str(self.node_id)]
         command += ["--dir", str(self._folder), "--log-level", "error"]
@@ -143,7 +143,7 @@ class AcceptorProcess:
 
     def bytes_at(self, begin_lsn: int, size: int) -> bytes:
         """Of its segments."""
-        files = SegmentFiles(self._timeline, Disk())
+        files = SegmentFiles(self._timeline, OperatingSystemFiles())
         found = []
         while size:
             number, offset = divmod(begin_lsn, SEGMENT_BYTES)
@@ -196,7 +196,7 @@ class ProposerProcess:
         self._process: Process | None = None
 
     async def start(self, group: TaskGroup) -> None:
-        """Until it is up; it waits for `campaign`. Raises `Stuck`."""
+        """Until it is up; it waits for `campaign`. Raises `ViewStuck`."""
         command = [sys.executable, str(HERE / "wal_crash_proposer.py")]
         command += [msgspec.json.encode(self.orders).decode()]
         self._process = await anyio.open_process(command, stderr=None)

@@ -18,15 +18,15 @@ import msgspec
 from wal_bank import Transfer, payload_of, transfer, transfer_of
 from wal_crash_faults import planted
 
-from actors.errors import Broken, PenstockError
+from actors.errors import ConnectionBroken, PenstockError
 from actors.terminal import set_up_logging
 from actors.wal.dialling import dial, parse_addresses
-from actors.wal.framing import START_LSN, Decoder, encode, framed_bytes_max
+from actors.wal.framing import START_LSN, RecordDecoder, encode, framed_bytes_max
 from actors.wal.proposer import ProposerConfig
-from actors.wal.proposing import LeadingProposer, Timing, propose
+from actors.wal.proposing import LeadingProposer, ProposerTiming, propose
 from actors.wal.reading import LogReader
 
-TIMING = Timing(connect_timeout_ms=5_000, retry_delay_ms_max=500)
+TIMING = ProposerTiming(connect_timeout_ms=5_000, retry_delay_ms_max=500)
 PAYLOAD_BYTES_MAX = 400
 READ_TIMEOUT_S = 5.0
 
@@ -95,7 +95,7 @@ class Bank:
         reader = LogReader(connection, orders.lsn)
         try:
             await reader.start(self._log.core.term)
-            decoder = Decoder(orders.lsn)
+            decoder = RecordDecoder(orders.lsn)
             while orders.lsn < end_lsn:
                 for framed in decoder.feed(await reader.next()):
                     found = transfer_of(framed.payload)
@@ -148,13 +148,13 @@ def main() -> int:
     with planted(orders.fault):
         try:
             anyio.run(live, orders)
-        except* Broken as errors:
+        except* ConnectionBroken as errors:
             reason = str(_first(errors))
     say(f"broken {reason}")
     return 3
 
 
-def _first(errors: BaseExceptionGroup[Broken]) -> BaseException:
+def _first(errors: BaseExceptionGroup[ConnectionBroken]) -> BaseException:
     """All tell the same."""
     found: BaseException = errors
     while isinstance(found, BaseExceptionGroup):

@@ -68,7 +68,7 @@ class Relay:
         self._lines: Lines | None = None
 
     async def start(self) -> int:
-        """Where it begins. Raises `Stuck`."""
+        """Where it begins. Raises `ViewStuck`."""
         self._process = await anyio.open_process(self._command, stderr=None)
         self._lines = Lines(self._process)
         with anyio.move_on_after(STUCK_S):
@@ -295,7 +295,7 @@ async def staged(transactions: int, *, loads: bool) -> AsyncIterator[tuple[Stage
 
 
 async def campaign(strikes: Sequence[str], seed: int, transactions: int, *, recovers: bool) -> None:
-    """All of it. Raises `Wrong`, `Stuck`."""
+    """All of it. Raises `Wrong`, `ViewStuck`."""
     dice = random.Random(seed)
     async with staged(transactions, loads=recovers) as (stage, folder):
         backup = stage.server.folder / "backup"

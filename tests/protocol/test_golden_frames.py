@@ -20,10 +20,16 @@ import pytest
 from actors.plan import jobs
 from actors.protocol import api, compute, storage
 
+
+def wire_name(kind: Any) -> str:
+    """A message's name on the wire: its tag, or a record's class name."""
+    return str(kind.__struct_config__.tag or kind.__name__)
+
+
 FILE = Path(__file__).with_name("golden_frames.txt")
 WIRES: dict[str, Any] = {
-    "client to service": api.Welcome | api.Request,
-    "service to client": api.Welcomed | api.Answer,
+    "client to service": api.ClientHello | api.Request,
+    "service to client": api.ServiceHello | api.Answer,
     "controller to cluster": compute.Command,
     "cluster to controller": compute.Response,
     "service to engine": jobs.Job,
@@ -32,7 +38,7 @@ WIRES: dict[str, Any] = {
     "engine to service": jobs.Answer,
 }
 """All that crosses a wire, by direction. (An engine is a child of the very same version: the lines
-of its jobs may change, and its `Start` is not here.)"""
+of its jobs may change, and its `EngineStart` is not here.)"""
 
 
 def members(union: Any) -> list[type[msgspec.Struct]]:
@@ -89,7 +95,7 @@ def extends(new: Any, old: Any) -> bool:
 
 
 def label(wire: str, kind: type[Any]) -> str:
-    return f"{wire}: {kind.__name__}"
+    return f"{wire}: {wire_name(kind)}"
 
 
 def golden() -> dict[str, bytes]:
@@ -102,7 +108,7 @@ def golden() -> dict[str, bytes]:
 def test_bytes_are_what_they_were(wire: str, kind: type[msgspec.Struct]) -> None:
     before = golden().get(label(wire, kind))
     assert before is not None, f"no golden bytes of {label(wire, kind)}: run {Path(__file__).name}"
-    message = example(kind, kind.__name__)
+    message = example(kind, wire_name(kind))
     now = msgspec.msgpack.encode(message)
     decoded = msgspec.msgpack.decode(before, type=WIRES[wire])
     assert type(decoded) is kind
@@ -142,5 +148,5 @@ if __name__ == "__main__":
     with FILE.open("a") as file:
         for wire, kind in KINDS:
             if label(wire, kind) not in known:
-                text = msgspec.msgpack.encode(example(kind, kind.__name__)).hex()
+                text = msgspec.msgpack.encode(example(kind, wire_name(kind))).hex()
                 file.write(f"{label(wire, kind)}: {text}\n")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from actors import errors
-from actors.channel_adapter import StashRules, Verdict
+from actors.channel_adapter import NonceVerdict, StashRules
 from actors.cluster.rules import CommandRules
 from actors.compute import events as e
 from actors.compute.reconcile import MEANING
@@ -34,12 +34,18 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     TaggedResponse,
 )
-from actors.protocol.internal import Sequenced
+from actors.protocol.internal import SequencedCommand
 from actors.settings import Settings
 from cluster_house import index  # type: ignore[import-not-found]
+
+
+def wire_name(kind: Any) -> str:
+    """A message's name on the wire: its tag, or a record's class name."""
+    return str(kind.__struct_config__.tag or kind.__name__)
+
 
 STRUCTS = [
     kind
@@ -47,7 +53,13 @@ STRUCTS = [
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
     and kind.__module__ == compute.__name__
-    and kind not in (compute.Tagged, compute.TaggedResponse, compute.TaggedResponses, compute.Lot)
+    and kind
+    not in (
+        compute.TaggedCommand,
+        compute.TaggedResponse,
+        compute.TaggedResponses,
+        compute.CommandBatch,
+    )
 ]
 
 
@@ -62,15 +74,15 @@ def section(page: str, title: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", STRUCTS, ids=wire_name)
 def test_every_message_and_field_is_there_and_no_other(page: str, kind: Any) -> None:
-    named = re.findall(r"^\| `(\w+)` \|", section(page, kind.__name__), re.M)
+    named = re.findall(r"^\| `(\w+)` \|", section(page, wire_name(kind)), re.M)
     assert named == [field.name for field in msgspec.structs.fields(kind)]
 
 
 def test_no_message_is_there_that_the_code_does_not_have(page: str) -> None:
     titles = re.findall(r"^#### (\w+)$", page, re.M)
-    assert sorted(titles) == sorted(kind.__name__ for kind in STRUCTS)
+    assert sorted(titles) == sorted(wire_name(kind) for kind in STRUCTS)
 
 
 def test_every_flag_and_error_is_there(page: str) -> None:
@@ -120,7 +132,7 @@ class Room:
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []
         for command in commands:
-            effects += self.state.handle(Sequenced(self.state.next_index, 1, command))
+            effects += self.state.handle(SequencedCommand(self.state.next_index, 1, command))
             self.state.validate()
         return effects
 
@@ -131,12 +143,12 @@ class Room:
 
     def step(self, event: str) -> None:
         create = CreateDataflow(index())
-        schedule = [Schedule("i1")] if self.life() == "running" else []
+        schedule = [ScheduleDataflow("i1")] if self.life() == "running" else []
         match event:
             case "CreateDataflow":
                 self.do(create)
             case "Schedule":
-                self.do(Schedule("i1"))
+                self.do(ScheduleDataflow("i1"))
             case "AllowCompaction":
                 self.do(AllowCompaction("i1", 5))
             case "AllowCompaction (empty)":
@@ -146,7 +158,7 @@ class Room:
             case "reconciled: not kept":
                 self.do(Hello("b"), InitializationComplete())
             case "actor and tasks stopped":
-                self.state.handle(e.Stopped(next(iter(self.state.dropping))))
+                self.state.handle(e.DropCompleted(next(iter(self.state.dropping))))
             case _:
                 raise AssertionError(event)
 
@@ -173,7 +185,7 @@ def test_a_dataflow_lives_by_its_table(state: str, event: str) -> None:
 def test_a_peek_lives_by_its_table(state: str, event: str) -> None:
     room = Room()
     room.do(CreateDataflow(index()))
-    sealed = e.Sealed(1, 9)
+    sealed = e.IndexSealed(1, 9)
     peek = Peek("p", IndexTarget("i1"), 5)
     if state == "reading" or (state, event) == ("asked", "time sealed"):
         room.state.handle(sealed)
@@ -193,16 +205,16 @@ def test_a_peek_lives_by_its_table(state: str, event: str) -> None:
         case "index dropped":
             effects = room.do(AllowCompaction("i1", EMPTY))
         case "connection lost":
-            effects = room.state.handle(e.ClientLost("a"))
+            effects = room.state.handle(e.ComputeClientLost("a"))
         case "rows or error":
             effects = room.state.handle(e.PeekDone(1, PeekRows(b"", 0)))
         case "snapshot replaced":
-            room.state.handle(e.Sealed(1, 0))
+            room.state.handle(e.IndexSealed(1, 0))
             effects = room.state.handle(e.PeekDone(1, None))
         case _:
             raise AssertionError(event)
     pending = room.state.reads.pending.get("p")
-    responses = [x.response for x in effects if isinstance(x, e.Respond)]
+    responses = [x.response for x in effects if isinstance(x, e.SendComputeResponse)]
     answers = [x for x in responses if isinstance(x, PeekResponse)]
     if answers:
         assert pending is None
@@ -231,10 +243,10 @@ def test_the_adapter_judges_by_its_table(state: str, event: str) -> None:
         case "not served yet, no room":
             rules.judge(TaggedResponse("new", Frontiers("v", 1)))
     names = {
-        Verdict.FORWARD: "forwarded",
-        Verdict.DROP: "dropped",
-        Verdict.STASH: "stashed",
-        Verdict.HOLD: "held",
+        NonceVerdict.FORWARD: "forwarded",
+        NonceVerdict.DROP: "dropped",
+        NonceVerdict.STASH: "stashed",
+        NonceVerdict.HOLD: "held",
     }
     verdict = rules.judge(TaggedResponse(nonce, Frontiers("v", 2)))
     assert (event, names[verdict]) == ("response", ADAPTER[state, event])
@@ -247,4 +259,4 @@ def test_the_unions_are_on_the_page_in_their_order(page: str) -> None:
     ):
         part = page.partition(f"\n{title}\n")[2].partition(f"\n{after}\n")[0]
         named = re.findall(r"^#### (\w+)$", part, re.M)
-        assert named == [kind.__name__ for kind in get_args(union)]
+        assert named == [wire_name(kind) for kind in get_args(union)]

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol import storage, storage_internal
 from actors.protocol.compute import AllowWrites, SourceImport
 from actors.protocol.frames import FrameCodec
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
-    Configuration,
+    ConnectorConfiguration,
     IngestionDescription,
     IngestionExport,
-    Retry,
+    RetryDelays,
     SinkDescription,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
     altered,
     altered_sink,
 )
-from actors.protocol.storage_internal import DropDataflow, ForStorage
+from actors.protocol.storage_internal import DropObjects, ForStorage
 
-SCHEMA = Schema((Column("k", "bigint"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(-(2**62), 2**62),
@@ -73,39 +73,41 @@ def test_what_is_sent_is_what_comes(command: storage.Command, response: storage.
 def test_ordered_commands_of_both_halves_are_told_apart(
     command: storage_internal.InternalCommand, generation: int
 ) -> None:
-    for kind in (Propose, Sequenced):
+    for kind in (ProposeCommand, SequencedCommand):
         sent = (
-            Propose(generation, ForStorage(command))
-            if kind is Propose
-            else Sequenced(3, generation, ForStorage(command))
+            ProposeCommand(generation, ForStorage(command))
+            if kind is ProposeCommand
+            else SequencedCommand(3, generation, ForStorage(command))
         )
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=kind) == sent
-    assert Propose(1, ForStorage(command)).half == "storage"
+    assert ProposeCommand(1, ForStorage(command)).half == "storage"
 
 
 def test_a_proposal_without_a_wrapping_is_computes() -> None:
-    assert Propose(1, AllowWrites()).half == "compute"
-    assert Propose(1, ForStorage(UpdateConfiguration())).half == "storage"
-    assert Propose(1, ForStorage(DropDataflow(("u1",)))).half == "storage"
+    assert ProposeCommand(1, AllowWrites()).half == "compute"
+    assert ProposeCommand(1, ForStorage(UpdateStorageConfiguration())).half == "storage"
+    assert ProposeCommand(1, ForStorage(DropObjects(("u1",)))).half == "storage"
 
 
 E1 = IngestionExport("e1", "public.a", SCHEMA, "s1")
 E2 = IngestionExport("e2", "public.b", SCHEMA, "s2")
-OLD = IngestionDescription("u1", "pg", Configuration("postgres", b"x"), "r1", (E1,))
-SINK = SinkDescription("k1", "out", SourceImport("s1", SCHEMA), Configuration("delta", b"x"), 5)
+OLD = IngestionDescription("u1", "pg", ConnectorConfiguration("postgres", b"x"), "r1", (E1,))
+SINK = SinkDescription(
+    "k1", "out", SourceImport("s1", SCHEMA), ConnectorConfiguration("delta", b"x"), 5
+)
 
 
 @pytest.mark.parametrize(
     ("changes", "differences"),
     [
         ({}, ()),
-        ({"name": "other", "retry": Retry(5, 9)}, ()),
+        ({"name": "other", "retry": RetryDelays(5, 9)}, ()),
         ({"exports": (E1, E2)}, ()),
         ({"exports": ()}, ()),
         ({"exports": (E2,)}, ()),
-        ({"configuration": Configuration("files", b"x")}, ("kind postgres → files",)),
+        ({"configuration": ConnectorConfiguration("files", b"x")}, ("kind postgres → files",)),
         (
-            {"configuration": Configuration("postgres", b"y")},
+            {"configuration": ConnectorConfiguration("postgres", b"y")},
             ("the configuration of its kind postgres",),
         ),
         ({"remap_shard": "r2"}, ("remap shard r1 → r2",)),
@@ -114,7 +116,7 @@ SINK = SinkDescription("k1", "out", SourceImport("s1", SCHEMA), Configuration("d
             ("export e1: outside name public.a → public.c", "export e1: shard s1 → s3"),
         ),
         (
-            {"exports": (IngestionExport("e1", "public.a", Schema(()), "s1", b"!"),)},
+            {"exports": (IngestionExport("e1", "public.a", TableSchema(()), "s1", b"!"),)},
             ("export e1: columns (`k` bigint) → ()", "export e1: what its kind adds for it"),
         ),
     ],
@@ -128,11 +130,14 @@ def test_what_an_update_of_a_source_may_change(
 @pytest.mark.parametrize(
     ("changes", "differences"),
     [
-        ({"name": "other", "retry": Retry(1), "as_of": 9}, ()),
-        ({"configuration": Configuration("parquet", b"x")}, ("kind delta → parquet",)),
-        ({"configuration": Configuration("delta")}, ("the configuration of its kind delta",)),
+        ({"name": "other", "retry": RetryDelays(1), "as_of": 9}, ()),
+        ({"configuration": ConnectorConfiguration("parquet", b"x")}, ("kind delta → parquet",)),
+        (
+            {"configuration": ConnectorConfiguration("delta")},
+            ("the configuration of its kind delta",),
+        ),
         ({"input": SourceImport("s2", SCHEMA)}, ("input shard s1 → s2",)),
-        ({"input": SourceImport("s1", Schema(()))}, ("columns (`k` bigint) → ()",)),
+        ({"input": SourceImport("s1", TableSchema(()))}, ("columns (`k` bigint) → ()",)),
     ],
 )
 def test_what_may_change_of_a_sink(changes: dict[str, Any], differences: tuple[str, ...]) -> None:

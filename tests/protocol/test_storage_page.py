@@ -10,12 +10,18 @@ import msgspec
 import pytest
 
 from actors.compute.transitions import mermaid
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.protocol import storage, storage_internal
 from actors.protocol.compute import SourceImport
 from actors.protocol.storage_internal import InternalCommand
-from actors.storage.history import Wanted
+from actors.storage.history import StorageDefinitions
 from actors.storage.transitions import TABLES
+
+
+def wire_name(kind: Any) -> str:
+    """A message's name on the wire: its tag, or a record's class name."""
+    return str(kind.__struct_config__.tag or kind.__name__)
+
 
 STRUCTS = [
     kind
@@ -38,15 +44,15 @@ def section(page: str, title: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", STRUCTS, ids=wire_name)
 def test_every_message_and_field_is_there_and_no_other(page: str, kind: Any) -> None:
-    named = re.findall(r"^\| `(\w+)` \|", section(page, kind.__name__), re.M)
+    named = re.findall(r"^\| `(\w+)` \|", section(page, wire_name(kind)), re.M)
     assert named == [field.name for field in msgspec.structs.fields(kind)]
 
 
 def test_no_message_is_there_that_the_code_does_not_have(page: str) -> None:
     titles = re.findall(r"^#### (\w+)$", page, re.M)
-    assert sorted(titles) == sorted(kind.__name__ for kind in STRUCTS)
+    assert sorted(titles) == sorted(wire_name(kind) for kind in STRUCTS)
 
 
 def test_the_unions_are_on_the_page_in_their_order(page: str) -> None:
@@ -56,7 +62,7 @@ def test_the_unions_are_on_the_page_in_their_order(page: str) -> None:
     ):
         part = page.partition(f"\n{title}\n")[2].partition(f"\n{after}\n")[0]
         named = re.findall(r"^#### (\w+)$", part, re.M)
-        assert named == [kind.__name__ for kind in get_args(union) if kind in STRUCTS]
+        assert named == [wire_name(kind) for kind in get_args(union) if kind in STRUCTS]
 
 
 def test_every_status_and_internal_command_is_there(page: str) -> None:
@@ -65,7 +71,7 @@ def test_every_status_and_internal_command_is_there(page: str) -> None:
     assert named == list(get_args(storage.HealthStatus))
     told = page.partition("## Two kinds of commands")[2].partition("## Rules of commands")[0]
     for kind in get_args(InternalCommand):
-        assert f"`{kind.__name__}`" in told
+        assert f"`{wire_name(kind)}`" in told
         assert kind.__module__ in (storage.__name__, storage_internal.__name__)
 
 
@@ -78,16 +84,16 @@ def test_the_order_of_the_history_is_as_told(page: str) -> None:
     told = page.partition("## The history")[2].partition("## Reconciliation")[0]
     named = re.findall(r"[A-Z]\w+[a-z]s?\b", told.partition("reads:")[2].partition(".")[0])
     names = [name.removesuffix("s") if name not in ("AllowWrites",) else name for name in named]
-    everything = {kind.__name__: kind for kind in get_args(storage.Command)}
+    everything = {wire_name(kind): kind for kind in get_args(storage.Command)}
     order = [everything[name] for name in names]
-    wanted = Wanted()
+    wanted = StorageDefinitions()
     examples: dict[Any, Any] = {}
-    configuration = storage.Configuration("x")
+    configuration = storage.ConnectorConfiguration("x")
     source = storage.IngestionDescription("u", "u", configuration, "r")
-    sink_input = SourceImport("s", Schema(()))
+    sink_input = SourceImport("s", TableSchema(()))
     sink = storage.SinkDescription("k", "k", sink_input, configuration, 0)
     for kind in reversed(order):
-        match kind.__name__:
+        match wire_name(kind):
             case "Hello":
                 examples[kind] = kind("n")
             case "UpdateConfiguration":
@@ -97,11 +103,11 @@ def test_the_order_of_the_history_is_as_told(page: str) -> None:
             case "RunSink":
                 examples[kind] = kind(sink)
             case "RunOneshotIngestion":
-                examples[kind] = kind("o", "t", "s", Schema(()), configuration)
+                examples[kind] = kind("o", "t", "s", TableSchema(()), configuration)
             case "AllowCompaction":
                 examples[kind] = kind("u", 1)
             case _:
                 examples[kind] = kind()
-    for kind in sorted(order, key=lambda kind: kind.__name__ == "AllowCompaction"):
+    for kind in sorted(order, key=lambda kind: wire_name(kind) == "AllowCompaction"):
         wanted.add(examples[kind])
     assert [type(command) for command in wanted.commands()] == order

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.errors import (
-    Broken,
-    Busy,
+    AuthenticationFailed,
+    ConnectionBroken,
     FrameTooLarge,
     IncompatibleVersion,
     MalformedFrame,
     RemoteProtocolError,
-    Unauthenticated,
+    ResourceBusy,
     UnknownCommand,
     WrongService,
 )
@@ -97,7 +97,14 @@ def test_the_mutations_reach_all_the_errors() -> None:
             seen[type(TARGETS[f"handshake of a {side}"].read(data, 1).error).__name__] += 1
     large = HEADER.pack(FRAME_BYTES_MAX + 1)
     seen[type(TARGETS[FRAMES[0]].read(large, 4).error).__name__] += 1
-    expected = (MalformedFrame, UnknownCommand, IncompatibleVersion, WrongService, Busy, Broken)
-    for kind in (*expected, Unauthenticated, FrameTooLarge):
+    expected = (
+        MalformedFrame,
+        UnknownCommand,
+        IncompatibleVersion,
+        WrongService,
+        ResourceBusy,
+        ConnectionBroken,
+    )
+    for kind in (*expected, AuthenticationFailed, FrameTooLarge):
         assert seen[kind.__name__], kind
     assert seen["NoneType"]

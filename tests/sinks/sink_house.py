@@ -13,15 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.sinks.delta import DeltaConfig, DeltaSink
 from actors.sinks.outlets import FolderOutlet
 from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
 
-SCHEMA = Schema((Column("a", "bigint"), Column("b", "string")))
-KEYED = Schema((Column("a", "bigint", nullable=False), Column("b", "string")), ("a",))
+SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
+KEYED = TableSchema(
+    (TableColumn("a", "bigint", nullable=False), TableColumn("b", "string")), ("a",)
+)
 Update = tuple[Any, ...]
 """The columns, a time, a diff."""
 
@@ -37,13 +39,13 @@ def settings_of(place: Path, **changes: Any) -> Settings:
     return msgspec.structs.replace(made, **changes)
 
 
-def updates(rows: Iterable[Update], schema: Schema = SCHEMA) -> pa.Table:
+def updates(rows: Iterable[Update], schema: TableSchema = SCHEMA) -> pa.Table:
     shape = schema.arrow_updates()
     found = [dict(zip(shape.names, row, strict=True)) for row in rows]
     return pa.Table.from_pylist(found, schema=shape)
 
 
-def errors(rows: Iterable[tuple[str, int, int]], schema: Schema = SCHEMA) -> pa.Table:
+def errors(rows: Iterable[tuple[str, int, int]], schema: TableSchema = SCHEMA) -> pa.Table:
     """Error updates: (text, time, diff)."""
     shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
     empty = dict.fromkeys(schema.names)
@@ -52,7 +54,7 @@ def errors(rows: Iterable[tuple[str, int, int]], schema: Schema = SCHEMA) -> pa.
 
 
 async def shard(
-    persist: PersistClient, schema: Schema = SCHEMA, name: str = "s", tables: bool = False
+    persist: PersistClient, schema: TableSchema = SCHEMA, name: str = "s", tables: bool = False
 ) -> None:
     await persist.create_shards([NewShard(name, schema, holds={"us": 0}, tables=tables)])
 
@@ -62,7 +64,7 @@ async def append(
     upper: int,
     rows: Sequence[Update] = (),
     failed: Sequence[tuple[str, int, int]] = (),
-    schema: Schema = SCHEMA,
+    schema: TableSchema = SCHEMA,
     name: str = "s",
 ) -> None:
     """Rows, and errors (text, time, diff), up to an upper."""
@@ -70,8 +72,8 @@ async def append(
     parts = await persist.write_parts(name, updates(rows, schema))
     if failed:
         parts += await persist.write_parts(name, errors(failed, schema))
-    done = await persist.append([Append(name, lower, upper, parts)])
-    assert isinstance(done, Appended)
+    done = await persist.append([ShardAppend(name, lower, upper, parts)])
+    assert isinstance(done, AppendCommitted)
 
 
 def delta(folder: Path, mode: Any, settings: Settings, clock: Any, token: str) -> DeltaSink:

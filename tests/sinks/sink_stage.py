@@ -11,18 +11,18 @@ import pyarrow as pa
 from sink_house import SCHEMA, Update, settings_of, shard, tuples  # type: ignore[import-not-found]
 
 from actors.errors import PenstockError, StorageError
-from actors.persist import Cas, PersistClient, VersionedData
+from actors.persist import CompareAndSet, PersistClient, VersionedData
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier
 from actors.settings import Settings
 from actors.sink_task import SinkTask
 from actors.sinks.messages import SinkEnded, SinkProgress, SinkStatus, SinkWork, StopSink
 from actors.sinks.parquet import ParquetConfig
 from actors.sinks.sink import SinkStatistics
-from actors.sources.source import Unreachable
-from actors.testing.isolation import Isolation, Subject
+from actors.sources.source import SourceUnreachable
+from actors.testing.isolation import ActorIsolation, SubjectActor
 
 
 class Faults:
@@ -66,7 +66,7 @@ class Outside:
 
 
 class RememberingSink:
-    """A `Sink` into an `Outside`."""
+    """A `SinkConnector` into an `Outside`."""
 
     def __init__(self, outside: Outside, *, keeps_times: bool = True, once: bool = False) -> None:
         self.keeps_times = keeps_times
@@ -78,12 +78,12 @@ class RememberingSink:
         self._counts = SinkStatistics()
 
     def _step(self, what: str, *, after: bool) -> None:
-        self._outside.faults.step(Unreachable(f"{what} failed", "wait"), after=after)
+        self._outside.faults.step(SourceUnreachable(f"{what} failed", "wait"), after=after)
 
-    async def check(self, schema: Schema) -> None:
+    async def check(self, schema: TableSchema) -> None:
         """Anything may be written."""
 
-    async def open(self, schema: Schema) -> Frontier | None:
+    async def open(self, schema: TableSchema) -> Frontier | None:
         self._step("open", after=False)
         self._outside.opened += 1
         self._number = self._outside.opened
@@ -126,7 +126,7 @@ class FaultyConsensus(MemoryConsensus):
         super().__init__()
         self._faults = faults
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         error = StorageError("consensus failed", determinate=False)
         self._faults.step(error, after=False)
         done = await super().compare_and_set(ops)
@@ -151,7 +151,7 @@ class FaultyBlob(MemoryBlob):
 class House:
     """A shard ``s``, what stands outside, and tasks between them, one after another."""
 
-    def __init__(self, stage: Isolation, place: Path, **changes: Any) -> None:
+    def __init__(self, stage: ActorIsolation, place: Path, **changes: Any) -> None:
         self.stage = stage
         self.place = place
         self.settings: Settings = settings_of(place, **changes)
@@ -165,7 +165,7 @@ class House:
         """Told last."""
         self.given: dict[str, Any] = {}
 
-    async def stores(self, schema: Schema = SCHEMA, *, tables: bool = False) -> PersistClient:
+    async def stores(self, schema: TableSchema = SCHEMA, *, tables: bool = False) -> PersistClient:
         faults = self.outside.faults
         self.consensus = FaultyConsensus(faults)
         self.persist = PersistClient(
@@ -186,7 +186,7 @@ class House:
         writable: bool = True,
         config: Any = None,
         real: bool = False,
-    ) -> Subject[Any]:
+    ) -> SubjectActor[Any]:
         self.number += 1
         self.upper = None
         work = SinkWork(

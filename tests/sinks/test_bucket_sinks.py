@@ -20,14 +20,14 @@ from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[impo
 from actors.buckets import bucket_calls
 from actors.buckets.bucket_calls import BucketCalls
 from actors.buckets.bucket_paths import BucketPath
-from actors.errors import Fenced, InvalidUsage, StorageError
+from actors.errors import InvalidUsage, StorageError, WriterFenced
 from actors.kernel import SystemClock
 from actors.progress import EMPTY
 from actors.settings import Settings
 from actors.sinks import outlets
 from actors.sinks.outlets import BucketOutlet, newest_number
 from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
-from actors.sources.source import Unreachable
+from actors.sources.source import SourceUnreachable
 
 R = TypeVar("R")
 
@@ -173,7 +173,7 @@ async def test_of_two_writers_one_is_fenced(lab: Lab) -> None:
     await first.write(updates([(7, "lost", 6, 1)]))
     second = lab.sink()
     assert await second.open(SCHEMA) == 6
-    with pytest.raises(Fenced, match="taken over s3://box/out/p"):
+    with pytest.raises(WriterFenced, match="taken over s3://box/out/p"):
         await first.commit(6, 8)
     assert lab.data() == kept
     await batch(second, 6, 9, (7, "kept", 8, 1))
@@ -201,7 +201,7 @@ async def test_failing_or_killed_anywhere_every_batch_is_there_once(
                     made = lab.sink()
                     assert (await made.open(SCHEMA) or 0) == upper
                 await batch(made, upper, upper + 1, *rows)
-            except Unreachable:
+            except SourceUnreachable:
                 if made is not None and data.draw(st.booleans()):
                     await made.close()
                 made = None

@@ -16,14 +16,14 @@ from deltalake import DeltaTable
 from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[import-not-found]
 
 from actors import threshold_probes
-from actors.errors import Fenced, InvalidUsage
+from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
 from actors.settings import Settings
 from actors.sinks.delta import DeltaConfig
 from actors.sinks.kinds import SinkConfig, make_sink
 from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig
-from actors.sinks.sink import Sink
-from actors.sources.source import Unreachable
+from actors.sinks.sink import SinkConnector
+from actors.sources.source import SourceUnreachable
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
@@ -57,7 +57,7 @@ class Lab:
     def url(self, kind: str) -> str:
         return f"s3://{self.bucket}/out/{kind}"
 
-    def sink(self, kind: str, **changes: Any) -> Sink:
+    def sink(self, kind: str, **changes: Any) -> SinkConnector:
         self.lives += 1
         url = self.url(kind)
         config: SinkConfig = ParquetConfig(url, creation="c")
@@ -65,7 +65,9 @@ class Lab:
             config = DeltaConfig(url, kind, creation="c")  # type: ignore[arg-type]
         limits = msgspec.structs.replace(self.settings, **changes)
         spool = self.place / f"life-{self.lives}"
-        made: Sink = make_sink(config, "u1", limits, SystemClock(), Random(self.lives), spool)
+        made: SinkConnector = make_sink(
+            config, "u1", limits, SystemClock(), Random(self.lives), spool
+        )
         return made
 
     def rows(self, kind: str) -> list[Update]:
@@ -95,7 +97,7 @@ def lab(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     server.forget()
 
 
-async def batch(made: Sink, lower: int, upper: int, *rows: Update) -> None:
+async def batch(made: SinkConnector, lower: int, upper: int, *rows: Update) -> None:
     if rows:
         await made.write(updates(rows))
     await made.commit(lower, upper)
@@ -118,7 +120,7 @@ async def test_batches_and_writers(lab: Lab, kind: str) -> None:
     await first.write(updates([(7, "lost", 6, 1)]))
     second = lab.sink(kind)
     assert await second.open(SCHEMA) == 6
-    with pytest.raises(Fenced, match="taken over s3://"):
+    with pytest.raises(WriterFenced, match="taken over s3://"):
         await first.commit(6, 8)
     await first.close()
     assert lab.staged(kind, 6) == []
@@ -177,7 +179,7 @@ async def test_an_outage_anywhere(lab: Lab, kind: str, at: int) -> None:
     failed = False
     try:
         await batch(made, 6, 9, *LATER)
-    except Unreachable:
+    except SourceUnreachable:
         failed = True
     await made.close()
     lab.s3.forget()
@@ -197,7 +199,7 @@ async def test_errors_by_their_names_and_without_secrets(
 ) -> None:
     made = lab.sink(kind)
     lab.s3.rule = lambda _: "deny"
-    with pytest.raises(Unreachable, match="403 AccessDenied") as caught:
+    with pytest.raises(SourceUnreachable, match="403 AccessDenied") as caught:
         await made.open(SCHEMA)
     assert "PutObject" in caught.value.hint
     await made.close()
@@ -206,7 +208,7 @@ async def test_errors_by_their_names_and_without_secrets(
     await made.open(SCHEMA)
     await made.write(updates(FIRST))
     lab.s3.rule = lambda line: "deny" if line.startswith("PUT") else None
-    with pytest.raises(Unreachable, match="403") as denied:
+    with pytest.raises(SourceUnreachable, match="403") as denied:
         await made.commit(5, 6)
     await made.close()
     for secret in (KEY_ID, SECRET):
@@ -222,7 +224,7 @@ async def test_a_store_that_does_not_answer(lab: Lab, kind: str) -> None:
     made = lab.sink(kind, copy_request_timeout_ms=2_000, copy_request_retries_max=0)
     await made.open(SCHEMA)
     lab.s3.rule = lambda _: "hang"
-    with pytest.raises(Unreachable):
+    with pytest.raises(SourceUnreachable):
         await batch(made, 5, 6, *FIRST)
     await made.close()
     lab.s3.forget()
@@ -256,6 +258,6 @@ async def test_a_bucket_that_is_not_there(lab: Lab) -> None:
         DeltaConfig("s3://no-such-bucket/x", creation="c"),
     ):
         made = make_sink(config, "u1", limits, SystemClock(), Random(1), lab.place / "x")
-        with pytest.raises(Unreachable, match="no such bucket"):
+        with pytest.raises(SourceUnreachable, match="no such bucket"):
             await made.open(SCHEMA)
         await made.close()

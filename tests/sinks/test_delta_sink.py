@@ -31,12 +31,12 @@ from sink_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
-from actors.errors import Fenced, InvalidUsage
+from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.sinks import staging
 from actors.sinks.delta import DeltaSink
-from actors.sources.source import Unreachable
+from actors.sources.source import SourceUnreachable
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 
@@ -58,7 +58,7 @@ def sink(folder: Path, mode: str, token: str = "one") -> DeltaSink:
     return made
 
 
-async def begun(folder: Path, mode: str, schema: Schema = SCHEMA) -> DeltaSink:
+async def begun(folder: Path, mode: str, schema: TableSchema = SCHEMA) -> DeltaSink:
     made = sink(folder, mode)
     assert await made.open(schema) is None
     return made
@@ -143,19 +143,19 @@ async def test_any_bag_after_any_other(
 
 
 async def test_keys_with_every_type_of_value(tmp_path: Path) -> None:
-    schema = Schema(
+    schema = TableSchema(
         (
-            Column("k", "double"),
-            Column("i", "tinyint"),
-            Column("n", "decimal(38,2)"),
-            Column("when", "timestamp"),
-            Column("local", "timestamp_ntz"),
-            Column("day", "date"),
-            Column("raw", "binary"),
-            Column("yes", "boolean"),
-            Column("list", "array<struct<x:int,y:string>>"),
-            Column("map", "map<string,double>"),
-            Column("f", "float"),
+            TableColumn("k", "double"),
+            TableColumn("i", "tinyint"),
+            TableColumn("n", "decimal(38,2)"),
+            TableColumn("when", "timestamp"),
+            TableColumn("local", "timestamp_ntz"),
+            TableColumn("day", "date"),
+            TableColumn("raw", "binary"),
+            TableColumn("yes", "boolean"),
+            TableColumn("list", "array<struct<x:int,y:string>>"),
+            TableColumn("map", "map<string,double>"),
+            TableColumn("f", "float"),
         ),
         ("k",),
     )
@@ -195,7 +195,7 @@ async def test_of_two_writers_one_is_fenced(tmp_path: Path) -> None:
         await first.write(updates([(7, "lost", 6, 1)]))
         second = sink(folder, mode, "two")
         assert await second.open(SCHEMA) == 6
-        with pytest.raises(Fenced, match="taken over"):
+        with pytest.raises(WriterFenced, match="taken over"):
             await first.commit(6, 8)
         await batch(second, 6, 9, (7, "kept", 8, 1))
         assert [row[1] for row in in_table(folder) if row[0] == 7] == ["kept"]
@@ -299,17 +299,19 @@ async def test_what_is_there_and_not_ours_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        (Schema((Column("a", "void"),)), "void"),
-        (Schema((Column("a", "int"), Column("A", "int"))), "differ in case"),
-        (Schema((Column("a b", "int"),)), "'a b'"),
-        (Schema((Column("_time", "int"),)), "adds a column"),
-        (Schema((Column("s", "array<struct<x:int,X:int>>"),)), "differ in case"),
-        (Schema((Column("s", "map<string,void>"),)), "void"),
-        (Schema(()), "no column"),
+        (TableSchema((TableColumn("a", "void"),)), "void"),
+        (TableSchema((TableColumn("a", "int"), TableColumn("A", "int"))), "differ in case"),
+        (TableSchema((TableColumn("a b", "int"),)), "'a b'"),
+        (TableSchema((TableColumn("_time", "int"),)), "adds a column"),
+        (TableSchema((TableColumn("s", "array<struct<x:int,X:int>>"),)), "differ in case"),
+        (TableSchema((TableColumn("s", "map<string,void>"),)), "void"),
+        (TableSchema(()), "no column"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-async def test_columns_that_a_table_cannot_hold(tmp_path: Path, schema: Schema, text: str) -> None:
+async def test_columns_that_a_table_cannot_hold(
+    tmp_path: Path, schema: TableSchema, text: str
+) -> None:
     with pytest.raises(InvalidUsage, match=text):
         await sink(tmp_path / "t", "changes").check(schema)
     assert not (tmp_path / "t").exists()
@@ -365,7 +367,7 @@ async def test_a_commit_that_comes_to_pass_and_fails(
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", never)
     await made.write(updates([(3, "", 6, 1)]))
-    with pytest.raises(Unreachable, match="no disk"):
+    with pytest.raises(SourceUnreachable, match="no disk"):
         await made.commit(6, 7)
     monkeypatch.undo()
     again = sink(folder, "changes", "two")
@@ -407,7 +409,7 @@ async def test_a_failure_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             failed = False
             try:
                 await batch(made, 6, 9, *later)
-            except Unreachable:
+            except SourceUnreachable:
                 failed = True
         await made.close()
         again = sink(folder, mode, "two")
@@ -438,7 +440,7 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     with monkeypatch.context() as patch:
         patch.setattr(staging.StagedFiles, "create", full)
-        with pytest.raises(Unreachable, match="No space left"):
+        with pytest.raises(SourceUnreachable, match="No space left"):
             await batch(made, 6, 9, (3, "", 7, 1))
     await made.close()
     again = sink(folder, "changes", "two")

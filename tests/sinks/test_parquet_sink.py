@@ -19,15 +19,15 @@ from sink_house import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.errors import Fenced, InvalidUsage, StorageError
+from actors.errors import InvalidUsage, StorageError, WriterFenced
 from actors.kernel import SystemClock
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.sinks import parquet as parquet_room
 from actors.sinks import staging
 from actors.sinks.outlets import FolderOutlet
 from actors.sinks.parquet import MANIFESTS, ParquetSink
-from actors.sources.source import Unreachable
+from actors.sources.source import SourceUnreachable
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 
@@ -99,7 +99,7 @@ async def test_of_two_writers_one_is_fenced(tmp_path: Path) -> None:
     await first.write(updates([(7, "lost", 6, 1)]))
     second = sink(folder, "two")
     assert await second.open(SCHEMA) == 6
-    with pytest.raises(Fenced, match="taken over"):
+    with pytest.raises(WriterFenced, match="taken over"):
         await first.commit(6, 8)
     assert data(folder) == kept
     await batch(second, 6, 9, (7, "kept", 8, 1))
@@ -154,7 +154,7 @@ async def test_a_failure_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             failed = False
             try:
                 await batch(made, 6, 9, (3, "", 7, 1))
-            except Unreachable:
+            except SourceUnreachable:
                 failed = True
         assert failed or done < at
         await made.close()
@@ -181,7 +181,7 @@ async def test_what_is_there_and_not_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsage, match="what another sink"):
         await theirs.open(SCHEMA)
     with pytest.raises(InvalidUsage, match="of other columns"):
-        await sink(tmp_path / "p").open(Schema((Column("a", "int"),)))
+        await sink(tmp_path / "p").open(TableSchema((TableColumn("a", "int"),)))
     with pytest.raises(InvalidUsage, match="of other columns"):
         await sink(tmp_path / "p", once=True).open(SCHEMA)
     (tmp_path / "p" / MANIFESTS / f"{9:020d}.json").write_text("{")
@@ -191,7 +191,7 @@ async def test_what_is_there_and_not_ours_is_refused(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unreachable, match="could not"):
+    with pytest.raises(SourceUnreachable, match="could not"):
         await sink(tmp_path / "file" / "p").open(SCHEMA)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from actors.plan.schema import TIME
 from actors.progress import EMPTY
 from actors.sinks.batches import (
-    Cut,
-    Listed,
-    Stretch,
+    EmptyStretch,
+    ListedBatch,
+    SinkCut,
     choose_batch,
     move_out_of_stretches,
     stretches_in_error,
@@ -59,11 +59,11 @@ def test_a_batch_ends_where_there_are_contents(
 ) -> None:
     """Whatever it is cut by: it goes on, it ends at a time with contents, and when it cannot go on
     there is none."""
-    listed: list[Listed] = []
+    listed: list[ListedBatch] = []
     upper = lower
     for step, size in steps:
         upper += step
-        listed.append(Listed(upper, size))
+        listed.append(ListedBatch(upper, size))
     sealed = max(lower + length, upper)
     stretches = stretches_in_error(errors, sealed)
     found = choose_batch(lower, sealed, listed, stretches, bytes_max)
@@ -81,22 +81,24 @@ def test_a_batch_ends_where_there_are_contents(
 
 
 def test_it_keeps_to_the_bytes_where_it_can() -> None:
-    listed = [Listed(5, 40), Listed(7, 40), Listed(9, 40)]
+    listed = [ListedBatch(5, 40), ListedBatch(7, 40), ListedBatch(9, 40)]
     assert choose_batch(0, 20, listed, (), 100).upper == 7
     assert choose_batch(0, 20, listed, (), 1000).upper == 20
     assert choose_batch(0, 20, listed, (), 10).upper == 5  # one batch of the shard is never divided
     assert choose_batch(5, 20, listed, (), 40).upper == 7
-    assert choose_batch(0, 20, [Listed(9, 0)], (), 10).upper == 20
+    assert choose_batch(0, 20, [ListedBatch(9, 0)], (), 10).upper == 20
 
 
 def test_before_an_error_then_over_it() -> None:
-    assert choose_batch(0, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(4, (), "bad")
-    assert choose_batch(4, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == Cut(
+    assert choose_batch(0, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == SinkCut(
+        4, (), "bad"
+    )
+    assert choose_batch(4, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == SinkCut(
         None, (), "bad"
     )
     gone = stretches_in_error([(4, "bad", 1), (7, "bad", -1)], 9)
-    assert gone == (Stretch(4, 7, "bad"),)
-    assert choose_batch(4, 9, [], gone, 10) == Cut(9, gone, None)
+    assert gone == (EmptyStretch(4, 7, "bad"),)
+    assert choose_batch(4, 9, [], gone, 10) == SinkCut(9, gone, None)
 
 
 def test_a_shard_that_has_ended() -> None:
@@ -109,5 +111,5 @@ def test_a_shard_that_has_ended() -> None:
 )
 def test_times_in_error_become_the_first_behind(before: int, after: int) -> None:
     table = pa.table({TIME: pa.array([before], pa.int64())})
-    moved = move_out_of_stretches(table, (Stretch(4, 7, "x"), Stretch(9, 11, "y")))
+    moved = move_out_of_stretches(table, (EmptyStretch(4, 7, "x"), EmptyStretch(9, 11, "y")))
     assert moved[TIME].to_pylist() == [after]

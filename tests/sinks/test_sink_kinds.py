@@ -12,16 +12,16 @@ import anyio
 import pytest
 from sink_house import SCHEMA, settings_of  # type: ignore[import-not-found]
 
-from actors.errors import Fenced, InvalidUsage, StoreFull
+from actors.errors import InvalidUsage, StoreFull, WriterFenced
 from actors.kernel import SystemClock
 from actors.settings import Settings
 from actors.sinks.delta import DeltaConfig, DeltaSink
 from actors.sinks.folders import write_new
 from actors.sinks.kinds import KINDS, config_of, decode, encode, kind_of, make_sink
 from actors.sinks.parquet import ParquetConfig, ParquetSink
-from actors.sinks.sink import Sink
-from actors.sinks.threads import Threads
-from actors.sources.source import Unreachable
+from actors.sinks.sink import SinkConnector
+from actors.sinks.threads import SinkThreads
+from actors.sources.source import SourceUnreachable
 
 
 def test_configurations_there_and_back() -> None:
@@ -56,9 +56,11 @@ def test_what_cannot_be_decoded() -> None:
             decode(data)
 
 
-def made_in(folder: str, settings: Settings) -> Sink:
+def made_in(folder: str, settings: Settings) -> SinkConnector:
     config = DeltaConfig(folder, creation="c")
-    made: Sink = make_sink(config, "u1", settings, SystemClock(), Random(1), Path("nowhere"))
+    made: SinkConnector = make_sink(
+        config, "u1", settings, SystemClock(), Random(1), Path("nowhere")
+    )
     return made
 
 
@@ -87,18 +89,18 @@ async def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_a_call_that_does_not_come_back_is_given_up() -> None:
     back = threading.Event()
-    threads = Threads(SystemClock(), 20, "folder x")
-    with pytest.raises(Unreachable, match="longer than 20 ms"):
+    threads = SinkThreads(SystemClock(), 20, "folder x")
+    with pytest.raises(SourceUnreachable, match="longer than 20 ms"):
         await threads.run(back.wait, "commit")
     assert threads.given_up
-    with pytest.raises(Unreachable, match="has not come back"):
+    with pytest.raises(SourceUnreachable, match="has not come back"):
         await threads.run(lambda: None, "write")
     back.set()
 
 
 async def test_a_call_is_waited_for_when_cancelled() -> None:
     begun, back = threading.Event(), threading.Event()
-    threads = Threads(SystemClock(), 10_000, "folder x")
+    threads = SinkThreads(SystemClock(), 10_000, "folder x")
     ended = False
 
     def slow() -> None:
@@ -125,15 +127,15 @@ async def test_a_call_is_waited_for_when_cancelled() -> None:
 
 
 async def test_errors_of_stores_go_away_by_waiting_others_do_not() -> None:
-    threads = Threads(SystemClock(), 1_000, "folder x")
+    threads = SinkThreads(SystemClock(), 1_000, "folder x")
 
     def fail(error: Exception) -> None:
         raise error
 
-    with pytest.raises(Unreachable, match="folder x: full"):
+    with pytest.raises(SourceUnreachable, match="folder x: full"):
         await threads.run(lambda: fail(StoreFull("full", determinate=True)), "write")
-    with pytest.raises(Fenced):
-        await threads.run(lambda: fail(Fenced("gone", determinate=True)), "write")
+    with pytest.raises(WriterFenced):
+        await threads.run(lambda: fail(WriterFenced("gone", determinate=True)), "write")
 
 
 class PanicException(BaseException):
@@ -143,14 +145,16 @@ class PanicException(BaseException):
 async def test_what_a_library_raises_is_the_end_of_one_sink_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    threads = Threads(SystemClock(), 1_000, "table x")
+    threads = SinkThreads(SystemClock(), 1_000, "table x")
 
     def fail(error: BaseException) -> None:
         raise error
 
     for error in (PanicException("index out of bounds"), KeyError("who knows")):
         caplog.clear()
-        with pytest.raises(Unreachable, match=f"table x: could not commit: {type(error).__name__}"):
+        with pytest.raises(
+            SourceUnreachable, match=f"table x: could not commit: {type(error).__name__}"
+        ):
             await threads.run(lambda error=error: fail(error), "commit")  # type: ignore[misc]
         assert "could not commit" in caplog.text
     with pytest.raises(InvalidUsage, match="as it is"):

@@ -20,23 +20,23 @@ from sink_house import (  # type: ignore[import-not-found]
 from sink_stage import House  # type: ignore[import-not-found]
 
 from actors import threshold_probes
-from actors.persist import Append, Appended
-from actors.plan.schema import Column, Schema
+from actors.persist import AppendCommitted, ShardAppend
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.internal import WritesAllowed
 from actors.sinks.delta import DeltaConfig
 from actors.sinks.messages import SinkEnded, SinkStatus, StopSink
 from actors.sinks.parquet import ParquetConfig
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 
-async def house_of(stage: Isolation, place: Path, **changes: Any) -> House:
+async def house_of(stage: ActorIsolation, place: Path, **changes: Any) -> House:
     house = House(stage, place, **changes)
     await house.stores()
     return house
 
 
-async def test_contents_then_changes(stage: Isolation, tmp_path: Path) -> None:
+async def test_contents_then_changes(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 2), (2, None, 3, 1), (1, "x", 4, -1)])
     house.start(as_of=4)
@@ -52,7 +52,7 @@ async def test_contents_then_changes(stage: Isolation, tmp_path: Path) -> None:
 
 
 async def test_updates_of_a_batch_are_summed_up(
-    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory and on disk; a row at one time is one update, at two it is two."""
     for held, keeps_times in ((1 << 20, True), (1, True), (1 << 20, False), (1, False)):
@@ -79,7 +79,7 @@ async def test_updates_of_a_batch_are_summed_up(
         await house.stop()
 
 
-async def test_it_waits_for_leave_to_write(stage: Isolation, tmp_path: Path) -> None:
+async def test_it_waits_for_leave_to_write(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     task = house.start(writable=False)
@@ -100,7 +100,7 @@ async def test_it_waits_for_leave_to_write(stage: Isolation, tmp_path: Path) -> 
     assert not never.running
 
 
-async def test_commits_are_apart(stage: Isolation, tmp_path: Path) -> None:
+async def test_commits_are_apart(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path, sink_commit_ms=500, sink_frontier_ms=5_000)
     await append(house.persist, 1)
     house.start()
@@ -122,7 +122,7 @@ async def test_commits_are_apart(stage: Isolation, tmp_path: Path) -> None:
     assert await house.uppers() == [22]
 
 
-async def test_much_is_committed_at_once(stage: Isolation, tmp_path: Path) -> None:
+async def test_much_is_committed_at_once(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path, sink_bytes_max=3_000, sink_commit_ms=60_000)
     await append(house.persist, 1)
     house.start()
@@ -139,7 +139,7 @@ async def test_much_is_committed_at_once(stage: Isolation, tmp_path: Path) -> No
     assert bag(house.outside.updates) == bag([(t, "x" * 10, t, 1) for t in range(1, 30)])
 
 
-async def test_what_waits_is_written_in_pieces(stage: Isolation, tmp_path: Path) -> None:
+async def test_what_waits_is_written_in_pieces(stage: ActorIsolation, tmp_path: Path) -> None:
     """After a long pause a batch holds about the limit, not all."""
     house = await house_of(stage, tmp_path, sink_bytes_max=3_000, batches_per_shard_max=1_000)
     for time in range(30):
@@ -154,7 +154,7 @@ async def test_what_waits_is_written_in_pieces(stage: Isolation, tmp_path: Path)
     assert bag(house.outside.updates) == bag([(t, "x" * 10, t, 1) for t in range(30)])
 
 
-async def test_an_object_in_error_and_out_of_it(stage: Isolation, tmp_path: Path) -> None:
+async def test_an_object_in_error_and_out_of_it(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.start(as_of=4)
@@ -176,7 +176,9 @@ async def test_an_object_in_error_and_out_of_it(stage: Isolation, tmp_path: Path
     assert contents(house.outside.updates) == contents([(2, "y", 0, 1), (4, "w", 0, 1)])
 
 
-async def test_errors_that_come_and_go_within_a_batch(stage: Isolation, tmp_path: Path) -> None:
+async def test_errors_that_come_and_go_within_a_batch(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 1)
     house.start()
@@ -189,7 +191,7 @@ async def test_errors_that_come_and_go_within_a_batch(stage: Isolation, tmp_path
     assert bag(house.outside.updates) == bag(wanted)
 
 
-async def test_contents_in_error_are_waited_for(stage: Isolation, tmp_path: Path) -> None:
+async def test_contents_in_error_are_waited_for(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)], [("bad", 1, 1)])
     house.start(as_of=2)
@@ -205,7 +207,7 @@ async def test_contents_in_error_are_waited_for(stage: Isolation, tmp_path: Path
     assert house.outside.batches[1:] == [(8, 10, ((2, "y", 9, -1),))]
 
 
-async def test_it_ends_where_its_shard_ends(stage: Isolation, tmp_path: Path) -> None:
+async def test_it_ends_where_its_shard_ends(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     task = house.start(as_of=4)
@@ -220,7 +222,7 @@ async def test_it_ends_where_its_shard_ends(stage: Isolation, tmp_path: Path) ->
     assert len(house.outside.batches) == 2
 
 
-async def test_contents_once(stage: Isolation, tmp_path: Path) -> None:
+async def test_contents_once(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     house.given = {"once": True, "keeps_times": False}
     await append(house.persist, 5, [(1, "x", 1, 2), (2, "y", 4, 1)])
@@ -230,7 +232,7 @@ async def test_contents_once(stage: Isolation, tmp_path: Path) -> None:
     assert await house.hold() is None
 
 
-async def test_stopping_waits_for_what_is_under_way(stage: Isolation, tmp_path: Path) -> None:
+async def test_stopping_waits_for_what_is_under_way(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.outside.commit_gate = anyio.Event()
@@ -253,7 +255,7 @@ async def test_stopping_waits_for_what_is_under_way(stage: Isolation, tmp_path: 
 
 
 async def test_stopped_as_an_actor_it_lets_go_of_everything(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
@@ -266,7 +268,7 @@ async def test_stopped_as_an_actor_it_lets_go_of_everything(
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_failure_anywhere_repeats_nothing(
-    stage: Isolation, tmp_path: Path, after: bool
+    stage: ActorIsolation, tmp_path: Path, after: bool
 ) -> None:
     """Each operation of the sink and of the stores fails once, before or after it was done; the
     owner starts another task. What is outside is what the shard held, each update once."""
@@ -304,7 +306,7 @@ async def test_a_failure_anywhere_repeats_nothing(
     assert failures == (5 if after else 7)  # of opening, and of each piece and commit; blobs
 
 
-async def test_what_can_no_longer_be_read(stage: Isolation, tmp_path: Path) -> None:
+async def test_what_can_no_longer_be_read(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 9)
     await house.persist.set_hold("s", "us", 7)
@@ -317,7 +319,7 @@ async def test_what_can_no_longer_be_read(stage: Isolation, tmp_path: Path) -> N
     assert (await house.told())[1].startswith("stalled: UnknownObject")
 
 
-async def test_a_shard_that_is_dropped_ends_it(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_shard_that_is_dropped_ends_it(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.start(as_of=4)
@@ -327,7 +329,7 @@ async def test_a_shard_that_is_dropped_ends_it(stage: Isolation, tmp_path: Path)
     assert told[0].startswith("stalled: UnknownObject")
 
 
-async def test_the_hold_keeps_what_is_not_written(stage: Isolation, tmp_path: Path) -> None:
+async def test_the_hold_keeps_what_is_not_written(stage: ActorIsolation, tmp_path: Path) -> None:
     """Other holders go on; the shard stays readable where the sink stands, through a restart."""
     house = await house_of(stage, tmp_path)
     persist = house.persist
@@ -350,25 +352,25 @@ async def test_the_hold_keeps_what_is_not_written(stage: Isolation, tmp_path: Pa
     )
 
 
-async def test_a_table_goes_on_by_the_shared_upper(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_table_goes_on_by_the_shared_upper(stage: ActorIsolation, tmp_path: Path) -> None:
     house = House(stage, tmp_path, sink_frontier_ms=5_000)
     persist = await house.stores(tables=True)
     parts = await persist.write_parts("s", updates([(1, "x", 1, 1)]))
-    await persist.append([Append("s", 0, 5, parts)], tables_upper=(0, 5))
+    await persist.append([ShardAppend("s", 0, 5, parts)], tables_upper=(0, 5))
     house.start(as_of=4)
     assert await house.told() == ["starting", "running", 4, 5]
     await persist.append([], tables_upper=(5, 50))
     await stage.advance(5_000)
     assert await house.told() == [50]
     parts = await persist.write_parts("s", updates([(2, "x", 55, 1)]))
-    done = await persist.append([Append("s", 5, 60, parts)], tables_upper=(50, 60))
-    assert isinstance(done, Appended)
+    done = await persist.append([ShardAppend("s", 5, 60, parts)], tables_upper=(50, 60))
+    assert isinstance(done, AppendCommitted)
     await stage.advance(1_000)
     assert await house.told() == [60]
     assert bag(house.outside.updates) == bag([(1, "x", 4, 1), (2, "x", 55, 1)])
 
 
-async def test_a_settings_error_is_told(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_settings_error_is_told(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     house.settings = replace(house.settings, sink_dir="")
     house.start(real=True)
@@ -379,7 +381,7 @@ async def test_a_settings_error_is_told(stage: Isolation, tmp_path: Path) -> Non
     assert ended.error is not None
 
 
-async def test_real_sinks_replay_the_shard(stage: Isolation, tmp_path: Path) -> None:
+async def test_real_sinks_replay_the_shard(stage: ActorIsolation, tmp_path: Path) -> None:
     """Stopped and started again at random, tables and files hold the shard exactly."""
     for name, config in (
         ("changes", DeltaConfig("changes", "changes", creation="c")),
@@ -414,7 +416,7 @@ async def test_real_sinks_replay_the_shard(stage: Isolation, tmp_path: Path) -> 
         await house.stop()
 
 
-async def test_a_state_older_than_what_is_outside(stage: Isolation, tmp_path: Path) -> None:
+async def test_a_state_older_than_what_is_outside(stage: ActorIsolation, tmp_path: Path) -> None:
     house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.outside.upper = 9
@@ -425,10 +427,10 @@ async def test_a_state_older_than_what_is_outside(stage: Isolation, tmp_path: Pa
 
 
 async def test_a_column_may_have_any_name(
-    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1)
-    schema = Schema((Column("__at", "bigint"), Column("__at_", "string")))
+    schema = TableSchema((TableColumn("__at", "bigint"), TableColumn("__at_", "string")))
     house = House(stage, tmp_path)
     persist = await house.stores(schema)
     await append(persist, 3, [(7, "x", 1, 1), (7, "x", 2, 1)], schema=schema)

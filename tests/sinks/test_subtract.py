@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.plan.schema import DIFF, Column, Schema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.sinks.subtract import subtract
 
-SCHEMA = Schema(
-    (Column("a", "int"), Column("b", "string"), Column("d", "double"), Column("l", "array<int>"))
+SCHEMA = TableSchema(
+    (
+        TableColumn("a", "int"),
+        TableColumn("b", "string"),
+        TableColumn("d", "double"),
+        TableColumn("l", "array<int>"),
+    )
 )
 NAN = struct.unpack("<d", bytes.fromhex("010000000000f87f"))[0]
 ROWS = st.tuples(

@@ -15,18 +15,18 @@ import pyarrow.parquet as pq
 from obstore.store import MemoryStore
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
-from actors.buckets.bucket_store import BucketStore, Listed
+from actors.buckets.bucket_store import BucketStore, ListedObject
 from actors.errors import StorageError
 from actors.kernel import SystemClock
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.source import Export
-from actors.sources.surroundings import RunJob, Surroundings, no_engine
+from actors.sources.source import SourceExport
+from actors.sources.surroundings import ConnectorContext, RunJob, no_engine
 from files_below import files_below  # type: ignore[import-not-found]
 
-COLUMNS = (Column("k", "bigint"), Column("v", "string"))
-ROWS = Export(EXPORT, Schema(COLUMNS))
+COLUMNS = (TableColumn("k", "bigint"), TableColumn("v", "string"))
+ROWS = SourceExport(EXPORT, TableSchema(COLUMNS))
 URL = "s3://box/in"
 
 
@@ -45,12 +45,12 @@ class FaultyStore(BucketStore):
         if self.calls == self.fail_at:
             raise StorageError(f"could not {what} s3://box: the store failed", determinate=True)
 
-    async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
+    async def pages(self, prefix: str) -> AsyncGenerator[list[ListedObject], None]:
         async for page in super().pages(prefix):
             self._step("list")
             yield page
 
-    async def piece(self, of: Listed, start: int, end: int) -> bytes | None:
+    async def piece(self, of: ListedObject, start: int, end: int) -> bytes | None:
         self._step("read")
         self.reading += 1
         self.most_reading = max(self.most_reading, self.reading)
@@ -84,11 +84,11 @@ class BucketLab:
     def put_bytes(self, name: str, data: bytes) -> None:
         obstore.put(self.memory, f"in/{name}", data)
 
-    def around(self, **changes: Any) -> Surroundings:
+    def around(self, **changes: Any) -> ConnectorContext:
         self.lives += 1
         given: dict[str, Any] = {"source_buckets": (URL,)} | changes
         scratch = self.place / f"life-{self.lives}"
-        return Surroundings(SystemClock(), Settings(**given), scratch, self.run_job)
+        return ConnectorContext(SystemClock(), Settings(**given), scratch, self.run_job)
 
     def source(self, limits: dict[str, Any] | None = None, **more: Any) -> FilesSource:
         given: dict[str, Any] = {"format": "parquet", "columns": COLUMNS, "folder": URL} | more

@@ -18,7 +18,7 @@ from postgres_house import Driver, House  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage
 from actors.sources.postgres import PostgresSource
-from actors.sources.source import ExportFailed, Mark, Unreachable
+from actors.sources.source import ExportFailed, PositionMark, SourceUnreachable
 
 TABLES = {
     "plain": "CREATE TABLE plain (id int PRIMARY KEY, a text, b text, n bigint, m mood)",
@@ -135,14 +135,14 @@ class Fuzz:
         """Take one thing, and look at what is held where it is a mark."""
         try:
             given = await self._driver.step(self._source)
-        except Unreachable as error:
+        except SourceUnreachable as error:
             if "anew" not in error.hint and "given up as it began" not in str(error):
                 raise AssertionError((str(error), self.log)) from None
             self.counts["refills"] += "anew" in error.hint
             with anyio.CancelScope(shield=True):
                 await self._reopen()
             return
-        if isinstance(given, Mark):
+        if isinstance(given, PositionMark):
             self.counts["marks"] += 1
             self._check_columns()
 

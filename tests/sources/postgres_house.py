@@ -18,15 +18,15 @@ from actors.plan.schema import DIFF
 from actors.sources.postgres import PostgresSource
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.source import (
-    Export,
     ExportFailed,
+    ExportTruncated,
     Given,
-    Idle,
-    Mark,
-    Rows,
-    Truncated,
-    Unreachable,
-    Upserts,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceRows,
+    SourceUnreachable,
+    SourceUpserts,
 )
 from actors.sources.upserts import joined, keys_to_find, resolve
 from actors.testing.postgres_server import PostgresServer
@@ -66,7 +66,7 @@ class House:
         cursor = await self.sql.execute(statement.encode(), values or None)
         return await cursor.fetchall() if cursor.description else []
 
-    async def contents(self, export: Export) -> Counter[Row]:
+    async def contents(self, export: SourceExport) -> Counter[Row]:
         """A table's, as PostgreSQL has them."""
         names = sql.SQL(", ").join(sql.Identifier(name) for name in export.schema.names)
         schema, table = export.name.split(".")
@@ -120,16 +120,16 @@ async def _drop(admin: psycopg.AsyncConnection[Any], database: str) -> None:
 class Driver:
     """Stands for the ingest task. What it holds is what came before the last mark."""
 
-    def __init__(self, exports: Sequence[Export]) -> None:
+    def __init__(self, exports: Sequence[SourceExport]) -> None:
         self.exports = {export.name: export for export in exports}
         self.contents: dict[str, Counter[Row]] = {name: Counter() for name in self.exports}
         self.position: str | None = None
         self.failed: dict[str, ExportFailed] = {}
-        self.marks: list[Mark] = []
+        self.marks: list[PositionMark] = []
         self.given: list[Given] = []
         """Since the last mark."""
 
-    def add(self, export: Export) -> None:
+    def add(self, export: SourceExport) -> None:
         """One more, to be filled."""
         self.exports[export.name] = export
         self.contents[export.name] = Counter()
@@ -142,7 +142,7 @@ class Driver:
             try:
                 await source.open(live, self.position)
                 return
-            except Unreachable as error:
+            except SourceUnreachable as error:
                 await source.close()
                 if "is read by process" not in str(error):
                     raise
@@ -150,10 +150,10 @@ class Driver:
     async def step(self, source: PostgresSource) -> Given:
         """Takes one thing."""
         given = await source.next()
-        if isinstance(given, Mark):
+        if isinstance(given, PositionMark):
             self._mark(given)
             await source.taken(given.position)
-        elif not isinstance(given, Idle):
+        elif not isinstance(given, SourceIdle):
             self.given.append(given)
         return given
 
@@ -170,17 +170,17 @@ class Driver:
                 self.failed[given.export] = given
         return self.failed[export]
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: PositionMark) -> None:
         self.failed |= {each.export: each for each in self.given if isinstance(each, ExportFailed)}
         for given in self.given:
             if getattr(given, "export", "") in self.failed:
                 continue  # nothing of it counts since the last mark
             match given:
-                case Rows(export, updates):
+                case SourceRows(export, updates):
                     self._apply(export, updates)
-                case Upserts(export):
+                case SourceUpserts(export):
                     self._upsert(given)
-                case Truncated(export):
+                case ExportTruncated(export):
                     self.contents[export].clear()
         for name, counter in self.contents.items():
             assert min(counter.values(), default=0) >= 0, (name, counter)
@@ -196,7 +196,7 @@ class Driver:
         for row, diff in zip(rows, updates[DIFF].to_pylist(), strict=True):
             self.contents[export][row] += diff
 
-    def _upsert(self, given: Upserts) -> None:
+    def _upsert(self, given: SourceUpserts) -> None:
         schema = self.exports[given.export].schema
         changes = joined(schema, [given.changes])
         places = [schema.names.index(name) for name in schema.key]

@@ -12,15 +12,21 @@ import pyarrow as pa
 
 from actors.plan.schema import DIFF
 from actors.settings import Settings
-from actors.sources.source import Export, Idle, Mark, Rows, Source
-from actors.sources.surroundings import RunJob, Surroundings, no_engine
+from actors.sources.source import (
+    PositionMark,
+    SourceConnector,
+    SourceExport,
+    SourceIdle,
+    SourceRows,
+)
+from actors.sources.surroundings import ConnectorContext, RunJob, no_engine
 from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
 R = TypeVar("R")
 
 
 def on_virtual_time(main: Callable[[], Awaitable[R]]) -> R:
-    """Runs to the end; a wait for ever is a `Deadlock`."""
+    """Runs to the end; a wait for ever is a `VirtualDeadlock`."""
     loop = VirtualTimeLoop()
     try:
         return loop.run_until_complete(main())
@@ -30,9 +36,9 @@ def on_virtual_time(main: Callable[[], Awaitable[R]]) -> R:
 
 def around(
     scratch: Path = Path("/nowhere"), run_job: RunJob = no_engine, **settings: Any
-) -> Surroundings:
+) -> ConnectorContext:
     """Surroundings with a virtual clock."""
-    return Surroundings(VirtualClock(), Settings(**settings), scratch, run_job)
+    return ConnectorContext(VirtualClock(), Settings(**settings), scratch, run_job)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -45,20 +51,20 @@ class Contents:
 
     def __init__(self) -> None:
         self.bags: dict[str, Bag[tuple[Any, ...]]] = {}
-        self.waiting: list[Rows] = []
+        self.waiting: list[SourceRows] = []
         self.columns: dict[str, list[str]] = {}
-        self.marks: list[Mark] = []
-        self.given: list[Rows] = []
+        self.marks: list[PositionMark] = []
+        self.given: list[SourceRows] = []
 
     def take(self, given: Any) -> None:
         """Rows wait for their mark; at a mark no row may be there less than never."""
-        if isinstance(given, Rows):
+        if isinstance(given, SourceRows):
             assert given.updates.column_names[-1] == DIFF
             assert given.updates.schema.field(DIFF).type == pa.int64()
             assert given.updates.num_rows > 0
             self.columns[given.export] = given.updates.column_names[:-1]
             self.waiting.append(given)
-        elif isinstance(given, Mark):
+        elif isinstance(given, PositionMark):
             self.marks.append(given)
             touched: set[tuple[str, tuple[Any, ...]]] = set()
             for rows in self.waiting:
@@ -94,8 +100,8 @@ class Contents:
 
 
 async def drive(
-    source: Source,
-    exports: Sequence[Export],
+    source: SourceConnector,
+    exports: Sequence[SourceExport],
     contents: Contents,
     *,
     marks: int | None = None,
@@ -109,12 +115,12 @@ async def drive(
         with anyio.move_on_after(None if ms is None else ms / 1000):
             while marks is None or marks > 0:
                 given = await source.next()
-                if isinstance(given, Idle):
+                if isinstance(given, SourceIdle):
                     if ms is None:
                         break
                     continue
                 contents.take(given)
-                if isinstance(given, Mark):
+                if isinstance(given, PositionMark):
                     await source.taken(given.position)
                     marks = None if marks is None else marks - 1
     finally:

@@ -16,13 +16,13 @@ from test_files import FakeSpark  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage
 from actors.plan.jobs import InferFiles, TakeFiles
-from actors.plan.schema import DIFF, Schema
+from actors.plan.schema import DIFF, TableSchema
 from actors.sources import bucket_place, object_listing
-from actors.sources.file_reading import Malformed
+from actors.sources.file_reading import MalformedFile
 from actors.sources.files import EXPORT, FilesConfig
 from actors.sources.kinds import make_source
-from actors.sources.oneshot import CopyFrom, OneshotCopy
-from actors.sources.source import Idle, Mark, Rows, Unreachable
+from actors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.sources.source import PositionMark, SourceIdle, SourceRows, SourceUnreachable
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ async def test_killed_or_failing_anywhere_every_object_is_there_once(
             try:
                 await source.open((ROWS,), lab.contents.position)
                 for _ in range(data.draw(st.integers(0, 6))):
-                    if isinstance(found := await source.next(), Idle):
+                    if isinstance(found := await source.next(), SourceIdle):
                         break
                     lab.contents.take(found)
-            except Unreachable as error:
+            except SourceUnreachable as error:
                 assert "the store failed" in str(error)  # noqa: PT017 - it need not come
             if data.draw(st.booleans()):
                 await source.close()
@@ -93,7 +93,7 @@ async def test_an_object_that_changes_while_it_is_read_is_not_taken(
         lab.put("b.parquet", 9)
 
     lab.store.during = change
-    with pytest.raises(Unreachable, match=r"in/[ab]\.parquet was changed while it was read"):
+    with pytest.raises(SourceUnreachable, match=r"in/[ab]\.parquet was changed while it was read"):
         await lab.drive()
     assert lab.keys == []
     assert lab.spooled() == []
@@ -105,7 +105,7 @@ async def test_an_object_that_is_gone_is_not_waited_for(lab: BucketLab) -> None:
     lab.put("a.parquet", 1)
     lab.put("b.parquet", 2)
     lab.store.during = lambda: lab.memory.delete("in/b.parquet")
-    with pytest.raises(Unreachable, match=r"b\.parquet was changed"):
+    with pytest.raises(SourceUnreachable, match=r"b\.parquet was changed"):
         await lab.drive(batch_files_max=1)
     assert lab.keys == [1]
     lab.store.during = None
@@ -132,7 +132,7 @@ async def test_a_late_object_is_counted(lab: BucketLab, monkeypatch: pytest.Monk
     low = object_listing.TakenObjects.of(position)
     assert low.forgotten == 2
     # As of a store that dates an object before what was taken already.
-    lab.contents.marks.append(Mark(low._replace(forgotten=1).position()))
+    lab.contents.marks.append(PositionMark(low._replace(forgotten=1).position()))
     source = await lab.drive()
     assert "came too late" in "; ".join(source.lag().notes)
 
@@ -145,17 +145,17 @@ async def test_lag_tells_what_waits(lab: BucketLab, monkeypatch: pytest.MonkeyPa
         sizes.append(lab.memory.head(f"in/{number}.parquet")["size"])
     source = lab.source(batch_files_max=1)
     await source.open((ROWS,), None)
-    assert isinstance(await source.next(), Rows)
+    assert isinstance(await source.next(), SourceRows)
     assert source.lag().known == "3.parquet, and 3 before it"
     assert source.lag().bytes_behind == sum(sizes)
     mark = await source.next()
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert mark.messages == 1
     assert source.lag().bytes_behind == sum(sizes[1:])
     seen = [await source.next() for _ in range(7)]
-    assert isinstance(seen[-1], Idle)
+    assert isinstance(seen[-1], SourceIdle)
     assert (source.lag().known, source.lag().bytes_behind) == ("", 0)
-    assert all(each.snapshot for each in seen if isinstance(each, Rows))
+    assert all(each.snapshot for each in seen if isinstance(each, SourceRows))
     await source.close()
 
 
@@ -174,7 +174,9 @@ async def test_few_objects_are_fetched_at_a_time_and_few_lie_on_disk(
     assert 0 < max(held) <= size * 7
     assert len(lab.contents.marks) == 3
     lab.put("large.parquet", *range(20_000))
-    with pytest.raises(Malformed, match=r"large\.parquet has \d+ bytes.*source_spool_bytes_max"):
+    with pytest.raises(
+        MalformedFile, match=r"large\.parquet has \d+ bytes.*source_spool_bytes_max"
+    ):
         await lab.drive(limits={"source_spool_bytes_max": size * 7})
 
 
@@ -208,7 +210,7 @@ async def test_text_goes_through_the_engine_and_errors_name_the_object(
     lab = BucketLab(tmp_path / "lab", spark.run_job)
     for number in range(5):
         lab.put_bytes(f"{number}.csv.txt", b"bad" if number == 3 else b"%d,x\n" % number)
-    with pytest.raises(Malformed, match=rf"{URL}/3\.csv\.txt") as caught:
+    with pytest.raises(MalformedFile, match=rf"{URL}/3\.csv\.txt") as caught:
         await lab.drive(format="csv")
     assert str(lab.place) not in str(caught.value)
     assert lab.keys == [0, 1, 2]
@@ -260,8 +262,8 @@ async def copied(copy: OneshotCopy) -> list[dict[str, Any]]:
 
 
 def a_copy(lab: BucketLab, path: str = URL, **more: Any) -> OneshotCopy:
-    request = CopyFrom(path=path, format="parquet", **more)
-    return OneshotCopy(request, Schema(COLUMNS), lab.around(), lambda *_: lab.store)
+    request = CopyFromConfig(path=path, format="parquet", **more)
+    return OneshotCopy(request, TableSchema(COLUMNS), lab.around(), lambda *_: lab.store)
 
 
 async def test_a_copy_of_a_bucket_or_of_one_object(
@@ -289,12 +291,12 @@ async def test_a_copy_fails_whole(lab: BucketLab, monkeypatch: pytest.MonkeyPatc
         lab.put(f"{number}.parquet", number)
     copy = a_copy(lab)
     await copy.prepare()
-    with pytest.raises(Unreachable, match=r"2\.parquet was changed"):
+    with pytest.raises(SourceUnreachable, match=r"2\.parquet was changed"):
         async for _ in copy.pieces():
             lab.put("2.parquet", 7)
     lab.put_bytes("0.parquet", b"bad")
     lab.run_job = FakeSpark(lab.place).run_job
-    with pytest.raises(Malformed, match=rf"{URL}/0\.parquet"):
+    with pytest.raises(MalformedFile, match=rf"{URL}/0\.parquet"):
         await copied(a_copy(lab))
     for path, said in (("s3://box/other", "source_buckets"), (f"{URL}/none", "no file")):
         with pytest.raises(InvalidUsage, match=said):
@@ -307,7 +309,7 @@ async def test_a_copy_fails_whole(lab: BucketLab, monkeypatch: pytest.MonkeyPatc
 async def test_a_store_that_fails_is_told(lab: BucketLab) -> None:
     lab.put("a.parquet", 1)
     lab.store.fail_at = 1
-    with pytest.raises(Unreachable, match="could not list") as caught:
+    with pytest.raises(SourceUnreachable, match="could not list") as caught:
         await lab.drive()
     assert "wait" in caught.value.hint
     assert EXPORT not in lab.contents.bags

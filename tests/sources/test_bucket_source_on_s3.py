@@ -15,13 +15,13 @@ from bucket_lab import COLUMNS, ROWS  # type: ignore[import-not-found]
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
 from actors.kernel import SystemClock
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.sources import bucket_place
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.oneshot import CopyFrom, OneshotCopy
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 from s3_server import KEY_ID, S3, SECRET, point_to, serving  # type: ignore[import-not-found]
 
 NAMES = ("a.parquet", "b c.parquet", "ü#%41?.parquet", "k=1,2@+.parquet", "p%20q.parquet")
@@ -49,13 +49,13 @@ class Lab:
         data = file.getvalue() if keys else b""
         self.s3.ask("PUT", f"/{self.bucket}/in/{urllib.parse.quote(name)}", data)
 
-    def around(self, **changes: Any) -> Surroundings:
+    def around(self, **changes: Any) -> ConnectorContext:
         given: dict[str, Any] = {
             "source_buckets": (f"s3://{self.bucket}",),
             "copy_request_timeout_ms": 10_000,
             "copy_request_retries_max": 1,
         }
-        return Surroundings(SystemClock(), Settings(**given | changes), self.place)
+        return ConnectorContext(SystemClock(), Settings(**given | changes), self.place)
 
     def source(self, url: str = "", **changes: Any) -> FilesSource:
         config = FilesConfig(
@@ -88,8 +88,8 @@ async def test_objects_of_any_name_are_taken_once(
     lab.put("e.parquet", 6)
     assert await lab.drive() == [0, 1, 2, 3, 4, 5, 6]
     assert [path for path in lab.place.rglob("*") if path.is_file()] == []
-    request = CopyFrom(path=f"{lab.url}/sub/d.parquet", format="parquet")
-    copy = OneshotCopy(request, Schema(COLUMNS), lab.around())
+    request = CopyFromConfig(path=f"{lab.url}/sub/d.parquet", format="parquet")
+    copy = OneshotCopy(request, TableSchema(COLUMNS), lab.around())
     await copy.prepare()
     assert [piece.num_rows async for piece in copy.pieces()] == [1]
 
@@ -113,7 +113,7 @@ async def test_an_object_that_changes_while_it_is_read(
             lab.put("a.parquet", 2, 3)
 
     lab.s3.rule = rule
-    with pytest.raises(Unreachable, match=r"a\.parquet was changed while it was read"):
+    with pytest.raises(SourceUnreachable, match=r"a\.parquet was changed while it was read"):
         await lab.drive()
     assert await lab.drive() == [2, 3]
 
@@ -139,7 +139,7 @@ async def test_errors_by_their_names_and_without_secrets(
     # Long enough for the listing, which is answered, however slowly.
     limits = {"copy_request_timeout_ms": 2_000, "copy_request_retries_max": 0}
     limits = limits if fate == "hang" else {}
-    with pytest.raises(Unreachable, match=said) as caught:
+    with pytest.raises(SourceUnreachable, match=said) as caught:
         await lab.drive(**limits)
     assert hint in caught.value.hint
     for secret in (KEY_ID, SECRET):
@@ -151,14 +151,14 @@ async def test_errors_by_their_names_and_without_secrets(
 
 async def test_what_is_not_there_or_not_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.source("s3://no-such-bucket/x", source_buckets=("s3://no-such-bucket",))
-    with pytest.raises(Unreachable, match="there is no such bucket") as caught:
+    with pytest.raises(SourceUnreachable, match="there is no such bucket") as caught:
         await drive(source, (ROWS,), Contents())
     assert "make the bucket" in caught.value.hint
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-    with pytest.raises(Unreachable, match="not reached by https"):
+    with pytest.raises(SourceUnreachable, match="not reached by https"):
         await lab.drive()
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(Unreachable, match="cannot be reached") as caught:
+    with pytest.raises(SourceUnreachable, match="cannot be reached") as caught:
         await lab.drive()
     assert "reaches the store" in caught.value.hint

@@ -19,20 +19,26 @@ from hypothesis import strategies as st
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
 from actors import threshold_probes
-from actors.errors import Busy, DefiniteError, EngineLost, InvalidUsage
-from actors.plan.jobs import Analyzed, Answer, FileDone, InferFiles, Job, RowsDone, TakeFiles
-from actors.plan.schema import DIFF, Column, Schema
+from actors.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
+from actors.plan.jobs import Answer, FileDone, InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.sources import file_reading
-from actors.sources.file_reading import Malformed, reads_like_spark
+from actors.sources.file_reading import MalformedFile, reads_like_spark
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.sources.kinds import decode, encode, make_source
-from actors.sources.oneshot import CopyFrom, OneshotCopy
-from actors.sources.source import Export, Idle, Mark, Rows, Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.sources.source import (
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceRows,
+    SourceUnreachable,
+)
+from actors.sources.surroundings import ConnectorContext
 
-COLUMNS = (Column("k", "bigint"), Column("v", "string"))
-ROWS = Export(EXPORT, Schema(COLUMNS))
+COLUMNS = (TableColumn("k", "bigint"), TableColumn("v", "string"))
+ROWS = SourceExport(EXPORT, TableSchema(COLUMNS))
 
 
 class FakeSpark:
@@ -51,7 +57,7 @@ class FakeSpark:
         if self.fails is not None:
             raise self.fails
         if isinstance(job, InferFiles):
-            return Analyzed(job.job_id, Schema(COLUMNS))
+            return QueryAnalyzed(job.job_id, TableSchema(COLUMNS))
         assert isinstance(job, TakeFiles)
         for path in job.paths:
             if _is_bad(path):
@@ -98,10 +104,10 @@ class Lab:
         given: dict[str, Any] = {"format": "csv", "columns": COLUMNS} | more
         return FilesConfig(folder=str(self.folder), **given)
 
-    def around(self) -> Surroundings:
+    def around(self) -> ConnectorContext:
         root = str(self.folder)
         made = around(self.spark.scratch, self.spark.run_job, source_dirs=root)
-        assert isinstance(made, Surroundings)
+        assert isinstance(made, ConnectorContext)
         return made
 
     def put(self, name: str, text: str, at: int | None = None) -> Path:
@@ -164,7 +170,7 @@ def test_stopped_anywhere_every_file_is_there_once(
             lab.contents.waiting = []
             await source.open((ROWS,), lab.contents.position)
             for _ in range(data.draw(st.integers(0, 6))):
-                if isinstance(found := await source.next(), Idle):
+                if isinstance(found := await source.next(), SourceIdle):
                     break
                 lab.contents.take(found)
             await source.close()
@@ -178,19 +184,19 @@ def test_an_empty_folder_has_a_mark_and_then_is_idle(lab: Lab) -> None:
     async def main() -> None:
         source = FilesSource(lab.config(poll_ms=500), lab.around())
         await source.open((ROWS,), None)
-        assert isinstance(await source.next(), Mark)
-        assert isinstance(await source.next(), Idle)
+        assert isinstance(await source.next(), PositionMark)
+        assert isinstance(await source.next(), SourceIdle)
         with anyio.move_on_after(5) as waiting:
             await source.next()
         assert waiting.cancelled_caught
         lab.put("a.csv", "1,x\n")
         rows = await source.next()
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, SourceRows)
         assert rows.updates.to_pylist() == [{"k": 1, "v": "x", DIFF: 1}]
         assert source.lag().known == "a.csv"
         assert source.lag().bytes_behind == 4
         mark = await source.next()
-        assert isinstance(mark, Mark)
+        assert isinstance(mark, PositionMark)
         assert mark.messages == 1
         assert source.lag().bytes_behind == 0
         await source.close()
@@ -208,7 +214,7 @@ def test_a_malformed_file_stops_it_where_it_stands_until_it_is_repaired(
         for number in range(5):
             lab.put(f"{number}.csv", "bad" if number == 3 else f"{number},x\n")
         for _ in range(2):
-            with pytest.raises(Malformed) as caught:
+            with pytest.raises(MalformedFile) as caught:
                 await lab.drive()
             assert str(lab.folder / "3.csv") in str(caught.value)
             assert "repair" in caught.value.hint
@@ -224,7 +230,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(lab: Lab) -> None:
     async def main() -> None:
         path = lab.put("a.csv", "1,x\n")
         lab.spark.during = lambda: path.write_text("1,x\n2,y\n")
-        with pytest.raises(Unreachable, match=r"a\.csv was changed while it was read"):
+        with pytest.raises(SourceUnreachable, match=r"a\.csv was changed while it was read"):
             await lab.drive()
         assert lab.keys == []
         lab.spark.during = None
@@ -289,13 +295,13 @@ def test_malformed_records_fail_unless_something_else_was_asked_for(lab: Lab) ->
     on_virtual_time(main)
 
 
-@pytest.mark.parametrize("error", [EngineLost("gone"), Busy("many")])
+@pytest.mark.parametrize("error", [EngineLost("gone"), ResourceBusy("many")])
 def test_an_engine_that_fails_is_a_reason_to_try_again(lab: Lab, error: Exception) -> None:
     lab.spark.fails = error
 
     async def main() -> None:
         lab.put("a.csv", "1,x\n")
-        with pytest.raises(Unreachable, match="the engine did not read"):
+        with pytest.raises(SourceUnreachable, match="the engine did not read"):
             await lab.drive()
 
     on_virtual_time(main)
@@ -306,7 +312,7 @@ def test_a_folder_that_is_gone_is_waited_for(lab: Lab) -> None:
         lab.put("a.csv", "1,x\n")
         await lab.drive()
         moved = lab.folder.rename(lab.folder.with_name("away"))
-        with pytest.raises(Unreachable, match="cannot be listed"):
+        with pytest.raises(SourceUnreachable, match="cannot be listed"):
             await lab.drive()
         moved.rename(lab.folder)
         await lab.drive()
@@ -316,14 +322,14 @@ def test_a_folder_that_is_gone_is_waited_for(lab: Lab) -> None:
 
 
 def test_null_where_none_may_be_is_malformed(lab: Lab) -> None:
-    columns = (Column("k", "bigint", False), Column("v", "string"))
+    columns = (TableColumn("k", "bigint", False), TableColumn("v", "string"))
 
     async def main() -> None:
         lab.put("a.csv", ",x\n")
         source = FilesSource(lab.config(columns=columns), lab.around())
         exports = await source.describe(None)
         assert exports[0].schema.columns == columns
-        with pytest.raises(Malformed, match="column k holds NULL"):
+        with pytest.raises(MalformedFile, match="column k holds NULL"):
             await drive(source, exports, Contents())
 
     on_virtual_time(main)
@@ -358,8 +364,8 @@ def test_columns_are_inferred_or_declared(lab: Lab) -> None:
         ({"options": {"path": "/etc"}}, "'path' is not one for csv"),
         ({"options": {"recursiveFileLookup": "true"}}, "recursiveFileLookup"),
         ({"format": "parquet", "options": {"header": "true"}}, "'header'"),
-        ({"columns": (Column("a", "bigint"), Column("A", "int"))}, "named twice: A, a"),
-        ({"columns": (Column("a", "wrong"),)}, "wrong"),
+        ({"columns": (TableColumn("a", "bigint"), TableColumn("A", "int"))}, "named twice: A, a"),
+        ({"columns": (TableColumn("a", "wrong"),)}, "wrong"),
         ({"poll_ms": 0}, "poll_ms = 0"),
         ({"batch_files_max": 0}, "batch_files_max = 0"),
     ],
@@ -430,7 +436,7 @@ def test_a_torn_parquet_file_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     assert reads_like_spark(str(path), ROWS.schema.arrow())
 
     async def main() -> None:
-        with pytest.raises(Malformed, match=r"a\.parquet"):
+        with pytest.raises(MalformedFile, match=r"a\.parquet"):
             await lab.drive(format="parquet")
 
     on_virtual_time(main)
@@ -479,11 +485,11 @@ def test_pieces_are_bounded_and_small_files_share_one(
 )
 def test_what_is_beyond_doubt(tmp_path: Path, kind: str, values: pa.Array, ours: bool) -> None:
     path = written(tmp_path / "a.parquet", {"c": values})
-    assert reads_like_spark(path, Schema((Column("c", kind),)).arrow()) == ours
+    assert reads_like_spark(path, TableSchema((TableColumn("c", kind),)).arrow()) == ours
 
 
 def test_doubtful_files_are_for_spark(tmp_path: Path) -> None:
-    shape = Schema((Column("c", "date"),)).arrow()
+    shape = TableSchema((TableColumn("c", "date"),)).arrow()
     dates = pa.array([1], pa.date32())
     legacy = pa.table({"c": dates}).replace_schema_metadata(
         {"org.apache.spark.version": "3.0.1", "org.apache.spark.legacyDateTime": ""}
@@ -510,13 +516,15 @@ async def copied(copy: OneshotCopy) -> list[dict[str, Any]]:
 
 
 def test_a_copy_gives_all_rows_and_how_far_it_is(lab: Lab) -> None:
-    target = Schema((*COLUMNS, Column("note", "string")))
+    target = TableSchema((*COLUMNS, TableColumn("note", "string")))
 
     async def main() -> None:
         lab.put("a.csv", "x,1\n")
         lab.put("b.csv", "y,2\nz,3\n")
         lab.put("c.txt", "no")
-        request = CopyFrom(path=str(lab.folder), format="csv", columns=("v", "k"), pattern="*.csv")
+        request = CopyFromConfig(
+            path=str(lab.folder), format="csv", columns=("v", "k"), pattern="*.csv"
+        )
         copy = OneshotCopy(request, target, lab.around())
         rows = await copied(copy)
         assert sorted(rows, key=lambda row: row["k"]) == [
@@ -527,7 +535,7 @@ def test_a_copy_gives_all_rows_and_how_far_it_is(lab: Lab) -> None:
         done = copy.progress()
         assert (done.files_done, done.files, done.rows) == (2, 2, 3)
         assert done.bytes_done == done.bytes == 12
-        single = CopyFrom(path=str(lab.folder / "a.csv"), format="csv", columns=("v", "k"))
+        single = CopyFromConfig(path=str(lab.folder / "a.csv"), format="csv", columns=("v", "k"))
         assert len(await copied(OneshotCopy(single, target, lab.around()))) == 1
 
     on_virtual_time(main)
@@ -539,7 +547,9 @@ def test_a_copy_goes_batch_by_batch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         for number in range(5):
             lab.put(f"{number}.csv", f"{number},x\n")
-        copy = OneshotCopy(CopyFrom(path=str(lab.folder), format="csv"), ROWS.schema, lab.around())
+        copy = OneshotCopy(
+            CopyFromConfig(path=str(lab.folder), format="csv"), ROWS.schema, lab.around()
+        )
         await copy.prepare()
         seen = [copy.progress().files_done async for _ in copy.pieces()]
         assert seen == [0, 2, 4]
@@ -555,8 +565,10 @@ def test_a_copy_fails_whole_and_names_the_file(lab: Lab, tells_file: bool) -> No
     async def main() -> None:
         for number in range(7):
             lab.put(f"{number}.csv", "bad" if number == 4 else f"{number},x\n")
-        copy = OneshotCopy(CopyFrom(path=str(lab.folder), format="csv"), ROWS.schema, lab.around())
-        with pytest.raises(Malformed, match=r"4\.csv"):
+        copy = OneshotCopy(
+            CopyFromConfig(path=str(lab.folder), format="csv"), ROWS.schema, lab.around()
+        )
+        with pytest.raises(MalformedFile, match=r"4\.csv"):
             await copied(copy)
 
     on_virtual_time(main)
@@ -565,9 +577,9 @@ def test_a_copy_fails_whole_and_names_the_file(lab: Lab, tells_file: bool) -> No
 def test_a_copy_of_a_file_that_changes_meanwhile_fails(lab: Lab) -> None:
     async def main() -> None:
         path = lab.put("a.csv", "1,x\n")
-        copy = OneshotCopy(CopyFrom(path=str(path), format="csv"), ROWS.schema, lab.around())
+        copy = OneshotCopy(CopyFromConfig(path=str(path), format="csv"), ROWS.schema, lab.around())
         await copy.prepare()
-        with pytest.raises(Unreachable, match="was changed while it was copied"):
+        with pytest.raises(SourceUnreachable, match="was changed while it was copied"):
             async for _ in copy.pieces():
                 path.write_text("2,yy\n")
 
@@ -586,16 +598,16 @@ def refused(lab: Lab) -> Sequence[tuple[dict[str, Any], str]]:
 
 
 def test_a_copy_that_cannot_be_is_refused_before_it_begins(lab: Lab) -> None:
-    target = Schema((Column("k", "bigint", False), Column("v", "string")))
+    target = TableSchema((TableColumn("k", "bigint", False), TableColumn("v", "string")))
 
     async def main() -> None:
         lab.put("a.csv", "1,x\n")
         for more, said in refused(lab):
-            request = CopyFrom(**{"path": str(lab.folder), "format": "csv"} | more)
+            request = CopyFromConfig(**{"path": str(lab.folder), "format": "csv"} | more)
             with pytest.raises(InvalidUsage, match=said):
                 await OneshotCopy(request, target, lab.around()).prepare()
-        missing = CopyFrom(path=str(lab.folder / "absent.csv"), format="csv")
-        with pytest.raises(Unreachable, match="cannot be read"):
+        missing = CopyFromConfig(path=str(lab.folder / "absent.csv"), format="csv")
+        with pytest.raises(SourceUnreachable, match="cannot be read"):
             await OneshotCopy(missing, target, lab.around()).prepare()
 
     on_virtual_time(main)

@@ -16,12 +16,12 @@ from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF
-from actors.sources.churn import Churn, ChurnConfig
-from actors.sources.counter import Counter, CounterConfig
-from actors.sources.draws import Draws, decimals, numbered
-from actors.sources.generators import GeneratorConfig, Series
+from actors.sources.churn import ChurnConfig, ChurnSeries
+from actors.sources.counter import CounterConfig, CounterSeries
+from actors.sources.draws import DrawStream, decimals, numbered
+from actors.sources.generators import EventSeries, GeneratorConfig
 from actors.sources.kinds import decode, encode, make_source
-from actors.sources.nexmark import AUCTION, BID, FIRST_ID, PERSON, Nexmark, NexmarkConfig
+from actors.sources.nexmark import AUCTION, BID, FIRST_ID, PERSON, NexmarkConfig, NexmarkSeries
 
 KINDS: dict[str, Callable[..., Any]] = {
     "counter": CounterConfig,
@@ -32,14 +32,14 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def series_of(config: GeneratorConfig) -> Series:
+def series_of(config: GeneratorConfig) -> EventSeries:
     match config:
         case CounterConfig():
-            return Counter(config)
+            return CounterSeries(config)
         case ChurnConfig():
-            return Churn(config)
+            return ChurnSeries(config)
         case NexmarkConfig():
-            return Nexmark(config)
+            return NexmarkSeries(config)
     raise AssertionError(config)
 
 
@@ -196,7 +196,7 @@ def test_as_fast_as_asked_is_bounded_by_the_asking() -> None:
 
 
 def test_the_counter_keeps_the_newest() -> None:
-    series = Counter(CounterConfig(max_cardinality=3))
+    series = CounterSeries(CounterConfig(max_cardinality=3))
     assert bags(series.contents(10, {"counter"}))["counter"] == Bag([(8,), (9,), (10,)])
     over = bags(series.changes(2, 10, {"counter"}))["counter"]
     assert over == {(1,): -1, (2,): -1, (8,): 1, (9,): 1, (10,): 1}
@@ -204,7 +204,7 @@ def test_the_counter_keeps_the_newest() -> None:
 
 def test_churn_keeps_its_proportions_and_its_keys() -> None:
     config = ChurnConfig(keys=20_000, updates=6, deletes=2, payload_bytes=0)
-    series = Churn(config)
+    series = ChurnSeries(config)
     pieces = [rows.updates for rows in series.changes(0, 200_000, {"rows"})]
     gone = sum(pc.sum(pc.less(piece[DIFF], 0)).as_py() for piece in pieces)
     come = sum(pc.sum(pc.greater(piece[DIFF], 0)).as_py() for piece in pieces)
@@ -229,7 +229,7 @@ def test_churn_keeps_its_proportions_and_its_keys() -> None:
 @given(st.integers(1, 400), st.integers(0, 1 << 30))
 @settings(max_examples=60)
 def test_each_key_has_one_turn_a_round(keys: int, seed: int) -> None:
-    series = Churn(ChurnConfig(keys=keys, deletes=0, seed=seed, payload_bytes=0))
+    series = ChurnSeries(ChurnConfig(keys=keys, deletes=0, seed=seed, payload_bytes=0))
     for start in (0, keys, 7 * keys):
         (rows,) = (r.updates for r in series.changes(start, start + keys, {"rows"}))
         kept = rows.filter(pc.equal(rows[DIFF], 1))
@@ -237,7 +237,7 @@ def test_each_key_has_one_turn_a_round(keys: int, seed: int) -> None:
 
 
 def test_nexmark_has_the_proportions_and_the_columns() -> None:
-    series = Nexmark(NexmarkConfig(rate=1000))
+    series = NexmarkSeries(NexmarkConfig(rate=1000))
     found = {r.export: r.updates for r in series.changes(0, 50_000, {"person", "auction", "bid"})}
     assert {name: rows.num_rows for name, rows in found.items()} == {
         "person": 1_000,
@@ -258,7 +258,9 @@ def test_nexmark_has_the_proportions_and_the_columns() -> None:
 def test_nexmark_refers_to_what_is_there_and_has_its_hot_ones() -> None:
     config = NexmarkConfig(hot_auctions=2, hot_bidders=4, hot_sellers=4)
     events = (500_000, 550_000)
-    found = {r.export: r.updates for r in Nexmark(config).changes(*events, {"auction", "bid"})}
+    found = {
+        r.export: r.updates for r in NexmarkSeries(config).changes(*events, {"auction", "bid"})
+    }
     people, auctions = events[1] // 50, events[1] // 50 * 3
     bids = found["bid"]
     auction, bidder = bids["auction"].to_numpy(), bids["bidder"].to_numpy()
@@ -336,7 +338,7 @@ def test_a_name_or_a_position_that_is_not_ours_is_refused() -> None:
 
 @given(st.integers(0, 1 << 62), st.integers(1, 1 << 32))
 def test_a_draw_depends_on_its_number_alone(seed: int, bound: int) -> None:
-    draws = Draws(seed, "x")
+    draws = DrawStream(seed, "x")
     many = draws.below(numbered(100, 164), bound)
     assert [int(draws.below(np.array([n]), bound)[0]) for n in range(100, 164)] == many.tolist()
     assert ((many >= 0) & (many < bound)).all()
@@ -345,8 +347,8 @@ def test_a_draw_depends_on_its_number_alone(seed: int, bound: int) -> None:
 
 def test_draws_are_those_of_every_version() -> None:
     """Positions live longer than a version: what was drawn before must be drawn again."""
-    assert Draws(7, "x").bits(numbered(0, 2)).tolist() == BITS
-    assert Draws(7, "x").texts(numbered(0, 2), 3, 9).to_pylist() == TEXTS
+    assert DrawStream(7, "x").bits(numbered(0, 2)).tolist() == BITS
+    assert DrawStream(7, "x").texts(numbered(0, 2), 3, 9).to_pylist() == TEXTS
 
 
 BITS = [1476209055031750442, 15980729374804989215]
@@ -354,9 +356,9 @@ TEXTS = ["cff", "bdmmnbwem"]
 
 
 def test_draws_are_even_and_streams_are_apart() -> None:
-    draws = Draws(1, "x").below(numbered(0, 100_000), 10)
+    draws = DrawStream(1, "x").below(numbered(0, 100_000), 10)
     assert np.bincount(draws).min() > 9_600
-    other = Draws(1, "y").below(numbered(0, 100_000), 10)
+    other = DrawStream(1, "y").below(numbered(0, 100_000), 10)
     assert abs((draws == other).mean() - 0.1) < 0.01
 
 

@@ -85,7 +85,7 @@ async def test_a_slot_that_could_not_be_reached_goes_after_a_restart(
             (slot,) = await slots(db, admin)
             await close_door(db, admin)
             await client.drop_source("pg")
-            told = await listed(client, "Unreachable")
+            told = await listed(client, "SourceUnreachable")
             assert (told.name, told.kind, told.health.status) == ("pg", "postgres", "dropped")
             assert f"slot {slot} is still there outside" in told.health.error
             assert "penstock source forget" in told.health.hint
@@ -94,7 +94,7 @@ async def test_a_slot_that_could_not_be_reached_goes_after_a_restart(
             assert table["status"].to_pylist() == ["dropped"]
             assert await slots(db, admin) == [slot]
         async with running(tmp_path) as client:
-            await listed(client, "Unreachable")
+            await listed(client, "SourceUnreachable")
             await open_door(db, admin)
             await gone(client)
             assert await slots(db, admin) == []
@@ -113,7 +113,7 @@ async def test_a_person_may_give_it_up(db: House, tmp_path: Path) -> None:
             (slot,) = await slots(db, admin)
             await close_door(db, admin)
             await client.drop_source("pg")
-            await listed(client, "Unreachable")
+            await listed(client, "SourceUnreachable")
             with pytest.raises(UnknownObject, match="those that have: pg"):
                 await client.forget_source("other")
             assert await client.forget_source("pg") == f"slot {slot}"
@@ -136,7 +136,7 @@ async def test_what_a_new_source_uses_is_not_removed(
         await make(db, client, "one", **own)
         await close_door(db, admin)
         await client.drop_source("one")
-        await listed(client, "Unreachable")
+        await listed(client, "SourceUnreachable")
         await admin.execute("SELECT pg_drop_replication_slot('of_my_own')")
         await open_door(db, admin)
         # Mostly the new source comes before the next try; else that finds nothing to remove.

@@ -11,11 +11,11 @@ from actors.settings import Settings
 from actors.sources import libpq
 from actors.sources.kinds import make_source
 from actors.sources.postgres_config import PostgresConfig
-from actors.sources.postgres_copy import Copy, LibpqCopy, RawCopy
-from actors.sources.postgres_errors import Refused
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy
+from actors.sources.postgres_errors import ServerRefused
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 from actors.testing.postgres_server import PostgresServer
 
 
@@ -24,9 +24,11 @@ def without_psycopg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libpq, "psycopg_pq", None)
 
 
-async def connect(postgres: PostgresServer, **more: str) -> Wire:
+async def connect(postgres: PostgresServer, **more: str) -> PostgresConnection:
     parameters = {"host": str(postgres.folder), "port": str(postgres.port), "user": postgres.user}
-    return await Wire.connect(parameters | {"dbname": "postgres"} | more, SystemClock())
+    return await PostgresConnection.connect(
+        parameters | {"dbname": "postgres"} | more, SystemClock()
+    )
 
 
 async def test_rows_nulls_and_refusals(postgres: PostgresServer) -> None:
@@ -34,7 +36,7 @@ async def test_rows_nulls_and_refusals(postgres: PostgresServer) -> None:
     try:
         rows = await wire.query("SELECT n, NULL, 'ü' || n FROM generate_series(1, 3) AS n")
         assert rows == [("1", None, "ü1"), ("2", None, "ü2"), ("3", None, "ü3")]
-        with pytest.raises(Refused, match="nowhere") as refused:
+        with pytest.raises(ServerRefused, match="nowhere") as refused:
             await wire.query("SELECT * FROM nowhere")
         assert refused.value.sqlstate == "42P01"
         assert await wire.query("DO $$ BEGIN RAISE NOTICE 'heard by nobody'; END $$") == []
@@ -44,7 +46,7 @@ async def test_rows_nulls_and_refusals(postgres: PostgresServer) -> None:
         wire.close()
 
 
-async def all_of(copy: Copy) -> list[bytes]:
+async def all_of(copy: CopyStream) -> list[bytes]:
     found = []
     while not copy.ended:
         await copy.fill()
@@ -74,18 +76,18 @@ async def test_a_copy_read_by_us_and_by_libpq_is_the_same(postgres: PostgresServ
 
 
 async def test_who_is_not_let_in_and_who_is_thrown_out(postgres: PostgresServer) -> None:
-    with pytest.raises(Unreachable, match="no_such_database"):
+    with pytest.raises(SourceUnreachable, match="no_such_database"):
         await connect(postgres, dbname="no_such_database")
     wire, other = await connect(postgres), await connect(postgres)
     try:
         ((pid,),) = await wire.query("SELECT pg_backend_pid()")
         await other.query(f"SELECT pg_terminate_backend({pid}, 5000)")
-        with pytest.raises(Unreachable):
+        with pytest.raises(SourceUnreachable):
             await wire.query("SELECT 1")
     finally:
         wire.close()
         other.close()
-    with pytest.raises(Unreachable, match="closed"):
+    with pytest.raises(SourceUnreachable, match="closed"):
         await wire.query("SELECT 1")
 
 
@@ -96,6 +98,6 @@ def test_without_any_libpq_a_source_says_what_to_install(
         raise ImportError("there is none")
 
     monkeypatch.setattr(libpq, "_library", none)
-    around = Surroundings(SystemClock(), Settings(), tmp_path, id="u1")  # type: ignore[arg-type]
+    around = ConnectorContext(SystemClock(), Settings(), tmp_path, id="u1")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsage, match=r"penstock-views\[postgres\]"):
         make_source(PostgresConfig(host="nowhere"), around)

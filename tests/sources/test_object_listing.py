@@ -7,21 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.buckets.bucket_store import Listed, Version
+from actors.buckets.bucket_store import ListedObject, ObjectVersion
 from actors.errors import InvalidUsage
 from actors.sources import object_listing
 from actors.sources.file_listing import FoundFile, hash_of
-from actors.sources.object_listing import RECENT_MAX, Looking, Objects, TakenObjects, data_objects
+from actors.sources.object_listing import (
+    RECENT_MAX,
+    BucketListing,
+    BucketScan,
+    TakenObjects,
+    data_objects,
+)
 from actors.sources.source import POSITION_BYTES_MAX
 
 
 def file(name: str, modified: int, tag: str | None = "1", size: int = 1) -> FoundFile:
-    version = Version(tag, None)
+    version = ObjectVersion(tag, None)
     return FoundFile(modified, hash_of(name), name, f"s3://b/{name}", size, modified, version)
 
 
-def looked(taken: TakenObjects, files: list[FoundFile]) -> Objects:
-    looking = Looking(taken)
+def looked(taken: TakenObjects, files: list[FoundFile]) -> BucketListing:
+    looking = BucketScan(taken)
     looking.see(files)
     return looking.done()
 
@@ -133,7 +139,7 @@ def test_what_is_data_below_a_prefix() -> None:
         "in/_sub/g.csv": 1,
         "in/.s/t/h.csv": 1,
     }
-    objects = [Listed(key, size, 7, Version("x", None)) for key, size in keys.items()]
+    objects = [ListedObject(key, size, 7, ObjectVersion("x", None)) for key, size in keys.items()]
 
     def names(prefix: str, pattern: str, recursive: bool) -> list[str]:
         return [each.name for each in data_objects("s3://b", prefix, pattern, recursive, objects)]

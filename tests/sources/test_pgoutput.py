@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from actors.errors import RemoteProtocolError
 from actors.sources import pgoutput
-from actors.sources.pgoutput import Relation, RelationColumn
-from actors.sources.postgres_frames import PAD_BYTES, Frames, chain
+from actors.sources.pgoutput import PgRelation, PgRelationColumn
+from actors.sources.postgres_frames import PAD_BYTES, CopyFrames, chain
 
 
-def frames(payloads: Sequence[bytes]) -> Frames:
+def frames(payloads: Sequence[bytes]) -> CopyFrames:
     """As a copy hands them out."""
     ends = np.cumsum([len(each) for each in payloads], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
     data = np.frombuffer(b"".join(payloads) + bytes(PAD_BYTES), np.uint8)
-    return Frames(data, starts, ends)
+    return CopyFrames(data, starts, ends)
 
 
 def logged(message: bytes, lsn: int = 7) -> bytes:
@@ -55,16 +55,16 @@ def test_messages_of_a_real_server() -> None:
         "6b0000000001924cd8000303dd832e644400",
     ]
     made = frames([bytes.fromhex(each) for each in stream])
-    assert pgoutput.keepalive(made) == pgoutput.Keepalive(end=0x1924CD8, wants_reply=False)
+    assert pgoutput.keepalive(made) == pgoutput.PrimaryKeepalive(end=0x1924CD8, wants_reply=False)
     assert pgoutput.late_ms(made, 4) == 4, "sent 4142 microseconds after the commit"
     batch = pgoutput.messages(made)
     assert batch.tags.tobytes() == b"BRIC"
     relation = pgoutput.relation(batch, 1)
-    assert relation == Relation(
+    assert relation == PgRelation(
         oid=16385,
         name="public.t",
         identity="d",
-        columns=(RelationColumn("id", 23, -1, True), RelationColumn("v", 25, -1, False)),
+        columns=(PgRelationColumn("id", 23, -1, True), PgRelationColumn("v", 25, -1, False)),
     )
     places, lsns = pgoutput.begins(batch)
     assert (places.tolist(), lsns.tolist()) == ([0], [0x1924CA8])
@@ -83,7 +83,7 @@ def test_keepalives_stand_between_messages() -> None:
     quiet = b"k" + struct.pack(">QQB", 120, 0, 0)
     commit = logged(b"C" + struct.pack(">BQQQ", 0, 40, 50, 0), lsn=50)
     made = frames([alive, commit, quiet])
-    assert pgoutput.keepalive(made) == pgoutput.Keepalive(end=120, wants_reply=True)
+    assert pgoutput.keepalive(made) == pgoutput.PrimaryKeepalive(end=120, wants_reply=True)
     assert pgoutput.is_commit(made).tolist() == [False, True, False]
     assert pgoutput.messages(made).tags.tobytes() == b"C"
     assert pgoutput.received(made) == 120

@@ -12,7 +12,7 @@ import pytest
 from postgres_house import Driver, House, connection  # type: ignore[import-not-found]
 
 from actors.sources.postgres import PostgresSource
-from actors.sources.source import Idle, Mark, Rows, Upserts
+from actors.sources.source import PositionMark, SourceIdle, SourceRows, SourceUpserts
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n bigint, doc text);
@@ -110,7 +110,7 @@ async def test_random_changes_and_stops(db: House, seed: int) -> None:
         for _ in range(draw.randrange(12)):
             await change(db, draw)
         for _ in range(draw.randrange(12)):
-            if isinstance(await driver.step(source), Idle):
+            if isinstance(await driver.step(source), SourceIdle):
                 break  # the next one would wait for a change
         if draw.random() < 0.6:  # ended anywhere, also between two marks
             await source.close()
@@ -131,7 +131,7 @@ async def test_what_is_committed_while_tables_are_copied(db: House) -> None:
     kinds = []
     while driver.position is None:
         kinds.append(await driver.step(source))
-    snapshot = [each for each in kinds if isinstance(each, Rows)]
+    snapshot = [each for each in kinds if isinstance(each, SourceRows)]
     assert sum(each.updates.num_rows for each in snapshot) == 50_000
     assert all(each.snapshot for each in snapshot)
     assert not driver.contents["public.whole"]
@@ -148,7 +148,7 @@ async def test_a_copy_that_is_cut_short_begins_again(db: House) -> None:
     source = db.source()
     driver = Driver(await source.describe(EXPORTS))
     await driver.open(source)
-    assert isinstance(await driver.step(source), Rows)
+    assert isinstance(await driver.step(source), SourceRows)
     await source.close()
     await db.run("DELETE FROM plain WHERE id > 1000")
     again = db.source()
@@ -171,8 +171,8 @@ async def test_a_transaction_larger_than_the_buffer_is_one_instant(db: House) ->
     pieces = 0
     while not driver.contents["public.plain"]:
         given = await driver.step(source)
-        pieces += isinstance(given, Rows | Upserts)
-        size = given.updates.nbytes if isinstance(given, Rows) else 0
+        pieces += isinstance(given, SourceRows | SourceUpserts)
+        size = given.updates.nbytes if isinstance(given, SourceRows) else 0
         assert size < 16 * 1024 * 1024
     assert pieces > 3
     *idle, whole = [mark.messages for mark in driver.marks[marks:]]
@@ -204,7 +204,7 @@ async def test_one_instant_is_never_split(db: House) -> None:
     await driver.open(source)
     for number in range(60):
         await db.run("UPDATE a SET n = n + 1; UPDATE b SET n = n + 1")
-        while not isinstance(await driver.step(source), Idle | Mark):
+        while not isinstance(await driver.step(source), SourceIdle | PositionMark):
             assert driver.contents["public.a"] == driver.contents["public.b"]
         if number % 20 == 7:
             await source.close()
@@ -278,9 +278,9 @@ async def test_the_slot_keeps_only_what_was_not_taken(db: House) -> None:
     begun = await confirmed()
     await db.run("INSERT INTO finish VALUES (1)")
     given = None
-    while not isinstance(given, Mark):  # given, not taken
+    while not isinstance(given, PositionMark):  # given, not taken
         given = await source.next()
-    assert isinstance(await source.next(), Idle)
+    assert isinstance(await source.next(), SourceIdle)
     assert await confirmed() == begun
     await source.taken(given.position)
     while await confirmed() == begun:

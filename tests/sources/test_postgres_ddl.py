@@ -14,7 +14,7 @@ from test_postgres_changes import finish  # type: ignore[import-not-found]
 from actors.errors import InvalidUsage
 from actors.sources.postgres import PostgresSource
 from actors.sources.postgres_names import columns_here, numbers_of, qualified_name, split_name
-from actors.sources.source import Unreachable
+from actors.sources.source import SourceUnreachable
 
 PARTS = """
 CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
@@ -89,7 +89,7 @@ async def test_what_the_stream_does_not_tell_fills_the_table_anew(
     await db.run(statement.replace("{publication}", f"penstock_{db.database}"))
     if not stopped:
         await db.run("INSERT INTO finish VALUES (1)")
-        with pytest.raises(Unreachable, match=words) as caught:
+        with pytest.raises(SourceUnreachable, match=words) as caught:
             await driver.until(source, "public.finish", (1,))
         assert caught.value.hint == "the table is filled anew"
         await source.close()
@@ -197,7 +197,7 @@ async def test_a_publication_that_is_dropped_is_made_again(db: House) -> None:
     await db.run("INSERT INTO plain (id) VALUES (100)")
     await db.run(f"DROP PUBLICATION penstock_{db.database}")
     await db.run("DELETE FROM plain WHERE id = 4")
-    with pytest.raises(Unreachable, match="publication"):
+    with pytest.raises(SourceUnreachable, match="publication"):
         while True:
             await driver.step(source)
     await source.close()

@@ -16,7 +16,7 @@ from test_postgres_changes import EXPORTS, TABLES, agree, change, finish  # type
 
 from actors.errors import InvalidUsage
 from actors.sources.postgres import PostgresSource
-from actors.sources.source import Idle, Unreachable
+from actors.sources.source import SourceIdle, SourceUnreachable
 from actors.testing.postgres_server import postgres_server
 
 READERS = (
@@ -43,9 +43,9 @@ async def begun(db: House, **options: Any) -> tuple[PostgresSource, Driver]:
     return source, driver
 
 
-async def lost(source: PostgresSource) -> Unreachable:
+async def lost(source: PostgresSource) -> SourceUnreachable:
     """What ends it."""
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(SourceUnreachable) as caught:
         while True:
             await source.next()
     await source.close()
@@ -59,7 +59,7 @@ async def test_every_connection_may_be_ended(db: House) -> None:
         for _ in range(8):
             await change(db, draw)
         for _ in range(draw.randrange(4)):
-            if isinstance(await driver.step(source), Idle):
+            if isinstance(await driver.step(source), SourceIdle):
                 break
         await db.run(READERS)
         error = await lost(source)
@@ -83,7 +83,7 @@ async def test_a_server_that_is_killed(own: House) -> None:
         own.server.kill()
         error = await lost(source)
         assert "tried again" in error.hint
-        with pytest.raises(Unreachable, match="failed"):
+        with pytest.raises(SourceUnreachable, match="failed"):
             await own.source().open(list(driver.exports.values()), driver.position)
         own.server.start()
         await own.reconnect()
@@ -104,7 +104,7 @@ async def test_a_stopping_server_does_not_wait_for_us(own: House) -> None:
     async with anyio.create_task_group() as both:
 
         async def read() -> None:
-            with pytest.raises(Unreachable):
+            with pytest.raises(SourceUnreachable):
                 while True:
                     await driver.step(source)
             await source.close()
@@ -188,8 +188,8 @@ async def test_another_server_or_database(db: House) -> None:
 
 async def test_a_slot_is_read_by_one(db: House) -> None:
     source, driver = await begun(db)
-    assert isinstance(await driver.step(source), Idle)  # it reads by now
-    with pytest.raises(Unreachable, match="is read by process") as caught:
+    assert isinstance(await driver.step(source), SourceIdle)  # it reads by now
+    with pytest.raises(SourceUnreachable, match="is read by process") as caught:
         await db.source().open(list(driver.exports.values()), driver.position)
     assert "wal_sender_timeout" in caught.value.hint
 
@@ -352,7 +352,9 @@ async def test_a_user_without_rights(db: House) -> None:
     await db.run(f"CREATE ROLE {role} LOGIN")
     try:
         source = db.source(user=role)
-        with pytest.raises(Unreachable, match="must be superuser or replication role") as caught:
+        with pytest.raises(
+            SourceUnreachable, match="must be superuser or replication role"
+        ) as caught:
             await source.describe({"plain": ()})
         assert "ALTER ROLE … REPLICATION" in caught.value.hint
         await db.run(f"ALTER ROLE {role} REPLICATION")

@@ -14,10 +14,10 @@ import pytest
 
 from actors.kernel.clock import SystemClock
 from actors.sources import postgres_stream
-from actors.sources.postgres_changes import Changes
-from actors.sources.postgres_frames import PAD_BYTES, Frames
-from actors.sources.postgres_stream import LATE_MS, Stream
-from actors.sources.source import Mark
+from actors.sources.postgres_changes import DecodedChanges
+from actors.sources.postgres_frames import PAD_BYTES, CopyFrames
+from actors.sources.postgres_stream import LATE_MS, ReplicationStream
+from actors.sources.source import PositionMark
 
 
 def transaction(number: int, late_ms: int) -> list[bytes]:
@@ -50,35 +50,35 @@ class Told:
     def close(self) -> None:
         pass
 
-    def poll(self) -> Frames:
+    def poll(self) -> CopyFrames:
         self.polls += 1
         new = self.arrivals.popleft() if self.arrivals else []
         self.held += new
         return framed(new)
 
-    async def fill(self) -> Frames:
+    async def fill(self) -> CopyFrames:
         while not self.arrivals:
             await anyio.sleep_forever()
         return self.poll()
 
-    def frames(self) -> Frames:
+    def frames(self) -> CopyFrames:
         return framed(self.held)
 
     def take(self, count: int) -> None:
         del self.held[:count]
 
 
-def framed(payloads: list[bytes]) -> Frames:
+def framed(payloads: list[bytes]) -> CopyFrames:
     ends = np.cumsum([len(each) for each in payloads], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
-    return Frames(np.frombuffer(b"".join(payloads) + bytes(PAD_BYTES), np.uint8), starts, ends)
+    return CopyFrames(np.frombuffer(b"".join(payloads) + bytes(PAD_BYTES), np.uint8), starts, ends)
 
 
 @asynccontextmanager
-async def streaming(told: Told) -> AsyncIterator[Stream]:
-    changes = Changes((), {}, {}, "string", 0, str)
+async def streaming(told: Told) -> AsyncIterator[ReplicationStream]:
+    changes = DecodedChanges((), {}, {}, "string", 0, str)
     wire: Any = told
-    stream = Stream(wire, changes, SystemClock(), 10_000)
+    stream = ReplicationStream(wire, changes, SystemClock(), 10_000)
     await stream.begin("slot", "publication")
     yield stream
     stream.close()
@@ -89,7 +89,7 @@ async def test_what_is_in_time_is_given_at_once() -> None:
     async with streaming(told) as stream:
         for number in (1, 2, 3):
             (mark,) = await stream.next(0)
-            assert isinstance(mark, Mark)
+            assert isinstance(mark, PositionMark)
             assert mark.position == str(number * 100 + 1)
             assert told.polls == number
 
@@ -98,7 +98,7 @@ async def test_what_is_late_waits_for_a_larger_piece() -> None:
     told = Told([transaction(number, LATE_MS) for number in (1, 2, 3)])
     async with streaming(told) as stream:
         (mark,) = await stream.next(0)
-        assert isinstance(mark, Mark)
+        assert isinstance(mark, PositionMark)
         assert mark.position == "301"
         assert await stream.next(0) == []
 
@@ -111,5 +111,5 @@ async def test_it_does_not_wait_when_there_is_enough(limit: str, monkeypatch: An
     async with streaming(told) as stream:
         told.full, told.ended = limit == "full", limit == "ended"
         (mark,) = await stream.next(0)
-        assert isinstance(mark, Mark)
+        assert isinstance(mark, PositionMark)
         assert mark.position == "101"

@@ -20,7 +20,7 @@ from test_postgres_changes import (  # type: ignore[import-not-found]
 )
 
 from actors.sources.postgres_copy import LibpqCopy
-from actors.sources.source import Idle, Rows, Unreachable
+from actors.sources.source import SourceIdle, SourceRows, SourceUnreachable
 from actors.testing.postgres_server import postgres_server
 
 PASSWORD = "it's \\secret"
@@ -70,7 +70,7 @@ async def test_contents_and_changes_by_tls(
     source = db.source(**options)
     driver = Driver(await source.describe(EXPORTS))
     await driver.open(source)
-    assert isinstance(await driver.step(source), Rows)
+    assert isinstance(await driver.step(source), SourceRows)
     assert source._snapshot is not None
     assert isinstance(source._snapshot._copy, LibpqCopy)
     while driver.position is None:
@@ -79,7 +79,7 @@ async def test_contents_and_changes_by_tls(
         for _ in range(8):
             await change(db, draw)
         for _ in range(draw.randrange(8)):
-            if isinstance(await driver.step(source), Idle):
+            if isinstance(await driver.step(source), SourceIdle):
                 break
         await source.close()
         source = db.source(**options)
@@ -88,7 +88,7 @@ async def test_contents_and_changes_by_tls(
     await finish(db, driver, source)
     await agree(db, driver)
     await db.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'remote'")
-    with pytest.raises(Unreachable, match="PostgreSQL"):
+    with pytest.raises(SourceUnreachable, match="PostgreSQL"):
         while True:
             await source.next()
 
@@ -105,7 +105,7 @@ async def test_what_is_wrong_with_a_connection(
         ({"port": 1}, "refused", "check host and port"),
     ]
     for more, words, hint in refused:
-        with pytest.raises(Unreachable, match=words) as caught:
+        with pytest.raises(SourceUnreachable, match=words) as caught:
             await db.source(**{**options, **more}).describe(None)
         assert hint in caught.value.hint
         assert "wrong" not in str(caught.value)

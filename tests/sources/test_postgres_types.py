@@ -19,7 +19,7 @@ from actors.sources.postgres_types import (
     NUMERIC,
     ColumnType,
     TypeFacts,
-    Unheld,
+    UnrepresentableValue,
     column_type,
     from_text,
     parse_array,
@@ -270,6 +270,6 @@ def test_integer_arrays_at_once(values: list[list[int | None] | None]) -> None:
 
 def test_the_first_value_that_does_not_fit_is_named() -> None:
     texts = pa.array([b"1", None, b"x1", b"y"], pa.binary())
-    with pytest.raises(Unheld) as caught:
+    with pytest.raises(UnrepresentableValue) as caught:
         from_text(texts, ColumnType(23, "int"))
     assert caught.value.value == "x1"

@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.errors import RemoteProtocolError
-from actors.plan.schema import DIFF, Column, Schema
-from actors.sources.source import KEPT, OP, Op
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.sources.source import KEPT, OP, UpsertOp
 from actors.sources.upserts import joined, keys_to_find, resolve
 
-SCHEMA = Schema(
-    (Column("k", "int"), Column("a", "string"), Column("b", "bigint"), Column("l", "string")),
+SCHEMA = TableSchema(
+    (
+        TableColumn("k", "int"),
+        TableColumn("a", "string"),
+        TableColumn("b", "bigint"),
+        TableColumn("l", "string"),
+    ),
     ("k", "l"),
 )
 Key = tuple[int, str]
@@ -33,7 +38,9 @@ ACTIONS = st.lists(
 )
 
 
-def row(key: Key, rest: tuple[Any, Any], op: Op, kept: list[int] | None = None) -> dict[str, Any]:
+def row(
+    key: Key, rest: tuple[Any, Any], op: UpsertOp, kept: list[int] | None = None
+) -> dict[str, Any]:
     return {"k": key[0], "a": rest[0], "b": rest[1], "l": key[1], OP: int(op), KEPT: kept}
 
 
@@ -43,27 +50,27 @@ def play(contents: Contents, actions: list[tuple[str, Key, Key, Any]]) -> list[d
     for action, key, other, rest in actions:
         if action == "insert" and key not in contents:
             contents[key] = rest
-            told.append(row(key, rest, Op.INSERTED))
+            told.append(row(key, rest, UpsertOp.INSERTED))
         elif key not in contents or action == "insert":
             continue
         elif action == "update":
             contents[key] = rest
-            told.append(row(key, rest, Op.UPDATED))
+            told.append(row(key, rest, UpsertOp.UPDATED))
         elif action == "keep":
             contents[key] = (contents[key][0], rest[1])
-            told.append(row(key, (None, rest[1]), Op.UPDATED, [1]))
+            told.append(row(key, (None, rest[1]), UpsertOp.UPDATED, [1]))
         elif action == "delete":
             del contents[key]
-            told.append(row(key, (None, None), Op.DELETED))
+            told.append(row(key, (None, None), UpsertOp.DELETED))
         elif other not in contents:
             old = contents.pop(key)
-            told.append(row(key, (None, None), Op.DELETED))
+            told.append(row(key, (None, None), UpsertOp.DELETED))
             if action == "move":
                 contents[other] = rest
-                told.append(row(other, rest, Op.INSERTED))
+                told.append(row(other, rest, UpsertOp.INSERTED))
             else:
                 contents[other] = (old[0], rest[1])
-                told.append(row(other, (None, rest[1]), Op.MOVED, [1]))
+                told.append(row(other, (None, rest[1]), UpsertOp.MOVED, [1]))
     return told
 
 
@@ -108,7 +115,7 @@ def test_nothing_to_resolve() -> None:
 
 
 def test_a_kept_value_of_a_row_that_is_not_there() -> None:
-    told = [row((1, "x"), (None, 1), Op.UPDATED, [1])]
+    told = [row((1, "x"), (None, 1), UpsertOp.UPDATED, [1])]
     shape = pa.schema(
         [*SCHEMA.arrow(), pa.field(OP, pa.int8()), pa.field(KEPT, pa.list_(pa.int16()))]
     )

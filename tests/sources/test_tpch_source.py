@@ -21,25 +21,25 @@ from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings
 from actors.sources.draws import numbered
-from actors.sources.generators import Generator
+from actors.sources.generators import GeneratorSource
 from actors.sources.kinds import decode, encode, make_source
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
-from actors.sources.tpch import Tpch, TpchConfig
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
+from actors.sources.tpch import TpchConfig, TpchSeries
 from actors.sources.tpch_orders import SCHEMAS, NewOrders, order_keys
 
 SCALE = 0.001
 ORDERS = 1_500
 
 
-def source(tmp_path: Path, **more: Any) -> Generator:
+def source(tmp_path: Path, **more: Any) -> GeneratorSource:
     config = TpchConfig(**{"scale": SCALE, "orders_per_refresh": 100} | more)
-    made = make_source(config, Surroundings(SystemClock(), Settings(), tmp_path / "of" / "it"))
-    assert isinstance(made, Generator)
+    made = make_source(config, ConnectorContext(SystemClock(), Settings(), tmp_path / "of" / "it"))
+    assert isinstance(made, GeneratorSource)
     return made
 
 
-async def run(tmp_path: Path, contents: Contents, *names: str, **more: Any) -> Generator:
+async def run(tmp_path: Path, contents: Contents, *names: str, **more: Any) -> GeneratorSource:
     marks = more.pop("marks", None)
     made = source(tmp_path, **more)
     wanted = dict.fromkeys(names, ()) or None
@@ -138,7 +138,7 @@ async def test_tables_that_come_later_are_filled(tmp_path: Path) -> None:
 def test_what_is_there_is_the_sum_of_all_changes_of_new_orders(tmp_path: Path) -> None:
     """From where no file is needed any more."""
     config = TpchConfig(scale=SCALE, orders_per_refresh=300)
-    series = Tpch(config, SystemClock(), tmp_path)
+    series = TpchSeries(config, SystemClock(), tmp_path)
     names = {"orders", "lineitem"}
 
     def bag(pieces: Any) -> Bag[tuple[Any, ...]]:
@@ -195,7 +195,7 @@ async def test_a_tool_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     tool.write_text("#!/bin/sh\necho no space >&2\nexit 3\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(Unreachable, match="no space"):
+    with pytest.raises(SourceUnreachable, match="no space"):
         await run(tmp_path, Contents())
 
 

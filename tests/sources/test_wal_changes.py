@@ -13,21 +13,21 @@ from source_lab import Contents  # type: ignore[import-not-found]
 
 from actors.controller.client_sources import _encoded
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sources.json_rows import Misfit, RowsOfTable
+from actors.sources.json_rows import RowMisfit, RowsOfTable
 from actors.sources.kinds import decode
 from actors.sources.secrets import check_secrets
-from actors.sources.source import Export, ExportFailed, Given, Mark, Rows
-from actors.sources.wal_changes import Position, WalChanges, read_position
+from actors.sources.source import ExportFailed, Given, PositionMark, SourceExport, SourceRows
+from actors.sources.wal_changes import WalChanges, WalPosition, read_position
 from actors.sources.wal_config import WalConfig
 from actors.wal.framing import START_LSN, encode
 from actors.wal.lsn import lsn_text
 
 TENANT, TIMELINE = "0a" * 16, "0b" * 16
 TABLES = {
-    "orders": (Column("id", "bigint", False), Column("total", "decimal(12,2)")),
-    "notes": (Column("text", "string"),),
+    "orders": (TableColumn("id", "bigint", False), TableColumn("total", "decimal(12,2)")),
+    "notes": (TableColumn("text", "string"),),
 }
 
 
@@ -38,9 +38,9 @@ def config(**more: Any) -> WalConfig:
     return WalConfig(**given | more)
 
 
-def exports(*names: str) -> list[Export]:
+def exports(*names: str) -> list[SourceExport]:
     schemas = config().schemas()
-    return [Export(name, schemas[name]) for name in names or ("orders", "notes")]
+    return [SourceExport(name, schemas[name]) for name in names or ("orders", "notes")]
 
 
 def changes(lsn: int = START_LSN, *names: str, **more: Any) -> WalChanges:
@@ -100,7 +100,7 @@ def pieces(wal: bytes, dice: random.Random) -> list[bytes]:
     return found
 
 
-def place(mark: Mark) -> int:
+def place(mark: PositionMark) -> int:
     return read_position(mark.position, config()).at
 
 
@@ -113,8 +113,8 @@ def test_however_it_is_cut_and_stopped_each_change_is_there_once(seed: int) -> N
         life, contents.waiting = changes(lsn), []
         for piece in pieces(log.after(lsn), dice):
             given = life.take(piece)
-            assert all(isinstance(each, Rows) for each in given[:-1])
-            assert not given or isinstance(given[-1], Mark)
+            assert all(isinstance(each, SourceRows) for each in given[:-1])
+            assert not given or isinstance(given[-1], PositionMark)
             if dice.random() < 0.1:
                 break  # killed before this is durable
             for each in given:
@@ -130,7 +130,7 @@ def test_however_it_is_cut_and_stopped_each_change_is_there_once(seed: int) -> N
 def test_a_mark_counts_its_records() -> None:
     log = made_up(30, 1)
     *_, mark = changes().take(log.wal)
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert mark.messages == 30
     assert json.loads(mark.position) == {
         "lsn": lsn_text(log.ends[-1]), "timeline": TIMELINE, "tables": ["orders", "notes"]
@@ -151,11 +151,11 @@ def test_a_table_that_was_added_is_filled_up_to_where_the_others_are() -> None:
         if filling.is_filled:
             break
     *rows, mark = given
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert (mark.filled, place(mark)) == (("notes",), until)
     wanted = sum(table == "notes" for table, _, _ in log.lines[:60])
-    assert sum(each.updates.num_rows for each in rows if isinstance(each, Rows)) == wanted
-    assert all(isinstance(each, Rows) and each.snapshot for each in rows)
+    assert sum(each.updates.num_rows for each in rows if isinstance(each, SourceRows)) == wanted
+    assert all(isinstance(each, SourceRows) and each.snapshot for each in rows)
 
 
 def test_what_cannot_be_filled_fails_with_the_mark_that_would_fill_it() -> None:
@@ -165,7 +165,7 @@ def test_what_cannot_be_filled_fails_with_the_mark_that_would_fill_it() -> None:
     )  # fmt: skip
     failed, mark = filling.give_up("gone", "do")
     assert failed == ExportFailed("notes", "gone", "do")
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert (mark.filled, place(mark)) == (("notes",), START_LSN + 800)
     assert filling.is_filled
 
@@ -200,9 +200,9 @@ def test_a_row_that_does_not_fit_ends_its_table_alone(row: Any, said: str) -> No
         raise AssertionError(failed.error)
     assert "`tables` can hold it" in failed.hint
     mark = given[-1]
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert place(mark) == log.ends[-1]
-    [notes] = [each for each in given if isinstance(each, Rows) and each.export == "notes"]
+    [notes] = [each for each in given if isinstance(each, SourceRows) and each.export == "notes"]
     assert notes.updates["text"].to_pylist()[-1] == "behind"
     assert life.stopped is None
 
@@ -225,7 +225,7 @@ def test_what_nobody_can_place_stops_it_in_front(payload: bytes, said: str, hint
     life = changes()
     given = life.take(log.wal)
     mark = given[-1]
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert place(mark) == log.ends[20]
     assert life.stopped is not None
     assert f"the record at {lsn_text(log.ends[20])} " in str(life.stopped)
@@ -242,17 +242,17 @@ def test_what_is_left_out_when_asked_for() -> None:
     log.add("orders", {"id": 1, "more": 2})
     life = changes(undeclared="skip")
     rows, mark = life.take(log.wal)
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, SourceRows)
     assert rows.updates.to_pylist() == [{"id": 1, "total": None, "__diff": 1}]
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert place(mark) == log.ends[-1]
 
 
 def test_tables_that_are_declared_and_not_wanted_are_passed_over() -> None:
     log = made_up(40, 5)
     given = changes(START_LSN, "orders").take(log.wal)
-    assert {each.export for each in given if isinstance(each, Rows)} == {"orders"}
-    assert isinstance(given[-1], Mark)
+    assert {each.export for each in given if isinstance(each, SourceRows)} == {"orders"}
+    assert isinstance(given[-1], PositionMark)
 
 
 def test_a_log_that_breaks_gives_what_is_before() -> None:
@@ -261,7 +261,7 @@ def test_a_log_that_breaks_gives_what_is_before() -> None:
     broken[log.ends[12] - START_LSN + 30] ^= 1
     life = changes()
     *_, mark = life.take(bytes(broken))
-    assert isinstance(mark, Mark)
+    assert isinstance(mark, PositionMark)
     assert place(mark) == log.ends[12]
     assert "CRC does not fit" in str(life.stopped)
 
@@ -286,7 +286,7 @@ KINDS: Sequence[tuple[str, Any, Any]] = (
 
 @pytest.mark.parametrize(("kind", "value", "wanted"), KINDS)
 def test_values_of_each_type(kind: str, value: Any, wanted: Any) -> None:
-    schema = Schema((Column("v", kind), Column("k", "int", False)))
+    schema = TableSchema((TableColumn("v", kind), TableColumn("k", "int", False)))
     rows = RowsOfTable(schema, schema, skips=False)
     rows.add(json.dumps({"v": value, "k": 1}).encode(), -3)
     rows.add(b'{"k": 2}', 1)
@@ -322,9 +322,9 @@ def test_values_of_each_type(kind: str, value: Any, wanted: Any) -> None:
     ],
 )  # fmt: skip
 def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
-    schema = Schema((Column("v", kind),))
+    schema = TableSchema((TableColumn("v", kind),))
     rows = RowsOfTable(schema, schema, skips=False)
-    with pytest.raises(Misfit):
+    with pytest.raises(RowMisfit):
         rows.add(json.dumps({"v": value}).encode(), 1)
         rows.updates()
 
@@ -341,9 +341,15 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
         ({"timeline": "1"}, "timeline = '1'"),
         ({"tables": {}}, "with 0 tables"),
         ({"tables": {"t": ()}}, "'t' has no columns"),
-        ({"tables": {"t": (Column("a", "int"), Column("A", "int"))}}, "tables: t: .*named twice"),
-        ({"tables": {"t": (Column("a", "money"),)}}, "tables: t: column type 'money'"),
-        ({"tables": {"t": (Column("a", "map<struct<x:int>,int>"),)}}, "tables: t: maps of JSON"),
+        (
+            {"tables": {"t": (TableColumn("a", "int"), TableColumn("A", "int"))}},
+            "tables: t: .*named twice",
+        ),
+        ({"tables": {"t": (TableColumn("a", "money"),)}}, "tables: t: column type 'money'"),
+        (
+            {"tables": {"t": (TableColumn("a", "map<struct<x:int>,int>"),)}},
+            "tables: t: maps of JSON",
+        ),
         ({"start_lsn": "0/3"}, "no record can begin at 0/3"),
         ({"start_lsn": "x"}, "'x' is no LSN"),
         ({"token_env": "A", "token_file": "b"}, "one of token_env and token_file"),
@@ -363,7 +369,9 @@ def test_tables_are_declared_as_a_mapping_too() -> None:
     found = decode(encoded)
     assert (kind, isinstance(found, WalConfig)) == ("wal", True)
     assert isinstance(found, WalConfig)
-    assert found.tables == {"t": (Column("k", "bigint", False), Column("v", "struct<aB:int>"))}
+    assert found.tables == {
+        "t": (TableColumn("k", "bigint", False), TableColumn("v", "struct<aB:int>"))
+    }
     found.check()
 
 
@@ -382,7 +390,7 @@ def test_a_token_is_one_of_those_for_sources(tmp_path: Any) -> None:
 
 
 def test_positions_are_of_one_timeline() -> None:
-    mine = Position("0/1000028", TIMELINE, ("orders",))
+    mine = WalPosition("0/1000028", TIMELINE, ("orders",))
     assert read_position(mine.text(), config()) == mine
     with pytest.raises(InvalidUsage, match=f"this is timeline {'0c' * 16}; what is here came"):
         read_position(mine.text(), config(timeline="0c" * 16))
@@ -394,6 +402,6 @@ def test_positions_are_of_one_timeline() -> None:
 def test_names_of_tables_fit_a_position() -> None:
     tables = {f"{number:03}{'x' * 300}": TABLES["notes"] for number in range(250)}
     many = config(tables=tables)
-    found = [Export(name, schema) for name, schema in many.schemas().items()]
+    found = [SourceExport(name, schema) for name, schema in many.schemas().items()]
     with pytest.raises(InvalidUsage, match="make several sources"):
         WalChanges(many, found, START_LSN, tables=list(tables))

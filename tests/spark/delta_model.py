@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Expand,
-    Generate,
-    Input,
+    AccumulateTotals,
+    ConsolidateRows,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    NamedInput,
     Node,
-    Pair,
+    PairRows,
     RecomputeRows,
-    Reduce,
-    Select,
-    Union,
-    Where,
+    ReduceGroups,
+    SelectColumns,
+    UnionRows,
     WindowColumn,
 )
 
@@ -47,43 +47,43 @@ class Model:
 
     def run(self, node: Node) -> Updates:
         match node:
-            case Input():
+            case NamedInput():
                 return [
                     ({name: row[name] for name in node.columns}, time, diff)
                     for row, time, diff in self.inputs.get(node.name, [])
                 ]
-            case Where():
+            case FilterRows():
                 below = self.run(node.input)
                 return [u for u in below if self.value(node.predicate, u[0]) is True]
-            case Select():
+            case SelectColumns():
                 return [
                     ({c.name: self.value(c.expression, row) for c in node.columns}, time, diff)
                     for row, time, diff in self.run(node.input)
                 ]
-            case Union():
+            case UnionRows():
                 return [update for child in node.inputs for update in self.run(child)]
-            case Consolidate():
+            case ConsolidateRows():
                 return as_updates(consolidated(self.run(node.input)))
-            case Pair():
+            case PairRows():
                 return self.pair(node)
-            case Expand():
+            case ExpandRows():
                 return [
                     (row | {node.tag: tag}, time, diff)
                     for row, time, diff in self.run(node.input)
                     for tag in range(node.count)
                 ]
-            case Generate():
+            case GenerateRows():
                 return self.generate(node)
             case RecomputeRows():
                 return self.recompute_rows(node)
-            case Reduce():
+            case ReduceGroups():
                 return self.reduce(node)
-            case Accumulate():
+            case AccumulateTotals():
                 return self.accumulate(node)
             case _:
                 raise NotImplementedError(type(node).__name__)
 
-    def pair(self, node: Pair) -> Updates:
+    def pair(self, node: PairRows) -> Updates:
         made: Updates = []
         for left, left_time, left_diff in self.run(node.left):
             for right, right_time, right_diff in self.run(node.right):
@@ -96,7 +96,7 @@ class Model:
                 made.append((row, max(left_time, right_time), left_diff * right_diff))
         return made
 
-    def generate(self, node: Generate) -> Updates:
+    def generate(self, node: GenerateRows) -> Updates:
         made: Updates = []
         for row, time, diff in self.run(node.input):
             rows = self.value(node.generator, row)
@@ -145,7 +145,7 @@ class Model:
             rows = [row | {call.name: value} for row, value in zip(rows, values, strict=True)]
         return rows
 
-    def reduce(self, node: Reduce) -> Updates:
+    def reduce(self, node: ReduceGroups) -> Updates:
         groups: dict[Any, dict[str, Any]] = {}
         for row, time, diff in self.run(node.input):
             key = (*(self.value(k.expression, row) for k in node.keys), time)
@@ -158,7 +158,7 @@ class Model:
         names = [key.name for key in node.keys]
         return [(dict(zip(names, key, strict=False)) | s, key[-1], 1) for key, s in groups.items()]
 
-    def accumulate(self, node: Accumulate) -> Updates:
+    def accumulate(self, node: AccumulateTotals) -> Updates:
         sums = ("n", *node.measures)
 
         def add(total: Row, row: Row, diff: int) -> None:

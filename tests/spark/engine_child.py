@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 import actors
-from actors.plan.jobs import Answer, EngineReady, Job, Progress, RowsDone
-from actors.plan.schema import Schema
+from actors.plan.jobs import Answer, EngineReady, Job, JobProgress, RowsDone
+from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
-from actors.spark.start import Start
+from actors.spark.start import EngineStart
 
 
 class ChildProcess:
@@ -58,7 +58,7 @@ class ChildProcess:
         if java is not None and archive is None:
             archive = find_archive(java)
         no_java = "" if java is not None else "this test has none"
-        self.send(Start(settings, str(scratch), str(archive or ""), no_java))
+        self.send(EngineStart(settings, str(scratch), str(archive or ""), no_java))
         ready = self.receive()
         assert isinstance(ready, EngineReady), self.log.read_text()
         self.ready = ready
@@ -67,7 +67,7 @@ class ChildProcess:
         self.socket.sendall(self.codec.encode(message))
 
     def receive(self) -> Answer:
-        while isinstance(answer := self.receive_any(), Progress):
+        while isinstance(answer := self.receive_any(), JobProgress):
             pass
         return answer
 
@@ -103,7 +103,7 @@ def job_id() -> str:
     return f"j{next(_NUMBERS)}"
 
 
-def updates(schema: Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+def updates(schema: TableSchema, rows: list[tuple[Any, ...]]) -> pa.Table:
     """Updates from tuples (columns…, time, diff)."""
     wanted = schema.arrow_updates()
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in wanted]
@@ -111,7 +111,7 @@ def updates(schema: Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 
-def ipc(schema: Schema, rows: list[tuple[Any, ...]]) -> bytes:
+def ipc(schema: TableSchema, rows: list[tuple[Any, ...]]) -> bytes:
     """The same, as an IPC stream."""
     return to_ipc(updates(schema, rows))
 

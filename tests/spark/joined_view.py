@@ -19,52 +19,69 @@ from engine_child import (  # type: ignore[import-not-found]
 )
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
+    AccumulateTotals,
+    AdditiveMeasure,
+    ConsolidateRows,
     DeltaPlan,
-    Hidden,
-    Input,
-    Measure,
+    HiddenState,
+    NamedInput,
     Node,
-    Pair,
-    Reduce,
-    Select,
-    Stratum,
-    Union,
+    PairRows,
+    PlanStratum,
+    ReduceGroups,
+    SelectColumns,
+    UnionRows,
 )
-from actors.plan.jobs import Difference, Prepare, Prepared, Rows, RowsDone, Step
-from actors.plan.relational import Named
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.jobs import (
+    ComputeDifference,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RowsDone,
+    RunStep,
+)
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
-LEFT = Schema((Column("k", "bigint"), Column("v", "int"), Column("s", "string")))
-RIGHT = Schema((Column("k", "bigint"), Column("w", "decimal(12,2)")))
-GROUPS = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "decimal(38,2)")))
-TO = Column("__to", "int")
+LEFT = TableSchema(
+    (TableColumn("k", "bigint"), TableColumn("v", "int"), TableColumn("s", "string"))
+)
+RIGHT = TableSchema((TableColumn("k", "bigint"), TableColumn("w", "decimal(12,2)")))
+GROUPS = TableSchema(
+    (TableColumn("g", "string"), TableColumn("n", "bigint"), TableColumn("m", "decimal(38,2)"))
+)
+TO = TableColumn("__to", "int")
 
 
 def left(name: str) -> Node:
-    made = (Named("a_k", "k"), Named("a_v", "v"), Named("a_s", "s"))
-    return Select(Input(name, LEFT.names), made)
+    made = (NamedExpression("a_k", "k"), NamedExpression("a_v", "v"), NamedExpression("a_s", "s"))
+    return SelectColumns(NamedInput(name, LEFT.names), made)
 
 
 def right(name: str) -> Node:
-    return Select(Input(name, RIGHT.names), (Named("b_k", "k"), Named("b_w", "w")))
+    return SelectColumns(
+        NamedInput(name, RIGHT.names), (NamedExpression("b_k", "k"), NamedExpression("b_w", "w"))
+    )
 
 
 def pair(one: str, other: str) -> Node:
-    return Pair(left(one), right(other), (("a_k", "b_k"),), "a_v < b_w")
+    return PairRows(left(one), right(other), (("a_k", "b_k"),), "a_v < b_w")
 
 
-def named(columns: tuple[str, ...], prefix: str) -> tuple[Named, ...]:
-    return tuple(Named(f"{prefix}{name}", name) for name in columns)
+def named(columns: tuple[str, ...], prefix: str) -> tuple[NamedExpression, ...]:
+    return tuple(NamedExpression(f"{prefix}{name}", name) for name in columns)
 
 
-JOINED = Union((pair("d0", "s1"), pair("s0", "d1"), pair("d0", "d1")))
-CONTRIBUTIONS = Reduce(
-    JOINED, (Named("g", "upper(a_s)"),), (Measure("m", "sum", "b_w", "decimal(38,2)"),)
+JOINED = UnionRows((pair("d0", "s1"), pair("s0", "d1"), pair("d0", "d1")))
+CONTRIBUTIONS = ReduceGroups(
+    JOINED,
+    (NamedExpression("g", "upper(a_s)"),),
+    (AdditiveMeasure("m", "sum", "b_w", "decimal(38,2)"),),
 )
-TOTALS = Accumulate(Input("r0", GROUPS.names), Input("h0", GROUPS.names), ("g",), ("m",))
-BOTH = (*named(GROUPS.names, "o_"), *named(GROUPS.names, "h0_"), Named("__to", "3"))
+TOTALS = AccumulateTotals(
+    NamedInput("r0", GROUPS.names), NamedInput("h0", GROUPS.names), ("g",), ("m",)
+)
+BOTH = (*named(GROUPS.names, "o_"), *named(GROUPS.names, "h0_"), NamedExpression("__to", "3"))
 PLAN = DeltaPlan(
     sources=("l", "r"),
     source_schemas=(LEFT, RIGHT),
@@ -73,10 +90,10 @@ PLAN = DeltaPlan(
     mode="incremental",
     reason="",
     strata=(
-        Stratum((), CONTRIBUTIONS, ()),
-        Stratum((), Consolidate(Select(TOTALS, BOTH)), ()),
+        PlanStratum((), CONTRIBUTIONS, ()),
+        PlanStratum((), ConsolidateRows(SelectColumns(TOTALS, BOTH)), ()),
     ),
-    hidden=(Hidden(GROUPS, ("g",)),),
+    hidden=(HiddenState(GROUPS, ("g",)),),
 )
 MEANINGS = {
     "a_v < b_w": lambda row: (
@@ -90,7 +107,7 @@ MEANINGS = {
 class History:
     """The updates of a table: rows come, and rows that are there go."""
 
-    def __init__(self, schema: Schema, seed: int) -> None:
+    def __init__(self, schema: TableSchema, seed: int) -> None:
         self.schema = schema
         self.rows: list[Any] = []
         self._there: list[tuple[Any, ...]] = []
@@ -110,7 +127,7 @@ class History:
         self.rows += made
         return made
 
-    def _value(self, column: Column) -> Any:
+    def _value(self, column: TableColumn) -> Any:
         if self._random.random() < 0.15:
             return None
         if column.type == "string":
@@ -120,7 +137,7 @@ class History:
         return self._random.randrange(4)
 
 
-def as_model(schema: Schema, rows: list[Any]) -> Updates:
+def as_model(schema: TableSchema, rows: list[Any]) -> Updates:
     return [(dict(zip(schema.names, row[:-2], strict=True)), row[-2], row[-1]) for row in rows]
 
 
@@ -131,11 +148,11 @@ def from_table(table: Any) -> Updates:
     ]
 
 
-def rows_of(schema: Schema, rows: list[Any]) -> Rows:
-    return Rows(schema, arrow=ipc(schema, rows))
+def rows_of(schema: TableSchema, rows: list[Any]) -> JobRows:
+    return JobRows(schema, arrow=ipc(schema, rows))
 
 
-def modeled(inputs: dict[str, tuple[Schema, list[Any]]], lo: int, hi: int) -> Counter[Any]:
+def modeled(inputs: dict[str, tuple[TableSchema, list[Any]]], lo: int, hi: int) -> Counter[Any]:
     given = {name: as_model(schema, rows) for name, (schema, rows) in inputs.items()}
     model = Model(given, MEANINGS, lo, hi)
     for index, stratum in enumerate(PLAN.strata):
@@ -156,7 +173,7 @@ def view_of(lefts: list[Any], rights: list[Any]) -> Counter[Any]:
     return Counter({(group, n, sums[group]): 1 for group, n in counts.items() if n})
 
 
-def padding(schema: Schema, time: int) -> list[Any]:
+def padding(schema: TableSchema, time: int) -> list[Any]:
     """Rows at a time that no job asks for, enough to make parts too large for the driver."""
     assert schema == LEFT
     random_ = random.Random(5)
@@ -174,8 +191,8 @@ def write_parts(folder: Path, rows: list[Any], later: int) -> tuple[str, ...]:
 
 def check_maintained(engine: ChildProcess) -> None:
     """Steps one after the other, each as the model says, and the view right after each."""
-    answer = engine.ask(Prepare(job_id(), "view", PLAN))
-    assert isinstance(answer, Prepared), answer
+    answer = engine.ask(PreparePlan(job_id(), "view", PLAN))
+    assert isinstance(answer, PlanPrepared), answer
     lefts, rights = History(LEFT, 1), History(RIGHT, 2)
     hidden: list[Any] = []
     for lo in range(0, 40, 10):
@@ -184,7 +201,7 @@ def check_maintained(engine: ChildProcess) -> None:
         schemas = {"s0": LEFT, "d0": LEFT, "s1": RIGHT, "d1": RIGHT, "h0": GROUPS}
         inputs = {name: (schemas[name], rows) for name, rows in (old | new).items()}
         given = {name: rows_of(schema, rows) for name, (schema, rows) in inputs.items()}
-        answer = engine.ask(Step(job_id(), "view", 0, 1, given, lo, lo + 10))
+        answer = engine.ask(RunStep(job_id(), "view", 0, 1, given, lo, lo + 10))
         assert isinstance(answer, RowsDone), answer
         assert not answer.prepared  # nobody need see the driver's files
         found = from_table(table_of(answer))
@@ -204,11 +221,11 @@ def check_maintained(engine: ChildProcess) -> None:
 
 def check_large_step(engine: ChildProcess, folder: Path) -> None:
     """A step over parts that Spark reads itself."""
-    assert isinstance(engine.ask(Prepare(job_id(), "large", PLAN)), Prepared)
+    assert isinstance(engine.ask(PreparePlan(job_id(), "large", PLAN)), PlanPrepared)
     lefts, rights = History(LEFT, 3).grow(0, 10), History(RIGHT, 4).grow(0, 10)
     files = write_parts(folder, lefts, 99)
-    given = {"d0": Rows(LEFT, files=files, lower=0, upper=10), "d1": rows_of(RIGHT, rights)}
-    answer = engine.ask(Step(job_id(), "large", 0, 1, given, 0, 10))
+    given = {"d0": JobRows(LEFT, files=files, lower=0, upper=10), "d1": rows_of(RIGHT, rights)}
+    answer = engine.ask(RunStep(job_id(), "large", 0, 1, given, 0, 10))
     found = consolidated(from_table(table_of(answer)))
     assert found == modeled({"d0": (LEFT, lefts), "d1": (RIGHT, rights)}, 0, 10)
     assert not answer.prepared
@@ -217,14 +234,14 @@ def check_large_step(engine: ChildProcess, folder: Path) -> None:
 
 def check_differences(engine: ChildProcess, folder: Path) -> None:
     """Plain Spark over parts that it reads itself, and over rows sent along."""
-    output = Schema((Column("s", "string"), Column("c", "bigint")))
+    output = TableSchema((TableColumn("s", "string"), TableColumn("c", "bigint")))
     rows: list[Any] = [(1, 1, "a", 1, 1), (1, 1, "a", 3, 2), (2, 2, "a", 2, 1), (2, 2, "a", 5, -1)]
     rows.append((3, None, None, 4, 1))
     files = write_parts(folder, rows, 99)
     old = rows_of(output, [("a", 2, 7, 1), ("gone", 1, 7, 2)])
     sql = "SELECT s, count(*) FROM t GROUP BY s"
-    for given in (Rows(LEFT, files=files, lower=0, upper=50), rows_of(LEFT, rows)):
-        answer = engine.ask(Difference(job_id(), sql, (("t", given),), output, 50, old))
+    for given in (JobRows(LEFT, files=files, lower=0, upper=50), rows_of(LEFT, rows)):
+        answer = engine.ask(ComputeDifference(job_id(), sql, (("t", given),), output, 50, old))
         found = {(r["s"], r["c"], r[TIME], r[DIFF]) for r in table_of(answer).to_pylist()}
         assert found == {
             ("a", 3, 50, 1), ("a", 2, 50, -1), (None, 1, 50, 1), ("gone", 1, 50, -2),

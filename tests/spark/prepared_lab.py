@@ -23,14 +23,21 @@ from typing import Any
 import msgspec
 from engine_child import ipc  # type: ignore[import-not-found]
 
-from actors.plan.delta import Consolidate, DeltaPlan, Input, Pair, Select, Stratum
-from actors.plan.jobs import JobFailed, Rows, RowsDone, Step
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.delta import (
+    ConsolidateRows,
+    DeltaPlan,
+    NamedInput,
+    PairRows,
+    PlanStratum,
+    SelectColumns,
+)
+from actors.plan.jobs import JobFailed, JobRows, RowsDone, RunStep
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
 from actors.settings import Settings
-from actors.spark.bridge import Bridge, ClassicBridge
-from actors.spark.jobs import Engine, Ticket
+from actors.spark.bridge import ClassicBridge, SessionBridge
+from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, check_keeps_nothing
 from actors.spark.session import ThreadSessions, open_session, spark_conf
@@ -39,22 +46,28 @@ from actors.spark.traces import _stages
 from actors.testing.check_views import for_short_lives
 
 STEPS = 8
-LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
-RIGHT = Schema((Column("k", "bigint"), Column("w", "bigint")))
-PAIR = Pair(
-    Select(Input("d0", ("k", "v")), (Named("a_k", "k"), Named("a_v", "v"))),
-    Select(Input("s1", ("k", "w")), (Named("b_k", "k"), Named("b_w", "w"))),
+LEFT = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
+RIGHT = TableSchema((TableColumn("k", "bigint"), TableColumn("w", "bigint")))
+PAIR = PairRows(
+    SelectColumns(
+        NamedInput("d0", ("k", "v")), (NamedExpression("a_k", "k"), NamedExpression("a_v", "v"))
+    ),
+    SelectColumns(
+        NamedInput("s1", ("k", "w")), (NamedExpression("b_k", "k"), NamedExpression("b_w", "w"))
+    ),
     (("a_k", "b_k"),),
 )
-OUTPUT = Schema(tuple(Column(name, "bigint") for name in ("a_k", "a_v", "b_k", "b_w")))
+OUTPUT = TableSchema(tuple(TableColumn(name, "bigint") for name in ("a_k", "a_v", "b_k", "b_w")))
 PLAN = DeltaPlan(("l", "r"), (LEFT, RIGHT), OUTPUT, "", "incremental", "",
-                 (Stratum((), Consolidate(PAIR), ()),))  # fmt: skip
+                 (PlanStratum((), ConsolidateRows(PAIR), ()),))  # fmt: skip
 
 
 class Exchanging(ThreadSessions):
     """Sessions whose plans fear for the size of a join's inputs, as Spark's own do."""
 
-    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
+    def get(
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+    ) -> SessionBridge:
         bridge = super().get(conf, small=small, slots=slots)
         if slots:
             bridge.session.conf.set("spark.sql.maxSinglePartitionBytes", "1")
@@ -62,20 +75,20 @@ class Exchanging(ThreadSessions):
         return bridge
 
 
-def no_look(bridge: Bridge, frame: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+def no_look(bridge: SessionBridge, frame: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
     return {name: range(4) for name in slots.names}
 
 
 class Lab:
-    def __init__(self, engine: Engine, sessions: ThreadSessions, steps: PreparedSteps) -> None:
+    def __init__(self, engine: SparkEngine, sessions: ThreadSessions, steps: PreparedSteps) -> None:
         self.engine = engine
         slot = engine.slot()
         self.slot = msgspec.structs.replace(slot, sessions=sessions, steps=steps)
         self.plan = PreparedPlan(PLAN)
 
-    def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:
-        job = Step(name, "lab", 0, 0, dict(inputs), lo, 20)
-        answer = self.engine.run(self.slot, Ticket(job, name, self.plan), "pool")
+    def step(self, name: str, inputs: Mapping[str, JobRows], lo: int) -> RowsDone:
+        job = RunStep(name, "lab", 0, 0, dict(inputs), lo, 20)
+        answer = self.engine.run(self.slot, JobTicket(job, name, self.plan), "pool")
         assert isinstance(answer, RowsDone), answer
         return answer
 
@@ -85,7 +98,7 @@ class Lab:
         wrong = prepared = 0
         for number in range(STEPS):
             inputs = {
-                name: Rows(schema, arrow=ipc(schema, [
+                name: JobRows(schema, arrow=ipc(schema, [
                     (random_.randrange(4), random_.randrange(100), time, 1) for _ in range(8)
                 ]))
                 for name, schema, time in (("d0", LEFT, 15), ("s1", RIGHT, 3))
@@ -106,29 +119,33 @@ def contents(answer: RowsDone) -> list[str]:
 class Seat:
     """A dataflow of its own with a thread of its own: its rows carry its number."""
 
-    def __init__(self, engine: Engine, number: int) -> None:
+    def __init__(self, engine: SparkEngine, number: int) -> None:
         self.engine = engine
         self.number = number
         self.slot = engine.slot()
         self.name = f"seat{number}"
-        shown = Select(
-            Input("d0", ("k", "v")),
-            (Named("seat", f"{number}L"), Named("k", "k"), Named("q", "60 div (v - 3)")),
+        shown = SelectColumns(
+            NamedInput("d0", ("k", "v")),
+            (
+                NamedExpression("seat", f"{number}L"),
+                NamedExpression("k", "k"),
+                NamedExpression("q", "60 div (v - 3)"),
+            ),
         )
-        output = Schema(tuple(Column(name, "bigint") for name in ("seat", "k", "q")))
-        node = Consolidate(shown)
+        output = TableSchema(tuple(TableColumn(name, "bigint") for name in ("seat", "k", "q")))
+        node = ConsolidateRows(shown)
         self.plan = PreparedPlan(
-            DeltaPlan(("l",), (LEFT,), output, "", "incremental", "", (Stratum((), node, ()),))
+            DeltaPlan(("l",), (LEFT,), output, "", "incremental", "", (PlanStratum((), node, ()),))
         )
         self.answers: list[Any] = []
-        self.ticket: Ticket | None = None
+        self.ticket: JobTicket | None = None
         """Of the step that is out."""
 
     def step(self, what: str, rows: Sequence[tuple[int, int]]) -> None:
         """One step over (k, v); what it answers is noted."""
-        given = {"d0": Rows(LEFT, arrow=ipc(LEFT, [(k, v, 15, 1) for k, v in rows]))}
-        job = Step(f"{self.name}/{what}", self.name, 0, 0, given, 10, 20)
-        self.ticket = ticket = Ticket(job, job.job_id, self.plan)
+        given = {"d0": JobRows(LEFT, arrow=ipc(LEFT, [(k, v, 15, 1) for k, v in rows]))}
+        job = RunStep(f"{self.name}/{what}", self.name, 0, 0, given, 10, 20)
+        self.ticket = ticket = JobTicket(job, job.job_id, self.plan)
         answer = self.engine.run(self.slot, ticket, self.name)
         self.ticket = None
         if isinstance(answer, RowsDone) and answer.arrow is not None:
@@ -142,7 +159,7 @@ class Seat:
             self.answers.append(answer.code if isinstance(answer, JobFailed) else str(answer))
 
 
-def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[Any]) -> None:
+def together(engine: SparkEngine, seats: Sequence[Seat], what: str, given: Sequence[Any]) -> None:
     """One step of each seat, all in one round."""
     rounds = engine._steps.rounds
     with rounds._lock:
@@ -162,7 +179,7 @@ def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[A
         thread.join()
 
 
-def rounds(engine: Engine) -> dict[str, Any]:
+def rounds(engine: SparkEngine) -> dict[str, Any]:
     """Steps in rounds: how many rounds there were, what they and a failed one answered."""
     seats = [Seat(engine, number) for number in range(5)]
     engine._steps.rounds._wait_ms_max = 600_000
@@ -215,7 +232,9 @@ def rounds(engine: Engine) -> dict[str, Any]:
     ended = threading.Event()
     canceler = threading.Thread(target=cancel_some, args=(engine, seats, ended))
     canceler.start()
-    freely(seats, "canceled", some, lambda: any("Canceled" in seat.answers for seat in seats))
+    freely(
+        seats, "canceled", some, lambda: any("OperationCanceled" in seat.answers for seat in seats)
+    )
     ended.set()
     canceler.join()
     return found | {"canceled": [answer for seat in seats for answer in seat.answers]}
@@ -243,7 +262,7 @@ def freely(
         thread.join()
 
 
-def cancel_some(engine: Engine, seats: Sequence[Seat], ended: threading.Event) -> None:
+def cancel_some(engine: SparkEngine, seats: Sequence[Seat], ended: threading.Event) -> None:
     """Cancels one step in several, as the child does: again and again until it has returned."""
     random_ = random.Random(3)
     while not ended.is_set():
@@ -258,7 +277,7 @@ def cancel_some(engine: Engine, seats: Sequence[Seat], ended: threading.Event) -
             ended.wait(0.001)
 
 
-def told(engine: Engine, folder: Path) -> dict[str, Any]:
+def told(engine: SparkEngine, folder: Path) -> dict[str, Any]:
     """How much a slot's scan and a job's tasks are told; and what is left of it in the thread."""
     bridge = engine.slot().sessions.get((("spark.sql.ansi.enabled", "false"),), small=True)
     assert isinstance(bridge, ClassicBridge)
@@ -311,7 +330,7 @@ def main(folder: Path) -> None:
     logging.getLogger("SQLQueryContextLogger").disabled = True
     settings = for_short_lives(Settings(spark_master="local[2]"))
     session = open_session(spark_conf(settings, folder), folder)
-    engine = Engine(session, settings, folder)
+    engine = SparkEngine(session, settings, folder)
     bad = Exchanging(session, frozenset(), folder / "child")
     good = ThreadSessions(session, frozenset(), folder / "child")
     looked = PreparedSteps(settings, folder / "looked")

@@ -19,18 +19,25 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from actors.kernel import SystemClock
-from actors.persist import Append, Cas, NewShard, PersistClient, ShardState, shard_key
-from actors.persist.attach import Place, open_as_guest
+from actors.persist import (
+    CompareAndSet,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+    ShardState,
+    shard_key,
+)
+from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.documents import decode_shard, encode
 from actors.persist.guests import guest_lease, is_guest
-from actors.persist.schemas import Evolved
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist.schemas import SchemaEvolved
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import error_update
 from actors.settings import Settings
 from actors.spark.source.data_source import FilteringReader, PenstockDataSource
 
 S = "s1"
-SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
 SETTINGS = Settings(
     inline_part_bytes_max=1,
     batches_per_shard_max=1000,
@@ -59,7 +66,7 @@ class World:
 
         return anyio.run(opened)
 
-    def make(self, schema: Schema = SCHEMA) -> None:
+    def make(self, schema: TableSchema = SCHEMA) -> None:
         self.run(lambda client: client.create_shards([NewShard(S, schema, holds={"h": 0})]))
 
     def append(self, upper: int, updates: Sequence[Update], error: str | None = None) -> None:
@@ -72,7 +79,7 @@ class World:
             parts: list[Any] = []
             for one in tables:
                 parts += await client.write_parts(S, one)
-            await client.append([Append(S, lower, upper, tuple(parts))])
+            await client.append([ShardAppend(S, lower, upper, tuple(parts))])
 
         self.run(body)
 
@@ -97,16 +104,16 @@ class World:
     def guests(self) -> list[str]:
         async def body() -> ShardState:
             async with open_as_guest(
-                Place(state_dir=str(self.folder)), SETTINGS, SystemClock()
+                ShardPlace(state_dir=str(self.folder)), SETTINGS, SystemClock()
             ) as found:
                 return await found.client.state(S)
 
         return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
 
-    def evolve(self, schema: Schema) -> None:
+    def evolve(self, schema: TableSchema) -> None:
         async def body(client: PersistClient) -> None:
             newest = len(await client.schemas.schemas(S)) - 1
-            assert isinstance(await client.schemas.evolve(S, newest, schema), Evolved)
+            assert isinstance(await client.schemas.evolve(S, newest, schema), SchemaEvolved)
 
         self.run(body)
 
@@ -126,7 +133,7 @@ class World:
             state = decode_shard(key, head.data)
             kept = {n: lease for n, lease in state.leases.items() if not n.startswith(prefix)}
             state = replace(state, leases=kept)
-            assert await client.compare_and_set([Cas(key, head.seqno, encode(state))])
+            assert await client.compare_and_set([CompareAndSet(key, head.seqno, encode(state))])
 
         self.run(body)
 

@@ -21,41 +21,52 @@ from engine_child import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.persist.parts import encode
-from actors.plan.delta import Consolidate, DeltaPlan, Hidden, Input, Node, Select, Stratum, Where
-from actors.plan.jobs import (
-    Analyze,
-    Analyzed,
-    Cancel,
-    Difference,
-    JobFailed,
-    Prepare,
-    Prepared,
-    Progress,
-    Rows,
-    RowsDone,
-    Step,
+from actors.plan.delta import (
+    ConsolidateRows,
+    DeltaPlan,
+    FilterRows,
+    HiddenState,
+    NamedInput,
+    Node,
+    PlanStratum,
+    SelectColumns,
 )
-from actors.plan.relational import Named
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    CancelChildJob,
+    ComputeDifference,
+    JobFailed,
+    JobProgress,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    QueryAnalyzed,
+    RowsDone,
+    RunStep,
+)
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-TABLE = Schema((Column("k", "bigint", False), Column("v", "string")))
-OUTPUT = Schema((Column("v", "string"), Column("c", "bigint")))
-NUMBERS = Schema((Column("x", "int"),))
+TABLE = TableSchema((TableColumn("k", "bigint", False), TableColumn("v", "string")))
+OUTPUT = TableSchema((TableColumn("v", "string"), TableColumn("c", "bigint")))
+NUMBERS = TableSchema((TableColumn("x", "int"),))
 FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
-LONG = Schema((Column("x", "bigint"),))
+LONG = TableSchema((TableColumn("x", "bigint"),))
 
 
 def analyze(child: ChildProcess, text: str, conf: tuple[tuple[str, str], ...] = ()) -> Any:
-    return child.ask(Analyze(job_id(), (("t", TABLE), ("odd name", NUMBERS)), text, conf))
+    return child.ask(AnalyzeStatement(job_id(), (("t", TABLE), ("odd name", NUMBERS)), text, conf))
 
 
-def difference(sql: str, rows: list[Any], output: Schema = OUTPUT, **more: Any) -> Difference:
-    given = Rows(TABLE, arrow=ipc(TABLE, rows))
-    return Difference(job_id(), sql, (("t", given),), output, 50, **more)
+def difference(
+    sql: str, rows: list[Any], output: TableSchema = OUTPUT, **more: Any
+) -> ComputeDifference:
+    given = JobRows(TABLE, arrow=ipc(TABLE, rows))
+    return ComputeDifference(job_id(), sql, (("t", given),), output, 50, **more)
 
 
 def pairs(answer: Any) -> list[Any]:
@@ -68,14 +79,14 @@ def pairs(answer: Any) -> list[Any]:
 def test_analysis_names_types_nullability_and_sources(child: ChildProcess) -> None:
     grouped = analyze(child, "SELECT k, count(*), avg(k) AS a FROM t GROUP BY k")
     assert grouped.schema.columns == (
-        Column("k", "bigint", False),
-        Column("count(1)", "bigint", False),
-        Column("a", "double", True),
+        TableColumn("k", "bigint", False),
+        TableColumn("count(1)", "bigint", False),
+        TableColumn("a", "double", True),
     )
     assert (grouped.sources, grouped.volatility) == (("t",), None)
     assert analyze(child, "SELECT array(v) AS l FROM t").schema.columns[0].type == "array<string>"
     odd = analyze(child, "SELECT x FROM `odd name`")
-    assert (odd.schema.columns, odd.sources) == ((Column("x", "int"),), ("odd name",))
+    assert (odd.schema.columns, odd.sources) == ((TableColumn("x", "int"),), ("odd name",))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +124,9 @@ def test_what_is_none_of_the_tables_is_refused(child: ChildProcess, tmp_path: Pa
 def test_a_table_of_one_job_is_none_of_the_next(child: ChildProcess, name: str) -> None:
     """Every session has seen both names: views of a job that stay would answer for ever."""
     for _ in range(8):
-        assert isinstance(analyze(child, "SELECT * FROM t, `odd name`"), Analyzed)
+        assert isinstance(analyze(child, "SELECT * FROM t, `odd name`"), QueryAnalyzed)
     for _ in range(8):
-        told = child.ask(Analyze(job_id(), (), f"SELECT * FROM `{name}`"))
+        told = child.ask(AnalyzeStatement(job_id(), (), f"SELECT * FROM `{name}`"))
         assert (told.missing, told.sources) == (f"`{name}`", ())
 
 
@@ -163,8 +174,8 @@ def test_a_setting_that_spark_refuses(child: ChildProcess) -> None:
 def test_the_same_names_in_jobs_at_the_same_time(child: ChildProcess) -> None:
     jobs = []
     for number in range(6):
-        schema = Schema((Column(f"c{number}", "int"),))
-        jobs.append(Analyze(f"same{number}", (("t", schema),), "SELECT * FROM t"))
+        schema = TableSchema((TableColumn(f"c{number}", "int"),))
+        jobs.append(AnalyzeStatement(f"same{number}", (("t", schema),), "SELECT * FROM t"))
         child.send(jobs[-1])
     answers = {(a := child.receive()).job_id: a for _ in jobs}
     for number in range(6):
@@ -203,7 +214,7 @@ def test_a_difference_without_old_contents_is_the_result(child: ChildProcess) ->
 
 def test_a_difference_to_old_contents(child: ChildProcess) -> None:
     old_rows = [("a", 3, 7, 1), (None, 9, 7, 1), ("gone", 1, 7, 2)]
-    old = Rows(OUTPUT, arrow=ipc(OUTPUT, old_rows))
+    old = JobRows(OUTPUT, arrow=ipc(OUTPUT, old_rows))
     table = table_of(child.ask(difference(COUNTS, HISTORY, old=old)))
     found = {(row["v"], row["c"], row[DIFF]) for row in table.to_pylist()}
     assert found == {(None, 1, 1), (None, 9, -1), ("gone", 1, -2)}
@@ -216,9 +227,9 @@ def test_a_difference_over_files_too_large_for_the_child(
     path = tmp_path / "part.parquet"
     pq.write_table(updates(TABLE, HISTORY + noise), path, use_dictionary=False)
     assert path.stat().st_size > 4 * 1024 * 1024
-    old = Rows(OUTPUT, arrow=ipc(OUTPUT, [("a", 3, 7, 1), ("gone", 1, 7, 2)]))
-    given = Rows(TABLE, files=(str(path),), lower=0, upper=50)
-    job = Difference(job_id(), COUNTS, (("t", given),), OUTPUT, 50, old)
+    old = JobRows(OUTPUT, arrow=ipc(OUTPUT, [("a", 3, 7, 1), ("gone", 1, 7, 2)]))
+    given = JobRows(TABLE, files=(str(path),), lower=0, upper=50)
+    job = ComputeDifference(job_id(), COUNTS, (("t", given),), OUTPUT, 50, old)
     table = table_of(child.ask(job))
     found = {(row["v"], row["c"], row[TIME], row[DIFF]) for row in table.to_pylist()}
     assert found == {(None, 1, 50, 1), ("gone", 1, 50, -2)}
@@ -273,62 +284,76 @@ def test_a_definite_error_over_a_shuffle(child: ChildProcess) -> None:
 # -- plans --------------------------------------------------------------------------------------
 
 
-def plan_of(node: Node, output: Schema, *hidden: Hidden) -> DeltaPlan:
-    strata = (Stratum((), node, ()),)
+def plan_of(node: Node, output: TableSchema, *hidden: HiddenState) -> DeltaPlan:
+    strata = (PlanStratum((), node, ()),)
     return DeltaPlan(("t",), (TABLE,), output, "SELECT v FROM t", "incremental", "", strata, hidden)
 
 
 def test_prepare_checks_what_the_plan_makes(child: ChildProcess) -> None:
-    node = Select(Input("d0", ("k", "v")), (Named("v", "v"), Named("c", "k")))
-    assert isinstance(child.ask(Prepare(job_id(), "p", plan_of(node, OUTPUT))), Prepared)
+    node = SelectColumns(
+        NamedInput("d0", ("k", "v")), (NamedExpression("v", "v"), NamedExpression("c", "k"))
+    )
+    assert isinstance(child.ask(PreparePlan(job_id(), "p", plan_of(node, OUTPUT))), PlanPrepared)
     for wrong in (
-        Schema((Column("v", "string"), Column("c", "int"))),
-        Schema((Column("v", "string"),)),
-        Schema((Column("c", "bigint"), Column("v", "string"))),
+        TableSchema((TableColumn("v", "string"), TableColumn("c", "int"))),
+        TableSchema((TableColumn("v", "string"),)),
+        TableSchema((TableColumn("c", "bigint"), TableColumn("v", "string"))),
     ):
-        answer = child.ask(Prepare(job_id(), "p", plan_of(node, wrong)))
+        answer = child.ask(PreparePlan(job_id(), "p", plan_of(node, wrong)))
         assert (answer.code, "expected were" in answer.text) == ("QueryRejected", True)
 
 
 def test_prepare_checks_hidden_columns(child: ChildProcess) -> None:
-    hidden = Hidden(Schema((Column("g", "string"), Column("n", "bigint"))), ("g",))
-    other = Hidden(Schema((Column("g", "bigint"),)), ("g",))
-    source = Input("d0", ("k", "v"))
-    view = (Named("o_v", "v"), Named("o_c", "k"))
-    kept = (Named("h0_g", "v"), Named("h0_n", "k"), Named("h1_g", "k"))
-    to = (Named("__to", "CAST(k AS int)"),)
+    hidden = HiddenState(
+        TableSchema((TableColumn("g", "string"), TableColumn("n", "bigint"))), ("g",)
+    )
+    other = HiddenState(TableSchema((TableColumn("g", "bigint"),)), ("g",))
+    source = NamedInput("d0", ("k", "v"))
+    view = (NamedExpression("o_v", "v"), NamedExpression("o_c", "k"))
+    kept = (
+        NamedExpression("h0_g", "v"),
+        NamedExpression("h0_n", "k"),
+        NamedExpression("h1_g", "k"),
+    )
+    to = (NamedExpression("__to", "CAST(k AS int)"),)
     for columns, missing in (
         ((*view, *kept), "__to"),
         ((*view, *kept[:2], *to), "h1_g"),
         ((*view[1:], *kept, *to), "o_v"),
     ):
-        plan = plan_of(Select(source, columns), OUTPUT, hidden, other)
-        answer = child.ask(Prepare(job_id(), "p", plan))
+        plan = plan_of(SelectColumns(source, columns), OUTPUT, hidden, other)
+        answer = child.ask(PreparePlan(job_id(), "p", plan))
         assert (answer.code, missing in answer.text) == ("QueryRejected", True)
-    plan = plan_of(Select(source, (*view, *kept, Named("__to", "k"))), OUTPUT, hidden, other)
-    assert child.ask(Prepare(job_id(), "p", plan)).code == "QueryRejected"
-    plan = plan_of(Select(source, (*view, *kept, *to)), OUTPUT, hidden, other)
-    answer = child.ask(Prepare(job_id(), "p", plan))
-    assert isinstance(answer, Prepared), answer
+    plan = plan_of(
+        SelectColumns(source, (*view, *kept, NamedExpression("__to", "k"))), OUTPUT, hidden, other
+    )
+    assert child.ask(PreparePlan(job_id(), "p", plan)).code == "QueryRejected"
+    plan = plan_of(SelectColumns(source, (*view, *kept, *to)), OUTPUT, hidden, other)
+    answer = child.ask(PreparePlan(job_id(), "p", plan))
+    assert isinstance(answer, PlanPrepared), answer
 
 
 def test_prepare_of_expressions_that_spark_refuses(child: ChildProcess) -> None:
-    node = Where(Input("d0", ("k", "v")), "nope > 1")
-    answer = child.ask(Prepare(job_id(), "p", plan_of(node, TABLE)))
+    node = FilterRows(NamedInput("d0", ("k", "v")), "nope > 1")
+    answer = child.ask(PreparePlan(job_id(), "p", plan_of(node, TABLE)))
     assert (answer.code, "UNRESOLVED_COLUMN" in answer.text) == ("QueryRejected", True)
 
 
 def test_an_opaque_plan_is_checked_by_its_text(child: ChildProcess) -> None:
     opaque = DeltaPlan(("t",), (TABLE,), OUTPUT, "SELECT v, k FROM t", "opaque", "why")
-    assert isinstance(child.ask(Prepare(job_id(), "o", opaque)), Prepared)
+    assert isinstance(child.ask(PreparePlan(job_id(), "o", opaque)), PlanPrepared)
     wrong = DeltaPlan(("t",), (TABLE,), OUTPUT, "SELECT v FROM t", "opaque", "why")
-    assert child.ask(Prepare(job_id(), "o", wrong)).code == "QueryRejected"
+    assert child.ask(PreparePlan(job_id(), "o", wrong)).code == "QueryRejected"
 
 
 def test_a_step_without_input_rows_runs_nothing(child: ChildProcess) -> None:
-    node = Consolidate(Select(Input("d0", ("k", "v")), (Named("v", "v"), Named("c", "k"))))
-    child.ask(Prepare(job_id(), "empty", plan_of(node, OUTPUT)))
-    answer = child.ask(Step(job_id(), "empty", 0, 0, {}, 10, 20))
+    node = ConsolidateRows(
+        SelectColumns(
+            NamedInput("d0", ("k", "v")), (NamedExpression("v", "v"), NamedExpression("c", "k"))
+        )
+    )
+    child.ask(PreparePlan(job_id(), "empty", plan_of(node, OUTPUT)))
+    answer = child.ask(RunStep(job_id(), "empty", 0, 0, {}, 10, 20))
     assert (answer.rows, answer.spark_ms) == (0, 0.0)
     assert table_of(answer).schema.equals(OUTPUT.arrow_updates())
 
@@ -336,13 +361,13 @@ def test_a_step_without_input_rows_runs_nothing(child: ChildProcess) -> None:
 def test_no_filter_is_tested_on_the_bounds_of_a_file(child: ChildProcess, tmp_path: Path) -> None:
     """Footers leave NaN out of their bounds, and write zero as either of the two."""
     kinds = ("double", "double", "int", "string")
-    floats = Schema(tuple(Column(n, t) for n, t in zip("kzxs", kinds, strict=True)))
+    floats = TableSchema(tuple(TableColumn(n, t) for n, t in zip("kzxs", kinds, strict=True)))
     rows = [(1.0, 0.0, 1, "", 5, 1), (2.0, 0.0, 2, "", 5, 1), (float("nan"), 0.0, 3, "", 5, 1)]
     noise = [(1.0, 0.0, 9, os.urandom(60).hex(), 99, 1) for _ in range(50_000)]
     path = tmp_path / "floats.parquet"
     pq.write_table(updates(floats, rows + noise), path, use_dictionary=False)
     assert path.stat().st_size > 4 * 1024 * 1024  # or it is read by the child, not by Spark
-    given = Rows(floats, files=(str(path),), lower=0, upper=50)
+    given = JobRows(floats, files=(str(path),), lower=0, upper=50)
     conf = (("spark.sql.parquet.filterPushdown", "true"),)
     passing = {
         "k > 5": [3],
@@ -351,19 +376,21 @@ def test_no_filter_is_tested_on_the_bounds_of_a_file(child: ChildProcess, tmp_pa
         "z = -0.0D AND NOT k <= 1": [2, 3],
     }
     for test, found in passing.items():
-        node = Select(Where(Input("d0", floats.names), test), (Named("x", "x"),))
-        strata = (Stratum((), Consolidate(node), ()),)
+        node = SelectColumns(
+            FilterRows(NamedInput("d0", floats.names), test), (NamedExpression("x", "x"),)
+        )
+        strata = (PlanStratum((), ConsolidateRows(node), ()),)
         plan = DeltaPlan(("t",), (floats,), NUMBERS, "", "incremental", "", strata, conf=conf)
-        assert isinstance(child.ask(Prepare(job_id(), "floats", plan)), Prepared)
-        answer = child.ask(Step(job_id(), "floats", 0, 0, {"d0": given}, 0, 50, at_once=True))
+        assert isinstance(child.ask(PreparePlan(job_id(), "floats", plan)), PlanPrepared)
+        answer = child.ask(RunStep(job_id(), "floats", 0, 0, {"d0": given}, 0, 50, at_once=True))
         assert sorted(row["x"] for row in table_of(answer).to_pylist()) == found, test
 
 
 def test_a_part_that_is_not_there_is_not_the_views_fault(child: ChildProcess) -> None:
-    node = Input("d0", ("k", "v"))
-    child.ask(Prepare(job_id(), "gone", plan_of(node, TABLE)))
-    rows = Rows(TABLE, files=("/nowhere/part.parquet",))
-    answer = child.ask(Step(job_id(), "gone", 0, 0, {"d0": rows}, 0, 20))
+    node = NamedInput("d0", ("k", "v"))
+    child.ask(PreparePlan(job_id(), "gone", plan_of(node, TABLE)))
+    rows = JobRows(TABLE, files=("/nowhere/part.parquet",))
+    answer = child.ask(RunStep(job_id(), "gone", 0, 0, {"d0": rows}, 0, 20))
     assert (answer.code, "/nowhere/part.parquet" in answer.text) == ("StorageError", True)
 
 
@@ -378,8 +405,10 @@ def test_a_damaged_part_is_an_error_and_no_wrong_answer(
     (made,) = encode(whole, TABLE, inline_bytes_max=0, bytes_target=1 << 30)
     assert made.blob is not None
     path = tmp_path / "part.parquet"
-    given = Rows(TABLE, files=(str(path),), lower=0, upper=50)
-    job = Difference(job_id(), "SELECT max(v) AS v, 1L AS c FROM t", (("t", given),), OUTPUT, 50)
+    given = JobRows(TABLE, files=(str(path),), lower=0, upper=50)
+    job = ComputeDifference(
+        job_id(), "SELECT max(v) AS v, 1L AS c FROM t", (("t", given),), OUTPUT, 50
+    )
     path.write_bytes(made.blob)
     assert isinstance(child.ask(job), RowsDone)
     for share in (3, 5):
@@ -400,10 +429,10 @@ def test_cancel_while_running_and_before_the_start(child: ChildProcess) -> None:
     for job in (*running, waiting):  # the child has two threads
         child.send(job)
     for job in (waiting, *running):
-        child.send(Cancel(job.job_id))
+        child.send(CancelChildJob(job.job_id))
     answers = {(a := child.receive()).job_id: a for _ in range(3)}
-    assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers.values())
-    assert isinstance(analyze(child, "SELECT 1"), Analyzed)
+    assert all(isinstance(a, JobFailed) and a.code == "OperationCanceled" for a in answers.values())
+    assert isinstance(analyze(child, "SELECT 1"), QueryAnalyzed)
 
 
 def test_a_long_job_tells_how_far_it_is(child: ChildProcess) -> None:
@@ -416,11 +445,11 @@ def test_a_long_job_tells_how_far_it_is(child: ChildProcess) -> None:
         tasks = 0
         while tasks < 3:  # of a job that has just begun not all stages may be known
             told = child.receive_any()
-            assert isinstance(told, Progress)
+            assert isinstance(told, JobProgress)
             assert (told.job_id, told.tasks_done) == (job.job_id, 0)
             tasks = told.tasks
     finally:  # it would starve all other tests
-        child.send(Cancel(job.job_id))
+        child.send(CancelChildJob(job.job_id))
         answer = child.receive()
     assert isinstance(answer, JobFailed)
 
@@ -434,9 +463,9 @@ def wide_query(terms: int) -> str:
 def test_cancel_while_planning(child: ChildProcess) -> None:
     job = difference(wide_query(400), [(1, "a", 1, 1)], LONG)
     child.send(job)
-    child.send(Cancel(job.job_id))
+    child.send(CancelChildJob(job.job_id))
     answer = child.receive()
-    assert (answer.job_id, answer.code) == (job.job_id, "Canceled")
+    assert (answer.job_id, answer.code) == (job.job_id, "OperationCanceled")
 
 
 def wait_dead(pid: int) -> None:

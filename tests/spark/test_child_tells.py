@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.plan.jobs import Analyze, Answer, JobFailed, Progress
+from actors.plan.jobs import AnalyzeStatement, Answer, JobFailed, JobProgress
 from actors.settings import Settings
 from actors.spark import child as module
-from actors.spark.child import Child
-from actors.spark.jobs import Ticket
+from actors.spark.child import EngineChild
+from actors.spark.jobs import JobTicket
 
 WAIT_S = 60
 
@@ -50,9 +50,9 @@ class Asked:
     def slot(self) -> None:
         return None
 
-    def run(self, slot: None, ticket: Ticket, pool: str) -> Answer:
+    def run(self, slot: None, ticket: JobTicket, pool: str) -> Answer:
         assert self.ends[ticket.job.job_id].wait(WAIT_S)
-        return JobFailed(ticket.job.job_id, "Canceled", "")
+        return JobFailed(ticket.job.job_id, "OperationCanceled", "")
 
     def progress(self, group: str) -> tuple[int, int]:
         if group.startswith("first"):
@@ -71,15 +71,17 @@ def test_nothing_is_told_of_a_job_behind_its_answer(monkeypatch: pytest.MonkeyPa
     sent = Sent()
     engine: Any = Asked(sent)
     wire: Any = sent
-    child = Child(wire, engine)
+    child = EngineChild(wire, engine)
     child.start()
-    child._accept(Analyze("first", (), "SELECT 1"))
+    child._accept(AnalyzeStatement("first", (), "SELECT 1"))
     sent.wait(JobFailed, "first")
-    child._accept(Analyze("second", (), "SELECT 1"))
-    sent.wait(Progress, "second")
+    child._accept(AnalyzeStatement("second", (), "SELECT 1"))
+    sent.wait(JobProgress, "second")
     engine.ends["second"].set()
     sent.wait(JobFailed, "second")
-    assert [a for a in sent.answers if a.job_id == "first"] == [JobFailed("first", "Canceled", "")]
+    assert [a for a in sent.answers if a.job_id == "first"] == [
+        JobFailed("first", "OperationCanceled", "")
+    ]
     *told, last = [a for a in sent.answers if a.job_id == "second"]
-    assert all(isinstance(a, Progress) for a in told)
+    assert all(isinstance(a, JobProgress) for a in told)
     assert isinstance(last, JobFailed)

@@ -11,13 +11,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from actors.kernel import System
-from actors.plan.schema import Schema
+from actors.kernel import ActorSystem
+from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.testing.check_views import place_on_spark
 from actors.testing.conformance import (
-    Conformance,
-    Judgement,
+    ConformanceCheck,
+    QueryJudgement,
     compile_queries,
     for_few_steps,
     judged_wrong,
@@ -50,15 +50,15 @@ TOGETHER = 5
 
 async def judge_sample(
     whole: bool,
-) -> tuple[list[Judgement], dict[str, Schema], dict[str, str]]:
+) -> tuple[list[QueryJudgement], dict[str, TableSchema], dict[str, str]]:
     """The sample judged, and of its texts, or of all, the schemas of the answers and the trees; on
     one engine."""
-    found: list[Judgement] = []
-    schemas: dict[str, Schema] = {}
+    found: list[QueryJudgement] = []
+    schemas: dict[str, TableSchema] = {}
     trees: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             place = place_on_spark(system, for_few_steps(Settings()), scratch)
             for corpus, names in SAMPLE.items():
                 every = read_queries(FOLDER, corpus)
@@ -72,7 +72,7 @@ async def judge_sample(
                 compiled = await compile_queries(texts, place)
                 trees.update({f"{each.corpus}/{each.query}": each.tree for each in compiled})
                 tables = make_tables(corpus, SCALES[corpus], 1, scratch, queries)
-                over = Conformance(corpus, tables, place, CHANGES, 1)
+                over = ConformanceCheck(corpus, tables, place, CHANGES, 1)
                 for start in range(0, len(queries), TOGETHER):
                     found += await over.judge(queries[start : start + TOGETHER], brief=True)
     return found, schemas, trees

@@ -28,37 +28,37 @@ from pyspark.sql.connect.session import SparkSession
 
 from actors.client import Client
 from actors.errors import DefiniteError, EngineUnavailable, QueryRejected
-from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
+from actors.plan.delta import ConsolidateRows, DeltaPlan, NamedInput, PlanStratum, SelectColumns
 from actors.plan.jobs import (
-    Analyze,
-    Analyzed,
-    Cancel,
-    Difference,
+    AnalyzeStatement,
+    CancelChildJob,
+    ComputeDifference,
     JobFailed,
-    Prepare,
-    Prepared,
-    Query,
-    Rows,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    QueryAnalyzed,
+    QueryFiles,
     RowsDone,
-    Step,
+    RunStep,
 )
-from actors.plan.jobs import Select as PlainSelect
-from actors.plan.relational import Aggregate, Named, Project, Scan
+from actors.plan.jobs import SelectContents as PlainSelect
+from actors.plan.relational import AggregationNode, NamedExpression, ProjectNode, ScanNode
 from actors.plan.relational_walk import nodes
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.service import Service
 from actors.settings import Settings
 from actors.spark import connect
 from actors.spark.child import EXIT_SPARK_GONE
 from actors.spark.java import JavaHome
-from actors.spark.jobs import Ticket
+from actors.spark.jobs import JobTicket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-LONG = Schema((Column("x", "bigint"),))
-ODD = Schema((Column("x", "int", False),))
+LONG = TableSchema((TableColumn("x", "bigint"),))
+ODD = TableSchema((TableColumn("x", "int", False),))
 FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
 TABLES = (("l", LEFT), ("odd ` name", ODD), ("query", LEFT))
 
@@ -99,7 +99,7 @@ def analyze(
     *,
     translate: bool = False,
 ) -> Any:
-    return engine.ask(Analyze(job_id(), TABLES, text, conf, translate))
+    return engine.ask(AnalyzeStatement(job_id(), TABLES, text, conf, translate))
 
 
 def test_the_child_says_what_it_reached(engine: ChildProcess) -> None:
@@ -113,14 +113,14 @@ def test_the_child_says_what_it_reached(engine: ChildProcess) -> None:
 def test_analysis_names_types_nullability_and_sources(engine: ChildProcess) -> None:
     answer = analyze(engine, "SELECT k, count(*), avg(v) AS a, array(s) AS l FROM l GROUP BY k, s")
     assert answer.schema.columns == (
-        Column("k", "bigint"),
-        Column("count(1)", "bigint", False),
-        Column("a", "double"),
-        Column("l", "array<string>", False),
+        TableColumn("k", "bigint"),
+        TableColumn("count(1)", "bigint", False),
+        TableColumn("a", "double"),
+        TableColumn("l", "array<string>", False),
     )
     assert (answer.sources, answer.volatility) == (("l",), None)
     odd = analyze(engine, "SELECT x FROM `odd `` name`;")
-    assert (odd.schema.columns, odd.sources) == ((Column("x", "int", False),), ("odd ` name",))
+    assert (odd.schema.columns, odd.sources) == ((TableColumn("x", "int", False),), ("odd ` name",))
     twice = analyze(engine, "SELECT k, K AS k FROM L -- the same name twice")
     assert (twice.schema.names, twice.sources) == (("k", "k"), ("l",))
     steps = "WITH l AS (SELECT k FROM query) SELECT k, TIMESTAMP '2020-01-01 00:00:00' AS u FROM l"
@@ -133,8 +133,8 @@ def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProce
     """Under the session's settings; without Java the reason says so, and the rest is told."""
     text = "SELECT q.k, count(*) AS n FROM query q JOIN l ON q.k = l.k AND l.v > 1 GROUP BY q.k"
     told, unread = (analyze(each, text, translate=True) for each in (engine, blind))
-    assert isinstance(told.translation.root, Project)
-    assert {each.source for each in nodes(told.translation.root) if isinstance(each, Scan)} == {
+    assert isinstance(told.translation.root, ProjectNode)
+    assert {each.source for each in nodes(told.translation.root) if isinstance(each, ScanNode)} == {
         0,
         1,
     }
@@ -145,7 +145,7 @@ def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProce
     for ansi in ("true", "false"):
         conf = (("spark.sql.ansi.enabled", ansi),)
         root = analyze(engine, "SELECT sum(v) AS s FROM l", conf, translate=True).translation.root
-        assert [each.ansi for each in nodes(root) if isinstance(each, Aggregate)] == [
+        assert [each.ansi for each in nodes(root) if isinstance(each, AggregationNode)] == [
             ansi == "true"
         ]
 
@@ -182,7 +182,7 @@ def test_what_is_volatile_is_told_by_words_without_a_plan(
 ) -> None:
     text = f"SELECT {written} AS a FROM (SELECT v, now AS at FROM (SELECT *, v AS now FROM l)) x"
     answer = analyze(blind, text.replace(" > x.at", " IS NULL"))
-    assert isinstance(answer, Analyzed), answer
+    assert isinstance(answer, QueryAnalyzed), answer
     assert answer.volatility is not None
     assert answer.volatility.call == call
 
@@ -213,7 +213,7 @@ def test_a_name_that_nobody_has_is_told(engine: ChildProcess, name: str) -> None
 )
 def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
     answer = analyze(engine, text)
-    assert isinstance(answer, Analyzed), answer
+    assert isinstance(answer, QueryAnalyzed), answer
     assert answer.volatility is not None
 
 
@@ -247,7 +247,7 @@ def test_what_analysis_refuses(engine: ChildProcess, text: str, words: str) -> N
 def test_no_refused_command_has_run(engine: ChildProcess) -> None:
     for text in ("CREATE TABLE made AS SELECT 1 AS a", "CREATE DATABASE made"):
         assert "a view is a query" in analyze(engine, text).text
-    tables = engine.ask(Query(job_id(), "SELECT CAST('' AS bigint) AS x", ()))
+    tables = engine.ask(QueryFiles(job_id(), "SELECT CAST('' AS bigint) AS x", ()))
     assert tables.code == "DefiniteError"  # ANSI is on, as it was
     assert analyze(engine, "SELECT * FROM made").missing == "`made`"
 
@@ -263,9 +263,9 @@ def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
     for number in range(8):
         ansi, name = number % 2 == 0, f"c{number}"
         sql = f"SELECT CAST('x' AS bigint) AS x FROM t WHERE {name} = 1"
-        given = rows_of(Schema((Column(name, "int"),)), [(1, 1, 1)])
+        given = rows_of(TableSchema((TableColumn(name, "int"),)), [(1, 1, 1)])
         conf = (("spark.sql.ansi.enabled", str(ansi).lower()),)
-        job = Difference(job_id(), sql, (("t", given),), LONG, 50, conf=conf)
+        job = ComputeDifference(job_id(), sql, (("t", given),), LONG, 50, conf=conf)
         wanted[job.job_id] = ansi
         engine.send(job)
     for _ in wanted:
@@ -293,32 +293,32 @@ def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_
 
 
 def test_a_part_that_the_server_does_not_see(engine: ChildProcess) -> None:
-    assert isinstance(engine.ask(Prepare(job_id(), "far", COPY)), Prepared)
-    rows = Rows(LEFT, files=("s3://bucket/part.parquet", "hdfs://nowhere/part.parquet"))
-    answer = engine.ask(Step(job_id(), "far", 0, 0, {"d0": rows}, 0, 9))
+    assert isinstance(engine.ask(PreparePlan(job_id(), "far", COPY)), PlanPrepared)
+    rows = JobRows(LEFT, files=("s3://bucket/part.parquet", "hdfs://nowhere/part.parquet"))
+    answer = engine.ask(RunStep(job_id(), "far", 0, 0, {"d0": rows}, 0, 9))
     assert isinstance(answer, JobFailed)
     assert answer.code == "EngineLost"
 
 
-VALUES = Schema((Column("v", "int"), Column("s", "string")))
+VALUES = TableSchema((TableColumn("v", "int"), TableColumn("s", "string")))
 COPY = DeltaPlan(
     ("l",), (LEFT,), VALUES, "", "incremental", "",
-    (Stratum((), Consolidate(Select(Input("d0", LEFT.names),
-                                    (Named("v", "v"), Named("s", "s")))), ()),),
+    (PlanStratum((), ConsolidateRows(SelectColumns(NamedInput("d0", LEFT.names),
+                                    (NamedExpression("v", "v"), NamedExpression("s", "s")))), ()),),
 )  # fmt: skip
 
 
 def test_rows_too_many_for_each_call(engine: ChildProcess, tmp_path: Path) -> None:
     """Sent ahead of the call: inline, and from a file; and the answer comes as a file."""
-    assert isinstance(engine.ask(Prepare(job_id(), "copy", COPY)), Prepared)
+    assert isinstance(engine.ask(PreparePlan(job_id(), "copy", COPY)), PlanPrepared)
     dice = random.Random(8)
     rows = [(n, n % 7, dice.randbytes(40).hex(), 3 + n % 5, 1) for n in range(60_000)]
     data = ipc(LEFT, rows)
     assert len(data) > 4 * 1024 * 1024
     path = tmp_path / "rows.arrow"
     path.write_bytes(data)
-    for given in (Rows(LEFT, arrow=data), Rows(LEFT, arrow_file=str(path), advance_to=5)):
-        answer = engine.ask(Step(job_id(), "copy", 0, 0, {"d0": given}, 3, 9))
+    for given in (JobRows(LEFT, arrow=data), JobRows(LEFT, arrow_file=str(path), advance_to=5)):
+        answer = engine.ask(RunStep(job_id(), "copy", 0, 0, {"d0": given}, 3, 9))
         assert isinstance(answer, RowsDone), answer
         assert (answer.arrow, answer.prepared) == (None, False)
         found = table_of(answer)
@@ -336,7 +336,7 @@ def test_an_error_of_the_data_is_the_views(engine: ChildProcess) -> None:
         ("SELECT CAST(raise_error(s) AS bigint) AS x FROM l", "USER_RAISED_EXCEPTION"),
         ("SELECT (SELECT id FROM range(3)) AS x FROM l", "SCALAR_SUBQUERY_TOO_MANY_ROWS"),
     ):
-        answer = engine.ask(Difference(job_id(), sql, (("l", given),), LONG, 50))
+        answer = engine.ask(ComputeDifference(job_id(), sql, (("l", given),), LONG, 50))
         assert isinstance(answer, JobFailed), answer
         assert (answer.code, condition in answer.text) == ("DefiniteError", True), answer
         assert "\tat " not in answer.text
@@ -347,34 +347,34 @@ def test_a_query_has_its_own_columns_and_order(engine: ChildProcess, tmp_path: P
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"k": [1, 1, 2], "v": [10, None, 30]}), path)
     sql = "SELECT k, sum(v) AS s FROM t GROUP BY k ORDER BY s DESC"
-    answer = engine.ask(Query(job_id(), sql, (("t", str(path)),)))
+    answer = engine.ask(QueryFiles(job_id(), sql, (("t", str(path)),)))
     assert table_of(answer).to_pylist() == [{"k": 2, "s": 30}, {"k": 1, "s": 10}]
-    refused = engine.ask(Query(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
+    refused = engine.ask(QueryFiles(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
     assert refused.code == "QueryRejected"
 
 
-def select(sql: str, rows: list[Any], *output: Column) -> PlainSelect:
+def select(sql: str, rows: list[Any], *output: TableColumn) -> PlainSelect:
     """A job over contents; `into_files` as clients' queries ask for it."""
     tables = (("t", rows_of(LEFT, rows)),)
-    return PlainSelect(job_id(), sql, tables, Schema(output), into_files=True)
+    return PlainSelect(job_id(), sql, tables, TableSchema(output), into_files=True)
 
 
 def test_a_select_sums_up_contents_and_keeps_the_order(engine: ChildProcess) -> None:
     rows = [(1, 5, "a", 3, 1), (2, 6, "b", 3, 2), (3, None, None, 4, 1), (1, 5, "a", 4, -1)]
-    v, k = Column("v", "int"), Column("k", "bigint")
+    v, k = TableColumn("v", "int"), TableColumn("k", "bigint")
     answer = engine.ask(select("SELECT v, k FROM t ORDER BY k DESC", rows, v, k))
     wanted = [{"v": None, "k": 3}, {"v": 6, "k": 2}, {"v": 6, "k": 2}]
     assert table_of(answer).to_pylist() == wanted
     assert answer.files is None, "what the server writes is not seen here"
     # Names that Spark makes up, and one name twice: the job says what the columns are called.
-    twice = (Column("n", "bigint", False), Column("n_1", "bigint", False))
+    twice = (TableColumn("n", "bigint", False), TableColumn("n_1", "bigint", False))
     answer = engine.ask(select("SELECT count(*), count(v) FROM t", rows, *twice))
     assert table_of(answer).to_pylist() == [{"n": 3, "n_1": 2}]
 
 
 def test_what_a_select_may_not_do(engine: ChildProcess) -> None:
     rows = [(1, 1, "a", 1, 1)]
-    x = Column("x", "bigint")
+    x = TableColumn("x", "bigint")
     for sql, code in (
         ("SELECT 1 div (k - 1) AS x FROM t", "DefiniteError"),
         ("SELECT nothing AS x FROM t", "QueryRejected"),
@@ -387,7 +387,7 @@ def test_what_a_select_may_not_do(engine: ChildProcess) -> None:
 
 def test_a_select_whose_answer_is_larger_than_the_server_collects(engine: ChildProcess) -> None:
     rows = [(n, n, "x" * 20, 1, 1) for n in range(2_000)]
-    o = (Column("k", "bigint"), Column("s", "string"))
+    o = (TableColumn("k", "bigint"), TableColumn("s", "string"))
     answer = engine.ask(select("SELECT a.k, b.s FROM t a CROSS JOIN t b", rows, *o))
     assert isinstance(answer, JobFailed), answer
     assert answer.code == "InvalidUsage"
@@ -400,16 +400,18 @@ def test_a_select_whose_answer_is_larger_than_the_server_collects(engine: ChildP
 
 
 def test_cancel_while_running_and_before_the_start(engine: ChildProcess) -> None:
-    running = [Query(job_id(), FOREVER, ()) for _ in range(2)]
-    waiting = Query(job_id(), FOREVER, ())
+    running = [QueryFiles(job_id(), FOREVER, ()) for _ in range(2)]
+    waiting = QueryFiles(job_id(), FOREVER, ())
     for job in (*running, waiting):  # the child has two threads
         engine.send(job)
     for job in (waiting, *running):
-        engine.send(Cancel(job.job_id))
+        engine.send(CancelChildJob(job.job_id))
     answers = [engine.receive() for _ in range(3)]
-    assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers), answers
+    assert all(isinstance(a, JobFailed) and a.code == "OperationCanceled" for a in answers), answers
     for _ in range(3):  # the sessions are good, and so are the server's two cores
-        answer = engine.ask(Query(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ()))
+        answer = engine.ask(
+            QueryFiles(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ())
+        )
         assert table_of(answer).to_pylist() == [{"x": 499_500}]
 
 
@@ -425,7 +427,7 @@ def test_a_child_whose_reader_has_ended_ends(
             ["pgrep", "-P", str(child.process.pid), "java"], capture_output=True, check=True
         )
         os.kill(int(found.stdout), signal.SIGKILL)
-        child.send(Analyze(job_id(), TABLES, "SELECT v FROM l", (), True))
+        child.send(AnalyzeStatement(job_id(), TABLES, "SELECT v FROM l", (), True))
         assert child.process.wait(250) == EXIT_SPARK_GONE
     finally:
         child.close()
@@ -475,11 +477,11 @@ def test_the_child_ends_with_its_parent_and_its_server_goes_on(
 ) -> None:
     settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
     child = ChildProcess(tmp_path / "one", settings, None)
-    child.send(Query(job_id(), FOREVER, ()))
+    child.send(QueryFiles(job_id(), FOREVER, ()))
     child.socket.close()
     assert child.process.wait(200) == 0
     other = ChildProcess(tmp_path / "two", settings, None)
-    answer = other.ask(Query(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ()))
+    answer = other.ask(QueryFiles(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ()))
     assert table_of(answer).to_pylist() == [{"x": 499_500}]
     other.close()
 
@@ -498,8 +500,8 @@ class Inside:
 
     def copy(self, rows: list[Any]) -> list[Any]:
         """What a step that copies `rows` makes of them."""
-        job = Step(job_id(), "copy", 0, 0, {"d0": rows_of(LEFT, rows)}, 0, 9)
-        answer = self.engine.run(self.slot, Ticket(job, job.job_id, self._plan), "pool")
+        job = RunStep(job_id(), "copy", 0, 0, {"d0": rows_of(LEFT, rows)}, 0, 9)
+        answer = self.engine.run(self.slot, JobTicket(job, job.job_id, self._plan), "pool")
         return sorted(tuple(row.values()) for row in table_of(answer).to_pylist())
 
     def session(self) -> Any:

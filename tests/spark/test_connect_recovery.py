@@ -15,8 +15,8 @@ from connect_server import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import EngineUnavailable, JobTooLarge
-from actors.kernel import Address, Reply, System
-from actors.plan.jobs import Analyze, Analyzed, Job, Query, Run
+from actors.kernel import ActorAddress, ActorSystem, ReplySlot
+from actors.plan.jobs import AnalyzeStatement, Job, QueryAnalyzed, QueryFiles, SubmitJob
 from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.spark_executor import SparkExecutor
@@ -37,13 +37,13 @@ def settings_of(port: int, token: str, **more: Any) -> Settings:
     )
 
 
-def analyze(name: str) -> Analyze:
-    return Analyze(name, (), "SELECT 1")
+def analyze(name: str) -> AnalyzeStatement:
+    return AnalyzeStatement(name, (), "SELECT 1")
 
 
-async def ask(engine: Address[Any], job: Job) -> Any:
-    reply: Reply[Any] = Reply()
-    await engine.send(Run(job, reply))
+async def ask(engine: ActorAddress[Any], job: Job) -> Any:
+    reply: ReplySlot[Any] = ReplySlot()
+    await engine.send(SubmitJob(job, reply))
     return await reply.wait()
 
 
@@ -57,8 +57,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator
 
 
 async def test_a_wrong_token(server: ConnectServer, tmp_path: Path) -> None:
-    async with System() as system:
-        engine: Address[Any] = system.spawn(
+    async with ActorSystem() as system:
+        engine: ActorAddress[Any] = system.spawn(
             lambda: SparkExecutor(settings_of(server.port, "wr0ng"), tmp_path / "other"), "engine"
         )
         with (
@@ -75,14 +75,14 @@ async def test_a_server_that_dies_and_comes_back(
     """The last test here: it ends the server that all have."""
     settings = settings_of(server.port, TOKEN_WRITTEN, engine_attempts_max=1)
     log = tmp_path / "engine" / "engine.log"
-    async with System() as system:
-        engine: Address[Any] = system.spawn(
+    async with ActorSystem() as system:
+        engine: ActorAddress[Any] = system.spawn(
             lambda: SparkExecutor(settings, tmp_path / "engine"), "engine"
         )
-        assert isinstance(await ask(engine, analyze("first")), Analyzed)
+        assert isinstance(await ask(engine, analyze("first")), QueryAnalyzed)
         assert any("over Spark Connect" in text for _, text in system.describe())
-        running: Reply[Any] = Reply()
-        await engine.send(Run(Query("forever", FOREVER, ()), running))
+        running: ReplySlot[Any] = ReplySlot()
+        await engine.send(SubmitJob(QueryFiles("forever", FOREVER, ()), running))
         await ask(engine, analyze("between"))  # in order: the first is at work
         server.kill()
         with anyio.fail_after(200), pytest.raises(JobTooLarge, match="its server is silent"):
@@ -100,8 +100,8 @@ async def test_a_server_that_dies_and_comes_back(
     assert "sesame" not in log.read_text()
 
 
-async def answers(engine: Address[Any]) -> bool:
+async def answers(engine: ActorAddress[Any]) -> bool:
     try:
-        return isinstance(await ask(engine, analyze("again")), Analyzed)
+        return isinstance(await ask(engine, analyze("again")), QueryAnalyzed)
     except EngineUnavailable:
         return False

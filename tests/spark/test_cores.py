@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors.errors import BadSettings
-from actors.spark.cores import Cores, cores, format_cores
+from actors.spark.cores import CoreAssignment, cores, format_cores
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def asked_afresh() -> Iterator[None]:
 
 def test_the_loop_has_the_first_and_the_engine_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 2, 9})
-    assert cores() == Cores(frozenset({2, 5, 9}), frozenset({2}), frozenset({5, 9}))
+    assert cores() == CoreAssignment(frozenset({2, 5, 9}), frozenset({2}), frozenset({5, 9}))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2})  # pinned meanwhile
     assert format_cores(cores().engine) == "5, 9"
 

@@ -21,51 +21,62 @@ from engine_child import (  # type: ignore[import-not-found]
 )
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
+    AccumulateTotals,
+    AdditiveMeasure,
+    ConsolidateRows,
     DeltaPlan,
-    Expand,
-    Generate,
-    Hidden,
-    Input,
-    Measure,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    HiddenState,
+    NamedInput,
     Node,
-    Pair,
+    PairRows,
+    PlanStratum,
     RecomputeRows,
-    Reduce,
-    Select,
-    Stratum,
-    Union,
-    Where,
+    ReduceGroups,
+    SelectColumns,
+    UnionRows,
     WindowColumn,
     WindowLayer,
 )
-from actors.plan.jobs import Forget, JobFailed, Prepare, Prepared, Rows, Step
-from actors.plan.relational import Named
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.jobs import ForgetPlan, JobFailed, JobRows, PlanPrepared, PreparePlan, RunStep
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-LEFT = Schema((Column("k", "bigint"), Column("v", "int"), Column("s", "string")))
-RIGHT = Schema((Column("k", "bigint"), Column("w", "decimal(12,2)")))
+LEFT = TableSchema(
+    (TableColumn("k", "bigint"), TableColumn("v", "int"), TableColumn("s", "string"))
+)
+RIGHT = TableSchema((TableColumn("k", "bigint"), TableColumn("w", "decimal(12,2)")))
 LO, HI = 10, 20
 
-LEFT_IN = Select(
-    Input("d0", ("k", "v", "s")), (Named("a_k", "k"), Named("a_v", "v"), Named("a_s", "s"))
+LEFT_IN = SelectColumns(
+    NamedInput("d0", ("k", "v", "s")),
+    (NamedExpression("a_k", "k"), NamedExpression("a_v", "v"), NamedExpression("a_s", "s")),
 )
-LEFT_OLD = Select(
-    Input("s0", ("k", "v", "s")), (Named("a_k", "k"), Named("a_v", "v"), Named("a_s", "s"))
+LEFT_OLD = SelectColumns(
+    NamedInput("s0", ("k", "v", "s")),
+    (NamedExpression("a_k", "k"), NamedExpression("a_v", "v"), NamedExpression("a_s", "s")),
 )
-RIGHT_IN = Select(Input("d1", ("k", "w")), (Named("b_k", "k"), Named("b_w", "w")))
-RIGHT_OLD = Select(Input("s1", ("k", "w")), (Named("b_k", "k"), Named("b_w", "w")))
-MEASURES = (Measure("m_c", "count", "a_v", "bigint"), Measure("m_s", "sum", "a_v", "decimal(38,0)"))
-HIDDEN = Schema(
+RIGHT_IN = SelectColumns(
+    NamedInput("d1", ("k", "w")), (NamedExpression("b_k", "k"), NamedExpression("b_w", "w"))
+)
+RIGHT_OLD = SelectColumns(
+    NamedInput("s1", ("k", "w")), (NamedExpression("b_k", "k"), NamedExpression("b_w", "w"))
+)
+MEASURES = (
+    AdditiveMeasure("m_c", "count", "a_v", "bigint"),
+    AdditiveMeasure("m_s", "sum", "a_v", "decimal(38,0)"),
+)
+HIDDEN = TableSchema(
     (
-        Column("g", "string"),
-        Column("n", "bigint"),
-        Column("m_c", "bigint"),
-        Column("m_s", "decimal(38,0)"),
+        TableColumn("g", "string"),
+        TableColumn("n", "bigint"),
+        TableColumn("m_c", "bigint"),
+        TableColumn("m_s", "decimal(38,0)"),
     )
 )
 MEANINGS = {
@@ -108,25 +119,25 @@ def random_right(random_: random.Random, count: int, times: tuple[int, int]) -> 
     ]
 
 
-def as_model(schema: Schema, rows: list[Any]) -> Updates:
+def as_model(schema: TableSchema, rows: list[Any]) -> Updates:
     return [(dict(zip(schema.names, row[:-2], strict=True)), row[-2], row[-1]) for row in rows]
 
 
-def rows_of(schema: Schema, rows: list[Any]) -> Rows:
-    return Rows(schema, arrow=ipc(schema, rows))
+def rows_of(schema: TableSchema, rows: list[Any]) -> JobRows:
+    return JobRows(schema, arrow=ipc(schema, rows))
 
 
 def plan_of(
-    *nodes: Node, hidden: tuple[Hidden, ...] = (), output: Schema | None = None
+    *nodes: Node, hidden: tuple[HiddenState, ...] = (), output: TableSchema | None = None
 ) -> DeltaPlan:
     return DeltaPlan(
         sources=("l", "r"),
         source_schemas=(LEFT, RIGHT),
-        output=output or Schema(()),
+        output=output or TableSchema(()),
         sql="",
         mode="incremental",
         reason="",
-        strata=tuple(Stratum((), node, ()) for node in nodes),
+        strata=tuple(PlanStratum((), node, ()) for node in nodes),
         hidden=hidden,
     )
 
@@ -141,20 +152,22 @@ def from_table(table: Any) -> Updates:
 class Lab:
     """Runs one plan on Spark and in the model."""
 
-    def __init__(self, child: ChildProcess, *nodes: Node, hidden: Schema | None = None) -> None:
+    def __init__(
+        self, child: ChildProcess, *nodes: Node, hidden: TableSchema | None = None
+    ) -> None:
         self.child = child
         self.nodes = nodes
         self.name = job_id()
         # The declared output is not what these plans make: only steps are of interest here.
-        kept = () if hidden is None else (Hidden(hidden, ()),)
-        answer = child.ask(Prepare(job_id(), self.name, plan_of(*nodes, hidden=kept)))
+        kept = () if hidden is None else (HiddenState(hidden, ()),)
+        answer = child.ask(PreparePlan(job_id(), self.name, plan_of(*nodes, hidden=kept)))
         assert isinstance(answer, JobFailed)
         assert answer.code == "QueryRejected"
 
-    def check(self, inputs: dict[str, tuple[Schema, list[Any]]], lo: int = LO) -> Updates:
+    def check(self, inputs: dict[str, tuple[TableSchema, list[Any]]], lo: int = LO) -> Updates:
         last = len(self.nodes) - 1
         given = {name: rows_of(schema, rows) for name, (schema, rows) in inputs.items()}
-        step = Step(job_id(), self.name, 0, last, given, lo, HI)
+        step = RunStep(job_id(), self.name, 0, last, given, lo, HI)
         found = from_table(table_of(self.child.ask(step)))
         model_inputs = {name: as_model(schema, rows) for name, (schema, rows) in inputs.items()}
         model = Model(model_inputs, MEANINGS, lo, HI)
@@ -162,50 +175,62 @@ class Lab:
             model_inputs[f"r{index}"] = model.run(node)
         wanted = model_inputs[f"r{last}"]
         assert consolidated(found) == consolidated(wanted)
-        if isinstance(self.nodes[-1], Consolidate):
+        if isinstance(self.nodes[-1], ConsolidateRows):
             assert len(found) == len(consolidated(found))
         return found
 
 
-LINEAR = Consolidate(
-    Union(
+LINEAR = ConsolidateRows(
+    UnionRows(
         (
-            Select(Where(LEFT_IN, "a_v > 1"), (Named("a_v", "a_v + 1"), Named("up", "upper(a_s)"))),
-            Select(LEFT_IN, (Named("up", "upper(a_s)"), Named("a_v", "a_v"))),
+            SelectColumns(
+                FilterRows(LEFT_IN, "a_v > 1"),
+                (NamedExpression("a_v", "a_v + 1"), NamedExpression("up", "upper(a_s)")),
+            ),
+            SelectColumns(
+                LEFT_IN, (NamedExpression("up", "upper(a_s)"), NamedExpression("a_v", "a_v"))
+            ),
         )
     )
 )
-JOIN = Consolidate(
-    Union(
+JOIN = ConsolidateRows(
+    UnionRows(
         (
-            Pair(LEFT_IN, Union((RIGHT_OLD, RIGHT_IN)), (("a_k", "b_k"),), None),
-            Pair(LEFT_OLD, RIGHT_IN, (("a_k", "b_k"),), None),
+            PairRows(LEFT_IN, UnionRows((RIGHT_OLD, RIGHT_IN)), (("a_k", "b_k"),), None),
+            PairRows(LEFT_OLD, RIGHT_IN, (("a_k", "b_k"),), None),
         )
     )
 )
-RESIDUAL = Pair(LEFT_IN, RIGHT_IN, (("a_k", "b_k"),), "a_v < b_w")
-CROSS = Pair(LEFT_IN, RIGHT_IN, (), None)
-REDUCE = Reduce(LEFT_IN, (Named("g", "upper(a_s)"),), MEASURES)
-EXPAND = Expand(LEFT_IN, "tag", 3)
-GENERATE = Generate(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", False, ("e",))
-PADDED = Generate(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", True, ("e",))
+RESIDUAL = PairRows(LEFT_IN, RIGHT_IN, (("a_k", "b_k"),), "a_v < b_w")
+CROSS = PairRows(LEFT_IN, RIGHT_IN, (), None)
+REDUCE = ReduceGroups(LEFT_IN, (NamedExpression("g", "upper(a_s)"),), MEASURES)
+EXPAND = ExpandRows(LEFT_IN, "tag", 3)
+GENERATE = GenerateRows(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", False, ("e",))
+PADDED = GenerateRows(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", True, ("e",))
 CALLS = (
     WindowColumn("place", "row_number()", ("a_v", "a_s", "a_k"), ""),
     WindowColumn("present", "count(a_v)", (), ""),
 )
-WINDOWS = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS))
+WINDOWS = ConsolidateRows(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS))
 ISLANDS = WindowLayer(
-    (Named("a_k", "a_k"), Named("a_v", "a_v"), Named("up", "upper(a_s)"), Named("place", "place")),
+    (
+        NamedExpression("a_k", "a_k"),
+        NamedExpression("a_v", "a_v"),
+        NamedExpression("up", "upper(a_s)"),
+        NamedExpression("place", "place"),
+    ),
     ("a_k", "up"),
     (WindowColumn("again", "row_number()", ("a_v", "place"), ""),),
 )
-LAYERS = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS, (ISLANDS,)))
-ONE_WINDOW = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, (), CALLS))
-HIDDEN_IN = Input("h0", HIDDEN.names)
-KEYED = Accumulate(Input("r0", HIDDEN.names), HIDDEN_IN, ("g",), ("m_c", "m_s"))
+LAYERS = ConsolidateRows(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS, (ISLANDS,)))
+ONE_WINDOW = ConsolidateRows(RecomputeRows(LEFT_OLD, LEFT_IN, (), CALLS))
+HIDDEN_IN = NamedInput("h0", HIDDEN.names)
+KEYED = AccumulateTotals(NamedInput("r0", HIDDEN.names), HIDDEN_IN, ("g",), ("m_c", "m_s"))
 GLOBAL_NAMES = ("n", "m_c", "m_s")
-GLOBAL = Accumulate(Reduce(LEFT_IN, (), MEASURES), Input("h0", GLOBAL_NAMES), (), ("m_c", "m_s"))
-GLOBAL_HIDDEN = Schema(HIDDEN.columns[1:])
+GLOBAL = AccumulateTotals(
+    ReduceGroups(LEFT_IN, (), MEASURES), NamedInput("h0", GLOBAL_NAMES), (), ("m_c", "m_s")
+)
+GLOBAL_HIDDEN = TableSchema(HIDDEN.columns[1:])
 
 
 @pytest.mark.parametrize(
@@ -250,7 +275,7 @@ def hidden_rows(random_: random.Random) -> list[Any]:
 @pytest.mark.parametrize("times", [(LO, HI), (14, 15)], ids=["many times", "one time"])
 @pytest.mark.parametrize("lo", [0, LO])
 def test_aggregate_in_two_strata(child: ChildProcess, lo: int, times: tuple[int, int]) -> None:
-    lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
+    lab = Lab(child, REDUCE, ConsolidateRows(KEYED), hidden=HIDDEN)
     for seed in range(4):
         random_ = random.Random(seed)
         hidden = hidden_rows(random_) if lo else []
@@ -262,9 +287,11 @@ def test_aggregate_in_two_strata(child: ChildProcess, lo: int, times: tuple[int,
 def test_groups_come_and_go(child: ChildProcess, times: tuple[int, int]) -> None:
     """DISTINCT: only the first row of a group and the last one show."""
     names = ("g", "n")
-    counts = Schema((Column("g", "string"), Column("n", "bigint")))
-    rows = Reduce(LEFT_IN, (Named("g", "upper(a_s)"),), ())
-    flips = Accumulate(Input("r0", names), Input("h0", names), ("g",), (), flips=True)
+    counts = TableSchema((TableColumn("g", "string"), TableColumn("n", "bigint")))
+    rows = ReduceGroups(LEFT_IN, (NamedExpression("g", "upper(a_s)"),), ())
+    flips = AccumulateTotals(
+        NamedInput("r0", names), NamedInput("h0", names), ("g",), (), flips=True
+    )
     lab = Lab(child, rows, flips, hidden=counts)
     for seed in range(4):
         random_ = random.Random(seed)
@@ -274,7 +301,7 @@ def test_groups_come_and_go(child: ChildProcess, times: tuple[int, int]) -> None
 
 def test_hidden_rows_may_be_history(child: ChildProcess) -> None:
     """Updates that add up to the group's row serve as well as the row itself."""
-    lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
+    lab = Lab(child, REDUCE, ConsolidateRows(KEYED), hidden=HIDDEN)
     hidden = [("X", 5, 2, Decimal(9), 3, 1), ("X", 5, 2, Decimal(9), 4, -1)]
     hidden.append(("X", 7, 3, Decimal(4), 4, 1))
     found = lab.check({"d0": (LEFT, [(1, 2, "x", 15, 1)]), "h0": (HIDDEN, hidden)})
@@ -282,20 +309,20 @@ def test_hidden_rows_may_be_history(child: ChildProcess) -> None:
 
 
 def test_strata_one_by_one_equal_both_at_once(child: ChildProcess) -> None:
-    lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
+    lab = Lab(child, REDUCE, ConsolidateRows(KEYED), hidden=HIDDEN)
     random_ = random.Random(5)
     left, hidden = random_left(random_, 15, (LO, HI)), hidden_rows(random_)
     inputs = {"d0": (LEFT, left), "h0": (HIDDEN, hidden)}
     whole = lab.check(inputs)
-    first = Step(job_id(), lab.name, 0, 0, {"d0": rows_of(LEFT, left)}, LO, HI)
+    first = RunStep(job_id(), lab.name, 0, 0, {"d0": rows_of(LEFT, left)}, LO, HI)
     made = table_of(child.ask(first))
-    given = {"r0": Rows(HIDDEN, arrow=to_ipc(made)), "h0": rows_of(HIDDEN, hidden)}
-    second = table_of(child.ask(Step(job_id(), lab.name, 1, 1, given, LO, HI)))
+    given = {"r0": JobRows(HIDDEN, arrow=to_ipc(made)), "h0": rows_of(HIDDEN, hidden)}
+    second = table_of(child.ask(RunStep(job_id(), lab.name, 1, 1, given, LO, HI)))
     assert consolidated(from_table(second)) == consolidated(whole)
 
 
 def test_global_aggregate(child: ChildProcess) -> None:
-    lab = Lab(child, Consolidate(GLOBAL), hidden=GLOBAL_HIDDEN)
+    lab = Lab(child, ConsolidateRows(GLOBAL), hidden=GLOBAL_HIDDEN)
     for seed in range(3):
         random_ = random.Random(seed)
         left = random_left(random_, 6, (LO, HI))
@@ -310,7 +337,7 @@ def test_global_aggregate(child: ChildProcess) -> None:
 
 
 def test_global_aggregate_of_nothing_has_a_row_from_hydration_on(child: ChildProcess) -> None:
-    lab = Lab(child, Consolidate(GLOBAL), hidden=GLOBAL_HIDDEN)
+    lab = Lab(child, ConsolidateRows(GLOBAL), hidden=GLOBAL_HIDDEN)
     empty = {"n": 0, "m_c": 0, "m_s": Decimal(0)}
     assert lab.check({}, 0) == [(empty, HI - 1, 1)]
     assert lab.check({"h0": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])}) == []
@@ -331,55 +358,55 @@ def test_a_large_step_equals_the_small_one(child: ChildProcess, tmp_path: Path) 
     pq.write_table(updates(LEFT, noise), padding, compression="none", use_dictionary=False)
     for files in ((str(path),), (str(path), str(padding))):
         given = {
-            "d0": Rows(LEFT, files=files, lower=LO, upper=HI),
+            "d0": JobRows(LEFT, files=files, lower=LO, upper=HI),
             "s1": rows_of(RIGHT, right),
         }
-        found = table_of(child.ask(Step(job_id(), lab.name, 0, 0, given, LO, HI)))
+        found = table_of(child.ask(RunStep(job_id(), lab.name, 0, 0, given, LO, HI)))
         assert consolidated(from_table(found)) == consolidated(small)
 
 
 def test_advance_and_error_rows(child: ChildProcess, tmp_path: Path) -> None:
-    lab = Lab(child, Consolidate(LEFT_IN))
+    lab = Lab(child, ConsolidateRows(LEFT_IN))
     table = updates(LEFT, [(1, 1, "x", 3, 1), (1, 1, "x", 5, 1), (2, 2, "y", 12, 1)])
     table = table.append_column("__error", pa.array([None, None, "bad"], pa.string()))
     path = tmp_path / "part.parquet"
     pq.write_table(table, path)
-    rows = Rows(LEFT, files=(str(path),), lower=0, upper=HI, advance_to=11)
-    found = from_table(table_of(child.ask(Step(job_id(), lab.name, 0, 0, {"d0": rows}, LO, HI))))
+    rows = JobRows(LEFT, files=(str(path),), lower=0, upper=HI, advance_to=11)
+    found = from_table(table_of(child.ask(RunStep(job_id(), lab.name, 0, 0, {"d0": rows}, LO, HI))))
     assert found == [({"a_k": 1, "a_v": 1, "a_s": "x"}, 11, 2)]
 
 
 def test_decimals_keep_their_digits_under_any_weight(child: ChildProcess) -> None:
-    wide = Schema((Column("k", "bigint"), Column("w", "decimal(38,18)")))
-    node = Reduce(
-        Select(Input("d1", ("k", "w")), (Named("b_w", "w"),)),
+    wide = TableSchema((TableColumn("k", "bigint"), TableColumn("w", "decimal(38,18)")))
+    node = ReduceGroups(
+        SelectColumns(NamedInput("d1", ("k", "w")), (NamedExpression("b_w", "w"),)),
         (),
-        (Measure("m", "sum", "b_w", "decimal(38,18)"),),
+        (AdditiveMeasure("m", "sum", "b_w", "decimal(38,18)"),),
     )
-    plan = DeltaPlan(("r", "w"), (RIGHT, wide), Schema(()), "", "incremental", "",
-                     (Stratum((), node, ()),))  # fmt: skip
+    plan = DeltaPlan(("r", "w"), (RIGHT, wide), TableSchema(()), "", "incremental", "",
+                     (PlanStratum((), node, ()),))  # fmt: skip
     name = job_id()
-    child.ask(Prepare(job_id(), name, plan))
+    child.ask(PreparePlan(job_id(), name, plan))
     values = [Decimal("1.000000000000000001"), Decimal("-7.123456789012345678")]
     values.append(Decimal("12345678901234567.000000000000000003"))
     rows = [(1, value, 11, diff) for value in values for diff in (3, -1, 5, 1)]
-    step = Step(job_id(), name, 0, 0, {"d1": rows_of(wide, rows)}, LO, HI)
+    step = RunStep(job_id(), name, 0, 0, {"d1": rows_of(wide, rows)}, LO, HI)
     with localcontext(Context(prec=60)):
         wanted = sum(value * 8 for value in values)
     assert table_of(child.ask(step)).to_pylist()[0]["m"] == wanted
 
 
 def test_rows_keep_their_bits(child: ChildProcess) -> None:
-    floats = Schema((Column("k", "bigint"), Column("w", "double")))
-    node = Consolidate(Input("d1", ("w",)))
-    for root in (node, Where(node, "true")):  # consolidated in Arrow, and by Spark
-        plan = DeltaPlan(("r", "w"), (RIGHT, floats), Schema(()), "", "incremental", "",
-                         (Stratum((), root, ()),))  # fmt: skip
+    floats = TableSchema((TableColumn("k", "bigint"), TableColumn("w", "double")))
+    node = ConsolidateRows(NamedInput("d1", ("w",)))
+    for root in (node, FilterRows(node, "true")):  # consolidated in Arrow, and by Spark
+        plan = DeltaPlan(("r", "w"), (RIGHT, floats), TableSchema(()), "", "incremental", "",
+                         (PlanStratum((), root, ()),))  # fmt: skip
         name = job_id()
-        child.ask(Prepare(job_id(), name, plan))
+        child.ask(PreparePlan(job_id(), name, plan))
         rows: list[Any] = [(1, -0.0, 11, 1), (1, 0.0, 11, -1), (1, float("nan"), 11, 1)]
         rows += [(1, float("nan"), 11, 1), (1, None, 11, 1)]
-        step = Step(job_id(), name, 0, 0, {"d1": rows_of(floats, rows)}, LO, HI)
+        step = RunStep(job_id(), name, 0, 0, {"d1": rows_of(floats, rows)}, LO, HI)
         found = table_of(child.ask(step)).to_pylist()
         assert sorted((str(row["w"]), row[DIFF]) for row in found) == [
             ("-0.0", 1), ("0.0", -1), ("None", 1), ("nan", 2),
@@ -401,16 +428,16 @@ def test_every_storable_type_passes_through(child: ChildProcess) -> None:
         "k": ("map<string,int>", [("x", 1)]),
         "l": ("varchar(9)", "text"),
     }
-    schema = Schema(tuple(Column(name, kind) for name, (kind, _) in kinds.items()))
-    node = Consolidate(Input("d0", schema.names))
-    plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", (Stratum((), node, ()),))
+    schema = TableSchema(tuple(TableColumn(name, kind) for name, (kind, _) in kinds.items()))
+    node = ConsolidateRows(NamedInput("d0", schema.names))
+    plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", (PlanStratum((), node, ()),))
     name = job_id()
-    answer = child.ask(Prepare(job_id(), name, plan))
-    assert isinstance(answer, Prepared), answer
+    answer = child.ask(PreparePlan(job_id(), name, plan))
+    assert isinstance(answer, PlanPrepared), answer
     row = tuple(value for _, value in kinds.values())
     nulls = tuple(None for _ in kinds)
     given = updates(schema, [(*row, 11, 1), (*row, 11, 1), (*nulls, 12, 1)])
-    step = Step(job_id(), name, 0, 0, {"d0": Rows(schema, arrow=to_ipc(given))}, LO, HI)
+    step = RunStep(job_id(), name, 0, 0, {"d0": JobRows(schema, arrow=to_ipc(given))}, LO, HI)
     found = table_of(child.ask(step))
     assert found.schema.equals(schema.arrow_updates())
     assert sorted(found.to_pylist(), key=lambda r: r[TIME]) == [
@@ -421,6 +448,6 @@ def test_every_storable_type_passes_through(child: ChildProcess) -> None:
 
 def test_forgotten_and_unknown_plans(child: ChildProcess) -> None:
     lab = Lab(child, RESIDUAL)
-    child.send(Forget(job_id(), lab.name))
-    answer = child.ask(Step(job_id(), lab.name, 0, 0, {}, LO, HI))
+    child.send(ForgetPlan(job_id(), lab.name))
+    answer = child.ask(RunStep(job_id(), lab.name, 0, 0, {}, LO, HI))
     assert (answer.code, lab.name in answer.text) == ("UnknownObject", True)

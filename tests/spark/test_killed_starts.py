@@ -14,7 +14,7 @@ import actors
 from actors.plan.jobs import Answer
 from actors.protocol.frames import FrameCodec
 from actors.settings import Settings
-from actors.spark.start import CHILD_FOLDER, Start
+from actors.spark.start import CHILD_FOLDER, EngineStart
 
 
 def test_it_leaves_nothing_where_the_machine_has_temporary_files(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_it_leaves_nothing_where_the_machine_has_temporary_files(tmp_path: Path)
         )
         try:
             codec: FrameCodec[Answer] = FrameCodec(Answer, settings.engine_frame_bytes_max)
-            ours.sendall(codec.encode(Start(settings, str(scratch), "", "")))
+            ours.sendall(codec.encode(EngineStart(settings, str(scratch), "", "")))
             patience = monotonic() + 250
             while not any((scratch / CHILD_FOLDER).glob("tmp/tmp*")):
                 assert child.poll() is None

@@ -10,7 +10,7 @@ import pytest
 from actors.errors import BadSettings, JobTooLarge
 from actors.settings import Settings
 from actors.spark.failures import describe
-from actors.spark.jobs import Engine
+from actors.spark.jobs import SparkEngine
 from actors.spark.session import spark_conf
 from actors.spark.steps import nesting_of
 
@@ -47,8 +47,8 @@ def test_brackets_are_counted_where_they_nest(text: str, depth: int) -> None:
 def test_a_text_that_is_nested_deeper_than_the_settings_allow_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "_sessions", lambda _: None)
-    engine: Any = Engine.__new__(Engine)
+    monkeypatch.setattr(SparkEngine, "_sessions", lambda _: None)
+    engine: Any = SparkEngine.__new__(SparkEngine)
     engine.settings, engine.out, engine._steps = Settings(engine_nesting_max=2), tmp_path, None
     engine._here = True
     slot = engine.slot()

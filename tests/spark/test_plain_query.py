@@ -19,8 +19,8 @@ from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-n
 from actors.client import Client
 from actors.controller.client_rows import expand
 from actors.errors import DefiniteError, QueryRejected
-from actors.plan.jobs import JobFailed, Query, Rows, RowsDone, Select
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.jobs import JobFailed, JobRows, QueryFiles, RowsDone, SelectContents
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.service import Service
 from actors.settings import Settings
@@ -28,7 +28,7 @@ from actors.spark.session import local_cores
 from actors.testing.check_views import for_short_lives
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
 
-T = Schema((Column("k", "bigint"), Column("v", "string")))
+T = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
 PAIR_BYTES = 16
 QUERIES = 14
 QUERIES_OF_PROOF = 200
@@ -48,9 +48,9 @@ def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"k": [1, 1, 2], "v": [10, None, 30]}), path)
     sql = "SELECT k, sum(v) AS s FROM t GROUP BY k ORDER BY k"
-    answer = child.ask(Query(job_id(), sql, (("t", str(path)),)))
+    answer = child.ask(QueryFiles(job_id(), sql, (("t", str(path)),)))
     assert table_of(answer).to_pylist() == [{"k": 1, "s": 10}, {"k": 2, "s": 30}]
-    refused = child.ask(Query(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
+    refused = child.ask(QueryFiles(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
     assert isinstance(refused, JobFailed)
     assert refused.code == "QueryRejected"
 
@@ -66,13 +66,15 @@ def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> N
             DIFF: pa.array([1, 1, 1, 1, -1], pa.int64()),
         }
     )
-    tables = (("t", Rows(T, arrow=to_ipc(updates))),)
+    tables = (("t", JobRows(T, arrow=to_ipc(updates))),)
     sql = "SELECT v, k FROM t ORDER BY k DESC"
-    output = Schema((Column("v", "string"), Column("k", "bigint")))
-    answer = child.ask(Select(job_id(), sql, tables, output, into_files=True))
+    output = TableSchema((TableColumn("v", "string"), TableColumn("k", "bigint")))
+    answer = child.ask(SelectContents(job_id(), sql, tables, output, into_files=True))
     rows = [{"v": None, "k": 3}, {"v": "b", "k": 2}, {"v": "b", "k": 2}]
     assert table_of(answer).to_pylist() == rows
-    failing = Select(job_id(), "SELECT 1 div (k - 3) AS x FROM t", tables, Schema(T.columns[:1]))
+    failing = SelectContents(
+        job_id(), "SELECT 1 div (k - 3) AS x FROM t", tables, TableSchema(T.columns[:1])
+    )
     refused = child.ask(failing)
     assert isinstance(refused, JobFailed)
     assert refused.code == "DefiniteError"
@@ -89,10 +91,10 @@ def test_a_large_select_goes_into_files_that_keep_the_order(
     ones = np.ones(count, np.int64)
     pq.write_table(pa.table({"x": values, TIME: ones, DIFF: ones}), path)
     assert path.stat().st_size > child.settings.engine_collected_bytes_max
-    schema = Schema((Column("x", "bigint"),))
-    tables = (("t", Rows(schema, files=(str(path),))),)
+    schema = TableSchema((TableColumn("x", "bigint"),))
+    tables = (("t", JobRows(schema, files=(str(path),))),)
     sql = "SELECT x FROM t ORDER BY x"
-    answer = child.ask(Select(job_id(), sql, tables, schema, into_files=True))
+    answer = child.ask(SelectContents(job_id(), sql, tables, schema, into_files=True))
     assert isinstance(answer, RowsDone)
     assert answer.files is not None
     assert answer.rows == sum(file.rows for file in answer.files) == count
@@ -121,10 +123,10 @@ def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProces
     assert count * count * PAIR_BYTES > child.settings.engine_collected_bytes_max
     ones = np.ones(count, np.int64)
     updates = pa.table({"k": np.arange(count), "v": ["x"] * count, TIME: ones, DIFF: ones})
-    tables = (("t", Rows(T, arrow=to_ipc(updates))),)
-    output = Schema((Column("k", "bigint"), Column("o", "bigint")))
+    tables = (("t", JobRows(T, arrow=to_ipc(updates))),)
+    output = TableSchema((TableColumn("k", "bigint"), TableColumn("o", "bigint")))
     sql = "SELECT a.k, b.k AS o FROM t a CROSS JOIN t b ORDER BY a.k, o DESC"
-    answer = child.ask(Select(job_id(), sql, tables, output, into_files=True))
+    answer = child.ask(SelectContents(job_id(), sql, tables, output, into_files=True))
     assert isinstance(answer, RowsDone)
     assert answer.files is not None
     found = pa.concat_tables([pq.read_table(file.path) for file in answer.files])

@@ -5,34 +5,39 @@ from __future__ import annotations
 import pytest
 from engine_child import ChildProcess, job_id  # type: ignore[import-not-found]
 
-from actors.plan.jobs import Analyze, Analyzed, Volatility
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, VolatileCall
+from actors.plan.schema import TableColumn, TableSchema
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 TABLES = (
     (
         "t",
-        Schema(
+        TableSchema(
             (
-                Column("s", "string"),
-                Column("u", "string"),
-                Column("n", "int"),
-                Column("m", "int"),
-                Column("b", "boolean"),
-                Column("at", "timestamp"),
-                Column("d", "date"),
-                Column("current_date", "date"),
+                TableColumn("s", "string"),
+                TableColumn("u", "string"),
+                TableColumn("n", "int"),
+                TableColumn("m", "int"),
+                TableColumn("b", "boolean"),
+                TableColumn("at", "timestamp"),
+                TableColumn("d", "date"),
+                TableColumn("current_date", "date"),
             )
         ),
     ),
-    ("r", Schema((Column("k", "int"), Column("p", "int"), Column("q", "boolean")))),
+    (
+        "r",
+        TableSchema(
+            (TableColumn("k", "int"), TableColumn("p", "int"), TableColumn("q", "boolean"))
+        ),
+    ),
 )
 
 
-def asked(child: ChildProcess, text: str) -> Analyzed:
-    answer = child.ask(Analyze(job_id(), TABLES, text))
-    assert isinstance(answer, Analyzed), answer
+def asked(child: ChildProcess, text: str) -> QueryAnalyzed:
+    answer = child.ask(AnalyzeStatement(job_id(), TABLES, text))
+    assert isinstance(answer, QueryAnalyzed), answer
     return answer
 
 
@@ -95,7 +100,7 @@ STEADY = (
 def test_what_makes_an_answer_no_function_of_its_tables(child: ChildProcess, call: str) -> None:
     found = asked(child, f"SELECT {call} AS x FROM t").volatility
     told = {**VOLATILE, **CLOCK}[call]
-    assert found == Volatility(told, clock=call in CLOCK, temporal=call in FOLLOWED)
+    assert found == VolatileCall(told, clock=call in CLOCK, temporal=call in FOLLOWED)
 
 
 @pytest.mark.parametrize("call", STEADY)

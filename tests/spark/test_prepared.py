@@ -26,51 +26,53 @@ from engine_child import (  # type: ignore[import-not-found]
 
 import actors
 from actors.plan.delta import (
-    Accumulate,
-    Call,
-    Consolidate,
+    AccumulateTotals,
+    AdditiveMeasure,
+    ConsolidateRows,
     DeltaPlan,
-    Expand,
-    Generate,
-    Hidden,
-    Input,
-    Match,
-    Measure,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    HiddenState,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
-    Reduce,
-    Select,
-    Stratum,
-    Union,
-    Weigh,
-    Where,
+    PairRows,
+    PlanStratum,
+    RecomputeGroups,
+    ReduceGroups,
+    SelectColumns,
+    SparkCall,
+    UnionRows,
+    WeighRows,
 )
 from actors.plan.jobs import (
-    Cancel,
-    Forget,
+    CancelChildJob,
+    ForgetPlan,
     JobFailed,
+    JobRows,
     LikelyRun,
-    Prepare,
-    Prepared,
-    Rehearse,
-    Rows,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
     RowsDone,
-    Step,
+    RunStep,
 )
-from actors.plan.relational import Named
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-FACTS = Schema((Column("k", "bigint"), Column("K", "int"), Column("v", "int")))
-NAMES = Schema((Column("k", "bigint"), Column("n n", "string")))
-GROUPS = Schema((Column("j", "int"), Column("g", "string")))
+FACTS = TableSchema((TableColumn("k", "bigint"), TableColumn("K", "int"), TableColumn("v", "int")))
+NAMES = TableSchema((TableColumn("k", "bigint"), TableColumn("n n", "string")))
+GROUPS = TableSchema((TableColumn("j", "int"), TableColumn("g", "string")))
 SCHEMAS = {"d0": FACTS, "s0": FACTS, "d1": NAMES, "s1": NAMES, "d2": GROUPS, "s2": GROUPS}
-HIDDEN = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "decimal(38,0)")))
+HIDDEN = TableSchema(
+    (TableColumn("g", "string"), TableColumn("n", "bigint"), TableColumn("m", "decimal(38,0)"))
+)
 SOURCES = (FACTS, NAMES, GROUPS)
 CONF = (("spark.sql.caseSensitive", "true"),)
 LO, HI = 10, 20
@@ -81,50 +83,62 @@ MEANINGS = {
 }
 
 
-def facts(name: str, prefix: str) -> Select:
+def facts(name: str, prefix: str) -> SelectColumns:
     """The facts without the column that differs from another by its case alone."""
-    return Select(Input(name, ("k", "v")), (Named(f"{prefix}_k", "k"), Named(f"{prefix}_v", "v")))
+    return SelectColumns(
+        NamedInput(name, ("k", "v")),
+        (NamedExpression(f"{prefix}_k", "k"), NamedExpression(f"{prefix}_v", "v")),
+    )
 
 
-def groups(name: str) -> Select:
-    return Select(Input(name, ("j", "g")), (Named("c_j", "j"), Named("c_g", "g")))
+def groups(name: str) -> SelectColumns:
+    return SelectColumns(
+        NamedInput(name, ("j", "g")), (NamedExpression("c_j", "j"), NamedExpression("c_g", "g"))
+    )
 
 
-def names(name: str) -> Select:
-    return Select(Input(name, ("k", "n n")), (Named("b_k", "k"), Named("b_n", "`n n`")))
+def names(name: str) -> SelectColumns:
+    return SelectColumns(
+        NamedInput(name, ("k", "n n")),
+        (NamedExpression("b_k", "k"), NamedExpression("b_n", "`n n`")),
+    )
 
 
 ON_K = (("a_k", "b_k"),)
 ON_J = (("a_v", "c_j"),)
-STATELESS = Consolidate(Select(Where(facts("d0", "a"), "a_v > 2"), (Named("x", "a_v + 1"),)))
-MEASURES = (Measure("m", "sum", "a_v", "decimal(38,0)"),)
-TOTAL = Accumulate(Input("r0", HIDDEN.names), Input("h0", HIDDEN.names), ("g",), ("m",))
-THREE = Union(
+STATELESS = ConsolidateRows(
+    SelectColumns(FilterRows(facts("d0", "a"), "a_v > 2"), (NamedExpression("x", "a_v + 1"),))
+)
+MEASURES = (AdditiveMeasure("m", "sum", "a_v", "decimal(38,0)"),)
+TOTAL = AccumulateTotals(
+    NamedInput("r0", HIDDEN.names), NamedInput("h0", HIDDEN.names), ("g",), ("m",)
+)
+THREE = UnionRows(
     (
-        Pair(Pair(facts("d0", "a"), names("s1"), ON_K), groups("s2"), ON_J),
-        Pair(Pair(facts("s0", "a"), names("d1"), ON_K), groups("s2"), ON_J),
-        Pair(Pair(facts("d0", "a"), names("d1"), ON_K), groups("s2"), ON_J),
-        Pair(Pair(facts("s0", "a"), names("s1"), ON_K), groups("d2"), ON_J),
+        PairRows(PairRows(facts("d0", "a"), names("s1"), ON_K), groups("s2"), ON_J),
+        PairRows(PairRows(facts("s0", "a"), names("d1"), ON_K), groups("s2"), ON_J),
+        PairRows(PairRows(facts("d0", "a"), names("d1"), ON_K), groups("s2"), ON_J),
+        PairRows(PairRows(facts("s0", "a"), names("s1"), ON_K), groups("d2"), ON_J),
     )
 )
-SELF = Consolidate(
-    Union(
+SELF = ConsolidateRows(
+    UnionRows(
         (
-            Pair(facts("d0", "a"), facts("s0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
-            Pair(facts("s0", "a"), facts("d0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
-            Pair(facts("d0", "a"), facts("d0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
+            PairRows(facts("d0", "a"), facts("s0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
+            PairRows(facts("s0", "a"), facts("d0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
+            PairRows(facts("d0", "a"), facts("d0", "z"), (("a_k", "z_k"),), "a_v < z_v"),
         )
     )
 )
-UNION = Consolidate(
-    Union(
+UNION = ConsolidateRows(
+    UnionRows(
         (
-            Select(facts("d0", "a"), (Named("x", "a_k"),)),
-            Select(names("d1"), (Named("x", "b_k"),)),
+            SelectColumns(facts("d0", "a"), (NamedExpression("x", "a_k"),)),
+            SelectColumns(names("d1"), (NamedExpression("x", "b_k"),)),
         )
     )
 )
-CROSS = Consolidate(Pair(facts("d0", "a"), groups("s2"), ()))
+CROSS = ConsolidateRows(PairRows(facts("d0", "a"), groups("s2"), ()))
 MEANINGS |= {
     "a_v < z_v": lambda row: (
         None if row["a_v"] is None or row["z_v"] is None else row["a_v"] < row["z_v"]
@@ -133,29 +147,35 @@ MEANINGS |= {
 }
 PLANS: dict[str, tuple[Node, ...]] = {
     "stateless": (STATELESS,),
-    "aggregate": (Reduce(facts("d0", "a"), (Named("g", "a_k"),), MEASURES), Consolidate(TOTAL)),
-    "three": (Reduce(THREE, (Named("g", "c_g"),), MEASURES), Consolidate(TOTAL)),
+    "aggregate": (
+        ReduceGroups(facts("d0", "a"), (NamedExpression("g", "a_k"),), MEASURES),
+        ConsolidateRows(TOTAL),
+    ),
+    "three": (
+        ReduceGroups(THREE, (NamedExpression("g", "c_g"),), MEASURES),
+        ConsolidateRows(TOTAL),
+    ),
     "self": (SELF,),
     "union": (UNION,),
     "cross": (CROSS,),
 }
 
 
-def plan_of(*nodes: Node, hidden: Schema = HIDDEN) -> DeltaPlan:
+def plan_of(*nodes: Node, hidden: TableSchema = HIDDEN) -> DeltaPlan:
     return DeltaPlan(
         sources=("f", "n", "g"),
         source_schemas=SOURCES,
-        output=Schema(()),
+        output=TableSchema(()),
         sql="",
         mode="incremental",
         reason="",
-        strata=tuple(Stratum((), node, ()) for node in nodes),
-        hidden=(Hidden(hidden, ()),),
+        strata=tuple(PlanStratum((), node, ()) for node in nodes),
+        hidden=(HiddenState(hidden, ()),),
         conf=CONF,
     )
 
 
-def random_value(random_: random.Random, column: Column) -> Any:
+def random_value(random_: random.Random, column: TableColumn) -> Any:
     if random_.random() < 0.15:
         return None
     if column.type == "string":
@@ -164,7 +184,7 @@ def random_value(random_: random.Random, column: Column) -> Any:
 
 
 def random_rows(
-    random_: random.Random, schema: Schema, count: int, times: tuple[int, int]
+    random_: random.Random, schema: TableSchema, count: int, times: tuple[int, int]
 ) -> list[Any]:
     return [
         (
@@ -176,7 +196,7 @@ def random_rows(
     ]
 
 
-def random_inputs(random_: random.Random, group: Schema) -> dict[str, list[Any]]:
+def random_inputs(random_: random.Random, group: TableSchema) -> dict[str, list[Any]]:
     inputs = {
         name: random_rows(
             random_,
@@ -196,7 +216,7 @@ def random_inputs(random_: random.Random, group: Schema) -> dict[str, list[Any]]
     return inputs
 
 
-def as_model(schema: Schema, rows: list[Any]) -> Updates:
+def as_model(schema: TableSchema, rows: list[Any]) -> Updates:
     return [(dict(zip(schema.names, row[:-2], strict=True)), row[-2], row[-1]) for row in rows]
 
 
@@ -208,7 +228,7 @@ def from_table(table: Any) -> Updates:
 
 
 def made_in_python(
-    nodes: tuple[Node, ...], schemas: Mapping[str, Schema], inputs: Mapping[str, list[Any]]
+    nodes: tuple[Node, ...], schemas: Mapping[str, TableSchema], inputs: Mapping[str, list[Any]]
 ) -> Any:
     given = {name: as_model(schemas[name], rows) for name, rows in inputs.items()}
     model = Model(given, MEANINGS, LO, HI)
@@ -220,20 +240,20 @@ def made_in_python(
 def prepare(child: ChildProcess, plan: DeltaPlan) -> str:
     name = job_id()
     # The declared output is not what these plans make: only steps are of interest here.
-    assert isinstance(child.ask(Prepare(job_id(), name, plan)), JobFailed)
+    assert isinstance(child.ask(PreparePlan(job_id(), name, plan)), JobFailed)
     return str(name)
 
 
 def step(
-    child: ChildProcess, name: str, last: int, inputs: Mapping[str, Rows], lo: int = LO
+    child: ChildProcess, name: str, last: int, inputs: Mapping[str, JobRows], lo: int = LO
 ) -> RowsDone:
-    answer = child.ask(Step(job_id(), name, 0, last, dict(inputs), lo, HI))
+    answer = child.ask(RunStep(job_id(), name, 0, last, dict(inputs), lo, HI))
     assert isinstance(answer, RowsDone), answer
     return answer
 
 
-def rows_of(schema: Schema, rows: list[Any]) -> Rows:
-    return Rows(schema, arrow=ipc(schema, rows))
+def rows_of(schema: TableSchema, rows: list[Any]) -> JobRows:
+    return JobRows(schema, arrow=ipc(schema, rows))
 
 
 # -- never stale --------------------------------------------------------------------------------
@@ -244,7 +264,7 @@ def test_a_plan_executed_again_has_the_new_rows(child: ChildProcess, kind: str) 
     nodes = PLANS[kind]
     group = HIDDEN
     if kind == "aggregate":
-        group = Schema((Column("g", "bigint"), *HIDDEN.columns[1:]))
+        group = TableSchema((TableColumn("g", "bigint"), *HIDDEN.columns[1:]))
     name = prepare(child, plan_of(*nodes, hidden=group))
     schemas = SCHEMAS | {"h0": group}
     random_ = random.Random(kind)
@@ -262,21 +282,21 @@ def test_a_plan_executed_again_has_the_new_rows(child: ChildProcess, kind: str) 
             assert consolidated(from_table(table_of(anew))) == found
 
 
-MATCHES: dict[str, Node] = {kind: Match(facts("d0", "a"), names("s1"), kind, ON_K) for kind in
+MATCHES: dict[str, Node] = {kind: MatchState(facts("d0", "a"), names("s1"), kind, ON_K) for kind in
            ("left", "full", "semi", "anti")}  # fmt: skip
 OLD = facts("s0", "a")
-CALLS = (Call("most", "max(a_v)", "int"), Call("kinds", "count(DISTINCT a_v)", "bigint"))
+CALLS = (SparkCall("most", "max(a_v)", "int"), SparkCall("kinds", "count(DISTINCT a_v)", "bigint"))
 OTHERS: dict[str, Node] = MATCHES | {
-    "null-safe": Pair(facts("d0", "a"), names("s1"), (), None, ON_K),
-    "weighed": Weigh(facts("d0", "a"), "-1"),
-    "expanded": Expand(facts("d0", "a"), "tag", 3),
-    "recomputed": Recompute(OLD, facts("d0", "a"), ("a_k",), CALLS),
+    "null-safe": PairRows(facts("d0", "a"), names("s1"), (), None, ON_K),
+    "weighed": WeighRows(facts("d0", "a"), "-1"),
+    "expanded": ExpandRows(facts("d0", "a"), "tag", 3),
+    "recomputed": RecomputeGroups(OLD, facts("d0", "a"), ("a_k",), CALLS),
 }
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_every_kind_of_node_is_prepared_and_right(child: ChildProcess, kind: str) -> None:
-    name = prepare(child, plan_of(Consolidate(OTHERS[kind])))
+    name = prepare(child, plan_of(ConsolidateRows(OTHERS[kind])))
     random_ = random.Random(kind)
     schemas = SCHEMAS | {"h0": HIDDEN}
     for _ in range(8):
@@ -313,8 +333,8 @@ EVERY_TYPE: dict[str, tuple[str, list[Any]]] = {
 }  # fmt: skip
 
 
-def schema_of_every_type() -> Schema:
-    return Schema(tuple(Column(name, kind) for name, (kind, _) in EVERY_TYPE.items()))
+def schema_of_every_type() -> TableSchema:
+    return TableSchema(tuple(TableColumn(name, kind) for name, (kind, _) in EVERY_TYPE.items()))
 
 
 def row_of_every_type(random_: random.Random) -> tuple[Any, ...]:
@@ -323,18 +343,18 @@ def row_of_every_type(random_: random.Random) -> tuple[Any, ...]:
 
 def test_every_type_passes_through_slots(child: ChildProcess) -> None:
     schema = schema_of_every_type()
-    node = Consolidate(Input("d0", schema.names))
-    strata = (Stratum((), node, ()),)
+    node = ConsolidateRows(NamedInput("d0", schema.names))
+    strata = (PlanStratum((), node, ()),)
     plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", strata, (), CONF)
     name = job_id()
-    child.ask(Prepare(job_id(), name, plan))
+    child.ask(PreparePlan(job_id(), name, plan))
     random_ = random.Random(1)
     for _ in range(10):
         rows = [
             (*row_of_every_type(random_), LO + number, 1)
             for number in range(random_.randrange(1, 9))
         ]
-        given = {"d0": Rows(schema, arrow=ipc(schema, rows))}
+        given = {"d0": JobRows(schema, arrow=ipc(schema, rows))}
         again, anew = step(child, name, 0, given), step(child, name, 0, given, lo=0)
         assert (again.prepared, anew.prepared) == (True, False)
         found = sorted(repr(row) for row in table_of(again).to_pylist())
@@ -381,7 +401,7 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_rig
     assert {tuple(answer) for answer in rounds["free"]} == {(True, True)}
     assert 2 <= min(rounds["free_sizes"]) <= max(rounds["free_sizes"]) <= 5
     # A step that is canceled takes its round with it, but nobody's rows.
-    others = [answer for answer in rounds["canceled"] if answer != "Canceled"]
+    others = [answer for answer in rounds["canceled"] if answer != "OperationCanceled"]
     assert steps / 2 < len(others) < len(rounds["canceled"])
     assert {tuple(answer) for answer in others} <= {(True, True), (False, True)}
     # Tasks find a plan of one partition where it is; two tasks at once need plans of their own.
@@ -402,19 +422,25 @@ GIVEN = {"d0": rows_of(FACTS, [(1, 1, 3, LO, 1)]), "s2": rows_of(GROUPS, [(1, "x
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (Select(facts("d0", "a"), (Named("x", "rand() >= 0"),)), "not deterministic"),
-        (Select(facts("d0", "a"), (Named("x", "now() > DATE'2020-01-01'"),)), "the clock"),
         (
-            Where(facts("d0", "a"), "a_k IN (SELECT c_j FROM VALUES (1) AS v(c_j))"),
+            SelectColumns(facts("d0", "a"), (NamedExpression("x", "rand() >= 0"),)),
+            "not deterministic",
+        ),
+        (
+            SelectColumns(facts("d0", "a"), (NamedExpression("x", "now() > DATE'2020-01-01'"),)),
+            "the clock",
+        ),
+        (
+            FilterRows(facts("d0", "a"), "a_k IN (SELECT c_j FROM VALUES (1) AS v(c_j))"),
             "a node of kind",
         ),
-        (Where(facts("d0", "a"), "a_k >= (SELECT min(id) FROM range(9))"), "Subquery"),
+        (FilterRows(facts("d0", "a"), "a_k >= (SELECT min(id) FROM range(9))"), "Subquery"),
     ],
 )
 def test_what_a_plan_would_keep_is_refused_once_and_right(
     child: ChildProcess, node: Node, reason: str
 ) -> None:
-    name = prepare(child, plan_of(Consolidate(node)))
+    name = prepare(child, plan_of(ConsolidateRows(node)))
     for _ in range(3):
         answer = step(child, name, 0, GIVEN)
         assert not answer.prepared
@@ -428,11 +454,11 @@ def test_what_a_plan_would_keep_is_refused_once_and_right(
 def test_a_large_answer_comes_by_files_with_every_type(child: ChildProcess) -> None:
     """Few rows that become many would not fit on the driver's heap."""
     schema = schema_of_every_type()
-    node = Generate(Input("d0", schema.names), "explode(sequence(1, 4))", False, ("copy",))
-    strata = (Stratum((), node, ()),)
+    node = GenerateRows(NamedInput("d0", schema.names), "explode(sequence(1, 4))", False, ("copy",))
+    strata = (PlanStratum((), node, ()),)
     plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", strata, (), CONF)
     name = job_id()
-    child.ask(Prepare(job_id(), name, plan))
+    child.ask(PreparePlan(job_id(), name, plan))
     random_ = random.Random(2)
     rows = [(*row_of_every_type(random_), LO + number % 3, 1) for number in range(6_000)]
 
@@ -476,8 +502,8 @@ def test_variants_are_few_bounded_and_dropped(child: ChildProcess) -> None:
     for folder in made:
         read = {path.stem for path in folder.iterdir()}
         assert read == {"d0", "s1", "s2", "h0"}  # nothing of terms whose input did not change
-    child.send(Forget(job_id(), name))
-    assert isinstance(child.ask(Step(job_id(), name, 0, 1, {}, LO, HI)), JobFailed)
+    child.send(ForgetPlan(job_id(), name))
+    assert isinstance(child.ask(RunStep(job_id(), name, 0, 1, {}, LO, HI)), JobFailed)
     assert slots_of(child) - before == set()
 
 
@@ -507,8 +533,8 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
     before = slots_of(child)
     name = prepare(child, plan_of(*PLANS["aggregate"], hidden=HIDDEN))
     runs = tuple(LikelyRun(0, 1, ("d0",), one_time) for one_time in (True, False))
-    rehearsal = Rehearse(job_id(), name, runs)
-    assert child.ask(rehearsal) == Prepared(rehearsal.job_id)
+    rehearsal = RehearseSteps(job_id(), name, runs)
+    assert child.ask(rehearsal) == PlanPrepared(rehearsal.job_id)
     made = slots_of(child) - before
     assert len(made) == 2
     for times in ((LO, LO + 1), (LO, HI)):
@@ -520,7 +546,7 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
             from_table(table_of(anew))
         )
     assert slots_of(child) - before == made
-    child.send(Forget(job_id(), name))
+    child.send(ForgetPlan(job_id(), name))
 
 
 def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaHome) -> None:
@@ -532,7 +558,7 @@ def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaH
         before = slots_of(child)
         changes = tuple(each for each in inputs.split() if each[0] == "d")
         all_changes = LikelyRun(0, last, changes, False)
-        assert isinstance(child.ask(Rehearse(job_id(), name, (all_changes,))), Prepared)
+        assert isinstance(child.ask(RehearseSteps(job_id(), name, (all_changes,))), PlanPrepared)
         made = slots_of(child)
         assert len(made - before) == 1
         own = LikelyRun(0, last, ("d0",), True)
@@ -551,7 +577,7 @@ def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaH
             assert answer.frequent == (own if turn == 2 else None)
             if turn == 2:
                 assert slots_of(child) == made
-                child.ask(Rehearse(job_id(), name, (own,)))
+                child.ask(RehearseSteps(job_id(), name, (own,)))
                 assert len(slots_of(child) - made) == 1
     child.close()
 
@@ -563,13 +589,15 @@ def test_an_error_of_the_data_is_the_answer_and_the_next_step_is_right(
     child: ChildProcess,
 ) -> None:
     before = slots_of(child)
-    node = Consolidate(Select(facts("d0", "a"), (Named("x", "6 div (a_v - 3)"),)))
+    node = ConsolidateRows(
+        SelectColumns(facts("d0", "a"), (NamedExpression("x", "6 div (a_v - 3)"),))
+    )
     name = prepare(child, plan_of(node))
     good = {"d0": rows_of(FACTS, [(1, 1, 5, LO, 1)])}
     for _ in range(2):
         answer = step(child, name, 0, good)
         assert (answer.prepared, table_of(answer)["x"].to_pylist()) == (True, [3])
-        failed = child.ask(Step(job_id(), name, 0, 0, GIVEN, LO, HI))
+        failed = child.ask(RunStep(job_id(), name, 0, 0, GIVEN, LO, HI))
         assert (failed.code, "DIVIDE_BY_ZERO" in failed.text) == ("DefiniteError", True)
         assert slots_of(child) - before == set()
     answer = step(child, name, 0, good)
@@ -580,21 +608,24 @@ def test_a_canceled_step_takes_its_slots_along(child: ChildProcess) -> None:
     before = slots_of(child)
     node: Node = facts("d0", "a")
     for letter in "bcde":
-        other = Select(facts("d0", letter), (Named(f"{letter}_v", f"{letter}_v"),))
-        node = Pair(node, other, ())
-    name = prepare(child, plan_of(Reduce(node, (), (Measure("m", "sum", "a_v + e_v", "bigint"),))))
+        other = SelectColumns(facts("d0", letter), (NamedExpression(f"{letter}_v", f"{letter}_v"),))
+        node = PairRows(node, other, ())
+    name = prepare(
+        child,
+        plan_of(ReduceGroups(node, (), (AdditiveMeasure("m", "sum", "a_v + e_v", "bigint"),))),
+    )
     few = {"d0": rows_of(FACTS, [(1, 1, 2, LO, 1)])}
     assert table_of(step(child, name, 0, few))["m"].to_pylist() == [4]
     many = rows_of(FACTS, [(1, 1, 2, LO, 1)] * 900)  # 900 ** 5 pairs
-    job = Step(job_id(), name, 0, 0, {"d0": many}, LO, HI)
+    job = RunStep(job_id(), name, 0, 0, {"d0": many}, LO, HI)
     (folder,) = slots_of(child) - before
     os.utime(folder / "d0.arrow", ns=(0, 0))
     child.send(job)
     while (folder / "d0.arrow").stat().st_mtime_ns == 0:
         pass  # until the step has filled its slot
-    child.send(Cancel(job.job_id))
+    child.send(CancelChildJob(job.job_id))
     answer = child.receive()
-    assert (answer.job_id, answer.code) == (job.job_id, "Canceled")
+    assert (answer.job_id, answer.code) == (job.job_id, "OperationCanceled")
     assert slots_of(child) - before == set()
     answer = step(child, name, 0, few)
     assert (answer.prepared, table_of(answer)["m"].to_pylist()) == (True, [4])

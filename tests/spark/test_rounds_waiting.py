@@ -12,10 +12,10 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from actors.errors import Canceled
+from actors.errors import OperationCanceled
 from actors.settings import Settings
-from actors.spark.rounds import Rounds, Runnable
-from actors.threshold_probes import HEAVY_STEP, ROUND_ALONE, ROUND_STEPS, Threshold, counts
+from actors.spark.rounds import RunnablePlan, StepRounds
+from actors.threshold_probes import HEAVY_STEP, ROUND_ALONE, ROUND_STEPS, ThresholdProbe, counts
 
 EMPTY = pa.table({})
 WAIT_SECONDS = 60
@@ -46,7 +46,7 @@ class Plan:
         return EMPTY
 
 
-def beyond(threshold: Threshold) -> int:
+def beyond(threshold: ThresholdProbe) -> int:
     return counts()[threshold.place + 1]
 
 
@@ -58,21 +58,21 @@ def pool() -> Any:
 
 def begun(
     pool: ThreadPoolExecutor,
-    rounds: Rounds,
+    rounds: StepRounds,
     plan: Any,
     group: str,
     check: Callable[[], None] = lambda: None,
 ) -> Any:
-    runnable: Runnable = plan
+    runnable: RunnablePlan = plan
     return pool.submit(rounds.collect, runnable, EMPTY.schema, group, MagicMock(), 1, check)
 
 
-def waiting(rounds: Rounds, count: int) -> bool:
+def waiting(rounds: StepRounds, count: int) -> bool:
     return len(rounds._waiting) == count
 
 
 def test_a_step_that_waited_too_long_goes_out_beside_the_others(pool: ThreadPoolExecutor) -> None:
-    rounds = Rounds(1, Settings(engine_round_wait_ms_max=1))
+    rounds = StepRounds(1, Settings(engine_round_wait_ms_max=1))
     gate, before = threading.Event(), beyond(ROUND_ALONE)
     first, second = Plan(gate), Plan(gate)
     answers = [begun(pool, rounds, first, "a")]
@@ -87,7 +87,7 @@ def test_a_step_that_waited_too_long_goes_out_beside_the_others(pool: ThreadPool
 def test_a_round_takes_no_more_steps_than_it_may(pool: ThreadPoolExecutor) -> None:
     """One step is no round: it goes alone, and those behind it after it."""
     settings = Settings(engine_round_steps_max=1, engine_round_wait_ms_max=WAIT_SECONDS * 1_000)
-    rounds = Rounds(1, settings)
+    rounds = StepRounds(1, settings)
     gate, before = threading.Event(), beyond(ROUND_STEPS)
     first = Plan(gate)
     answers = [begun(pool, rounds, first, "a")]
@@ -103,7 +103,7 @@ def test_a_round_takes_no_more_steps_than_it_may(pool: ThreadPoolExecutor) -> No
 
 
 def test_heavy_steps_leave_a_core(pool: ThreadPoolExecutor) -> None:
-    rounds = Rounds(2, Settings())
+    rounds = StepRounds(2, Settings())
     gate, opened, before = threading.Event(), threading.Event(), beyond(HEAVY_STEP)
     opened.set()
     heavy = [Plan(gate, 10_000.0) for _ in range(2)]
@@ -119,7 +119,7 @@ def test_heavy_steps_leave_a_core(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_heavy_step_does_not_wait_long_behind_a_heavier_one(pool: ThreadPoolExecutor) -> None:
-    rounds = Rounds(2, Settings(engine_short_step_ms=1))
+    rounds = StepRounds(2, Settings(engine_short_step_ms=1))
     gate, opened = threading.Event(), threading.Event()
     opened.set()
     heavier = Plan(gate, 10_000_000.0)
@@ -132,7 +132,7 @@ def test_a_heavy_step_does_not_wait_long_behind_a_heavier_one(pool: ThreadPoolEx
 
 def test_a_plan_of_which_nothing_is_known_runs_by_itself(pool: ThreadPoolExecutor) -> None:
     """It may be heavy: nobody stands behind it, nor does it wait."""
-    rounds = Rounds(1, Settings(engine_round_wait_ms_max=WAIT_SECONDS * 1_000))
+    rounds = StepRounds(1, Settings(engine_round_wait_ms_max=WAIT_SECONDS * 1_000))
     gate, opened = threading.Event(), threading.Event()
     opened.set()
     unknown = [Plan(gate, None) for _ in range(2)]
@@ -144,16 +144,16 @@ def test_a_plan_of_which_nothing_is_known_runs_by_itself(pool: ThreadPoolExecuto
 
 
 def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
-    rounds = Rounds(1, Settings())
+    rounds = StepRounds(1, Settings())
     gate = threading.Event()
     first, second = Plan(gate, 10_000.0), Plan(gate, 10_000.0)
     answer = begun(pool, rounds, first, "a")
     assert first.running.wait(WAIT_SECONDS)
 
     def check() -> None:
-        raise Canceled("on request")
+        raise OperationCanceled("on request")
 
-    with pytest.raises(Canceled):
+    with pytest.raises(OperationCanceled):
         begun(pool, rounds, second, "b", check).result(WAIT_SECONDS)
     assert not second.running.is_set()
     gate.set()
@@ -161,7 +161,7 @@ def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_step_is_expected_to_take_what_it_took_and_less_for_fewer_rows() -> None:
-    plan = Runnable.__new__(Runnable)
+    plan = RunnablePlan.__new__(RunnablePlan)
     plan._costs = deque(maxlen=2)
     plan.took(0, 900.0)
     assert plan.expected_ms(10**6) is None, "nobody knows, for a rehearsal says nothing"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.spark.slots import (
     SlotBusy,
     SlotOverflow,
@@ -21,7 +21,7 @@ from actors.spark.slots import (
 )
 
 CAPACITY = 64 * 1024
-SCHEMA = Schema((Column("k", "bigint"), Column("K", "string")))
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("K", "string")))
 KINDS = positional(SCHEMA.arrow_updates())
 
 
@@ -71,7 +71,7 @@ def test_every_storable_type_keeps_its_bits(tmp_path: Path) -> None:
         ("void", [None, None]),
         ("map<string,decimal(4,1)>", [[("a", Decimal("1.5")), ("b", None)], None]),
     ]
-    schema = Schema(tuple(Column(f"x{i}", kind) for i, (kind, _) in enumerate(kinds)))
+    schema = TableSchema(tuple(TableColumn(f"x{i}", kind) for i, (kind, _) in enumerate(kinds)))
     arrow = positional(schema.arrow())
     values = [pa.array(v, f.type) for (_, v), f in zip(kinds, arrow, strict=True)]
     table = pa.Table.from_arrays(values, schema=arrow)

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.settings import Settings
 from actors.testing.check_views import check_scripts, for_short_lives, place_on_spark, read
-from actors.testing.checking import Options
+from actors.testing.checking import CheckOptions
 from actors.testing.drawn_settings import (
     ENGINE_SETTINGS,
     SMALL_VALUES,
@@ -40,8 +40,8 @@ async def test_scripts_hold_with_small_settings(root: Path, tmp_path: Path) -> N
     settings.check()
     scripts = read([root / "tests" / "scripts" / f"{name}.view" for name in SCRIPTS])
     with kernel_limits_of(settings):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             place = place_on_spark(system, settings, tmp_path)
-            report = await check_scripts(scripts, place, Options(splits=0, sample=1))
+            report = await check_scripts(scripts, place, CheckOptions(splits=0, sample=1))
     assert [view.line() for view in report.views if view.verdict != "exact"] == []
     assert len(report.views) >= len(SCRIPTS)

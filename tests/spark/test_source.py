@@ -40,29 +40,29 @@ from source_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import (
-    Busy,
-    Corrupt,
+    CorruptData,
     DeadlineExceeded,
     InvalidUsage,
     LeaseLost,
     ReadBelowSince,
     ReadTooFarAhead,
+    ResourceBusy,
     UnknownObject,
     ViewInError,
 )
 from actors.kernel import SystemClock
-from actors.persist import Append
+from actors.persist import ShardAppend
 from actors.persist import handed as handed_leases
-from actors.persist.attach import Place, open_as_guest
+from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.handed import HandedLeases
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import error_update
 from actors.spark.source import reading
 from actors.spark.source.data_source import FilteringReader
 from actors.spark.source.filters import checks_of, passing
 from actors.spark.source.options import wish_of
 from actors.spark.source.planning import load
-from actors.spark.source.splitting import TASKS_MAX, Suspects, grouped
+from actors.spark.source.splitting import TASKS_MAX, SuspectHashes, grouped
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_large_shards_are_divided_by_what_may_cancel(world: World) -> None:
 def test_suspects_never_miss_and_rarely_err() -> None:
     draw = np.random.default_rng(1)
     hashes = draw.integers(0, 1 << 63, 50_000, np.uint64)
-    suspects = Suspects()
+    suspects = SuspectHashes()
     suspects.add(hashes[:1000])
-    again = Suspects.unpacked(suspects.packed())
+    again = SuspectHashes.unpacked(suspects.packed())
     assert again.has(hashes[:1000]).all()
     assert again.has(hashes[1000:]).sum() < 50
     assert 0 < again.share() < 0.001
@@ -188,9 +188,9 @@ def test_types_go_to_spark_as_they_are(tmp_path: Path) -> None:
         "h": ("varchar(10)", "v"),
         "i": ("double not null", 0.5),
     }
-    schema = Schema(
+    schema = TableSchema(
         tuple(
-            Column(name, kind.removesuffix(" not null"), not kind.endswith("not null"))
+            TableColumn(name, kind.removesuffix(" not null"), not kind.endswith("not null"))
             for name, (kind, _) in kinds.items()
         )
     )
@@ -225,7 +225,7 @@ def test_times_that_cannot_be_read_are_refused_by_name(world: World) -> None:
 
 def test_waiting_for_a_time(world: World) -> None:
     world.append(10, [(1, "a", 3, 1)])
-    place = Place(state_dir=str(world.folder))
+    place = ShardPlace(state_dir=str(world.folder))
     source = world.source(asOf=15, waitMs=60_000)
 
     async def both() -> None:
@@ -241,7 +241,7 @@ def test_waiting_for_a_time(world: World) -> None:
         ):
             g.start_soon(read)
             await looked.wait()
-            await attached.client.append([Append(S, 10, 16, ())])
+            await attached.client.append([ShardAppend(S, 10, 16, ())])
 
     anyio.run(both)
     assert rows(source) == {(1, "a"): 1}
@@ -303,17 +303,17 @@ def test_a_view_in_error_is_no_contents(world: World) -> None:
 
 def test_damaged_contents_are_refused(world: World) -> None:
     world.append(10, [(1, "a", 3, -1)])
-    with pytest.raises(Corrupt, match="sums to less than 0"):
+    with pytest.raises(CorruptData, match="sums to less than 0"):
         rows(world.source())
     world.append(20, [(1, "a", 13, 2)])
     assert rows(world.source()) == {(1, "a"): 1}
     reader, partitions = planned(world.source())
     [path, *_] = sorted((world.folder / "blob" / S).iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Corrupt, match="crc32"):
+    with pytest.raises(CorruptData, match="crc32"):
         rows_of(reader, partitions)
     path.unlink()
-    with pytest.raises(Corrupt, match="is gone although"):
+    with pytest.raises(CorruptData, match="is gone although"):
         rows_of(reader, partitions)
 
 
@@ -373,15 +373,15 @@ def test_only_sparks_pushdown_worker_gets_a_reader_that_takes_filters(world: Wor
 
 def test_filters_let_nothing_pass_unseen() -> None:
     """What a test drops fails the filter; what it does not understand is no test."""
-    schema = Schema(
+    schema = TableSchema(
         (
-            Column("n", "int"),
-            Column("s", "string"),
-            Column("f", "double"),
-            Column("d", "date"),
-            Column("t", "timestamp"),
-            Column("u", "timestamp_ntz"),
-            Column("c", "char(4)"),
+            TableColumn("n", "int"),
+            TableColumn("s", "string"),
+            TableColumn("f", "double"),
+            TableColumn("d", "date"),
+            TableColumn("t", "timestamp"),
+            TableColumn("u", "timestamp_ntz"),
+            TableColumn("c", "char(4)"),
         )
     )
     kept = [
@@ -528,7 +528,9 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
 
     async def body() -> None:
-        async with open_as_guest(Place(state_dir=str(world.folder)), SETTINGS, clock) as attached:
+        async with open_as_guest(
+            ShardPlace(state_dir=str(world.folder)), SETTINGS, clock
+        ) as attached:
             leases = HandedLeases(attached.consensus, attached.blob, SETTINGS, clock)
             state, handed = await leases.take(S, "r", 5)
             handed = await leases.shared(handed, 3)
@@ -552,7 +554,7 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await leases.look(S))[0].leases == {}
             for number in range(8):
                 await leases.take(S, f"n{number}", 5)
-            with pytest.raises(Busy):
+            with pytest.raises(ResourceBusy):
                 await leases.take(S, "more", 5)
             clock.ahead_ms += SETTINGS.reader_lease_ms + 3_600_001
             await leases.take(S, "more", 5)

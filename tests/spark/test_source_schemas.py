@@ -19,11 +19,13 @@ from source_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import TypeMismatch
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.spark.source.data_source import FilteringReader, PenstockDataSource
 
-NARROW = Schema((Column("id", "int", False), Column("x", "float")))
-WIDE = Schema((Column("id", "bigint"), Column("x", "double"), Column("more", "string")))
+NARROW = TableSchema((TableColumn("id", "int", False), TableColumn("x", "float")))
+WIDE = TableSchema(
+    (TableColumn("id", "bigint"), TableColumn("x", "double"), TableColumn("more", "string"))
+)
 
 
 def narrow(*rows_: tuple[int, float, int, int]) -> pa.Table:
@@ -80,13 +82,15 @@ def test_parts_of_older_schemas_are_left_out_by_what_is_known_of_them(evolved_wo
 
 def test_a_frame_keeps_the_schema_that_it_was_loaded_with(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
-    world.make(Schema((Column("id", "bigint", False), Column("name", "string"))))
+    world.make(TableSchema((TableColumn("id", "bigint", False), TableColumn("name", "string"))))
     world.append(10, [(1, "a", 3, 1)])
     source = world.source(asOf=9)
     stream = world.source(changes="true", startingTime=0)
     shape = spark_schema(source)
     with_changes = spark_schema(stream)
-    new = Schema((Column("id", "bigint"), Column("name", "string"), Column("more", "int")))
+    new = TableSchema(
+        (TableColumn("id", "bigint"), TableColumn("name", "string"), TableColumn("more", "int"))
+    )
     world.evolve(new)
     newer = {"id": 2, "name": "b", "more": 5, TIME: 13, DIFF: 1}
     world.tables(20, pa.Table.from_pylist([newer], new.arrow_updates()))

@@ -13,34 +13,34 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.errors import Canceled, EngineUnavailable
-from actors.kernel import Address, Reply, System
-from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
+from actors.errors import EngineUnavailable, OperationCanceled
+from actors.kernel import ActorAddress, ActorSystem, ReplySlot
+from actors.plan.delta import ConsolidateRows, DeltaPlan, NamedInput, PlanStratum, SelectColumns
 from actors.plan.jobs import (
-    Analyze,
+    AnalyzeStatement,
     CancelJob,
-    Difference,
+    ComputeDifference,
     ExecutorMessage,
     InspectJobs,
     Job,
-    Prepare,
-    Prepared,
-    Rows,
-    Run,
-    Step,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RunStep,
+    SubmitJob,
 )
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
 from actors.testing.check_views import for_short_lives
 
-TABLE = Schema((Column("v", "bigint"),))
+TABLE = TableSchema((TableColumn("v", "bigint"),))
 
 
-def analyze(name: str) -> Analyze:
-    return Analyze(name, (), "SELECT 1")
+def analyze(name: str) -> AnalyzeStatement:
+    return AnalyzeStatement(name, (), "SELECT 1")
 
 
 SLEEPS = "java_method('java.lang.Thread', 'sleep', 3600000L) IS NOT NULL"
@@ -48,33 +48,33 @@ ENDS = "java_method('java.lang.System', 'getenv', '{}') = 'ends'"
 FOREVER = "SELECT sum(hash(a.id * b.id)) AS v FROM range(10000000) a CROSS JOIN range(10000000) b"
 
 
-def rows(*updates: tuple[int | None, int, int]) -> Rows:
+def rows(*updates: tuple[int | None, int, int]) -> JobRows:
     columns = zip(*updates, strict=True)
     table = pa.table([pa.array(c, pa.int64()) for c in columns], TABLE.arrow_updates())
-    return Rows(TABLE, arrow=to_ipc(table))
+    return JobRows(TABLE, arrow=to_ipc(table))
 
 
-def difference(name: str, sql: str) -> Difference:
-    return Difference(name, sql, (("t", rows((1, 1, 1))),), TABLE, 9)
+def difference(name: str, sql: str) -> ComputeDifference:
+    return ComputeDifference(name, sql, (("t", rows((1, 1, 1))),), TABLE, 9)
 
 
 def slow_plan(variable: str) -> DeltaPlan:
     """Its step gives ``v + 1``, in a JVM with that variable of the environment; in others never."""
     slow = f"IF({ENDS.format(variable)} OR {SLEEPS}, v + 1, v + 1)"
-    node = Consolidate(Select(Input("d0", ("v",)), (Named("v", slow),)))
-    strata = (Stratum((), node, ()),)
+    node = ConsolidateRows(SelectColumns(NamedInput("d0", ("v",)), (NamedExpression("v", slow),)))
+    strata = (PlanStratum((), node, ()),)
     return DeltaPlan(("t",), (TABLE,), TABLE, "", "incremental", "", strata)
 
 
-async def ask(address: Address[ExecutorMessage], job: Job) -> Any:
-    return await address.ask(lambda reply: Run(job, reply), 200_000)
+async def ask(address: ActorAddress[ExecutorMessage], job: Job) -> Any:
+    return await address.ask(lambda reply: SubmitJob(job, reply), 200_000)
 
 
-def description(system: System) -> str:
+def description(system: ActorSystem) -> str:
     return next(text for path, text in system.describe() if path == "/engine")
 
 
-def pids(system: System) -> tuple[int, int]:
+def pids(system: ActorSystem) -> tuple[int, int]:
     """The child's and the JVM's, as the actor describes itself."""
     text = description(system)
     found = re.search(r"child (\d+), JVM (\d+)", text)
@@ -97,19 +97,19 @@ def wait_dead(pid: int) -> None:
 class Canceler:
     """Runs a job that never ends; it must end as canceled when the cancel is handled."""
 
-    def __init__(self, address: Address[ExecutorMessage]) -> None:
+    def __init__(self, address: ActorAddress[ExecutorMessage]) -> None:
         self.address = address
 
     async def __call__(self, job: Job, before: Callable[[], Any] | None = None) -> None:
-        reply: Reply[Any] = Reply()
-        await self.address.send(Run(job, reply))
+        reply: ReplySlot[Any] = ReplySlot()
+        await self.address.send(SubmitJob(job, reply))
         if before is not None:
             await before()
         assert not reply.answered
         await self.address.send(CancelJob(job.job_id))
         await self.address.ask(InspectJobs)  # in order: the cancel was handled
         assert reply.answered, "whoever cancels does not wait for Spark"
-        with pytest.raises(Canceled):
+        with pytest.raises(OperationCanceled):
             await reply.wait()
 
 
@@ -122,8 +122,8 @@ async def test_the_engine_runs_cancels_and_survives(
         spark_master="local[2]", engine_jobs_in_flight_max=2, spark_driver_memory="512m"
     )
     options = for_short_lives(options)
-    async with System() as system:
-        engine: Address[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
+    async with ActorSystem() as system:
+        engine: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
         canceled = Canceler(engine)
         await canceled(difference("early", FOREVER))  # while the engine starts
 
@@ -138,12 +138,12 @@ async def test_the_engine_runs_cancels_and_survives(
         first = pids(system)
 
         for victim in (1, 0):  # the JVM, then the child
-            prepare = Prepare(f"p-{victim}", f"slow-{victim}", slow_plan(f"SLOW_{victim}"))
-            assert isinstance(await ask(engine, prepare), Prepared)
+            prepare = PreparePlan(f"p-{victim}", f"slow-{victim}", slow_plan(f"SLOW_{victim}"))
+            assert isinstance(await ask(engine, prepare), PlanPrepared)
             jvm_or_child = pids(system)[victim]
-            reply: Reply[Any] = Reply()
-            step = Step(f"step-{victim}", f"slow-{victim}", 0, 0, {"d0": rows((1, 5, 1))}, 2, 9)
-            await engine.send(Run(step, reply))
+            reply: ReplySlot[Any] = ReplySlot()
+            step = RunStep(f"step-{victim}", f"slow-{victim}", 0, 0, {"d0": rows((1, 5, 1))}, 2, 9)
+            await engine.send(SubmitJob(step, reply))
             await ask(engine, analyze(f"between-{victim}"))
             assert not reply.answered
             monkeypatch.setenv(f"SLOW_{victim}", "ends")  # in the next child's JVM
@@ -162,7 +162,7 @@ async def test_the_engine_runs_cancels_and_survives(
 @pytest.mark.spark
 async def test_an_engine_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     options = Settings(spark_master="nonsense://", engine_jobs_in_flight_max=1)
-    async with System() as system:
-        engine: Address[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
+    async with ActorSystem() as system:
+        engine: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
         with pytest.raises(EngineUnavailable, match="Master must either be"):
             await ask(engine, analyze("a"))

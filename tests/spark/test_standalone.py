@@ -27,17 +27,17 @@ from standalone_cluster import (  # type: ignore[import-not-found]
     running_cluster,
 )
 
-from actors.kernel import Address, Reply, System
+from actors.kernel import ActorAddress, ActorSystem, ReplySlot
 from actors.plan.jobs import (
-    Analyze,
-    Analyzed,
-    Cancel,
-    Difference,
+    AnalyzeStatement,
+    CancelChildJob,
+    ComputeDifference,
     JobFailed,
-    Run,
-    Volatility,
+    QueryAnalyzed,
+    SubmitJob,
+    VolatileCall,
 )
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.child import EXIT_SPARK_GONE
 from actors.spark.java import JavaHome
@@ -46,7 +46,7 @@ from actors.spark_executor import SparkExecutor
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-LONG = Schema((Column("x", "bigint"),))
+LONG = TableSchema((TableColumn("x", "bigint"),))
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 """What runs for a minute is not worth the second compiler."""
 SHUFFLED = "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)"
@@ -103,11 +103,11 @@ def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_
 
 def test_analysis_and_what_it_refuses(engine: ChildProcess) -> None:
     def asked(text: str) -> Any:
-        return engine.ask(Analyze(job_id(), (("l", LEFT),), text))
+        return engine.ask(AnalyzeStatement(job_id(), (("l", LEFT),), text))
 
     counted = asked("SELECT k, count(*) AS c FROM l GROUP BY k")
-    assert counted.schema.columns == (Column("k", "bigint"), Column("c", "bigint", False))
-    assert asked("SELECT rand() AS r FROM l").volatility == Volatility("rand()")
+    assert counted.schema.columns == (TableColumn("k", "bigint"), TableColumn("c", "bigint", False))
+    assert asked("SELECT rand() AS r FROM l").volatility == VolatileCall("rand()")
     for text in ("SELECT nope FROM l", "DROP VIEW l"):
         refused = asked(text)
         assert (refused.code, bool(refused.text)) == ("QueryRejected", True)
@@ -116,7 +116,7 @@ def test_analysis_and_what_it_refuses(engine: ChildProcess) -> None:
 def test_an_executors_error_of_the_data_is_the_views(engine: ChildProcess) -> None:
     sql = "SELECT sum(CAST(s AS bigint)) AS x FROM l GROUP BY k"
     given = rows_of(LEFT, [(1, 1, "word", 1, 1), (2, 1, "7", 1, 1)])
-    answer = engine.ask(Difference(job_id(), sql, (("l", given),), LONG, 50))
+    answer = engine.ask(ComputeDifference(job_id(), sql, (("l", given),), LONG, 50))
     assert isinstance(answer, JobFailed)
     assert (answer.code, "CAST_INVALID_INPUT" in answer.text) == ("DefiniteError", True)
     assert len(answer.text) < 1500
@@ -124,22 +124,22 @@ def test_an_executors_error_of_the_data_is_the_views(engine: ChildProcess) -> No
 
 def test_cancel_frees_the_executors(engine: ChildProcess) -> None:
     given = (("l", rows_of(LEFT, [(1, 1, "a", 1, 1)])),)
-    running = [Difference(job_id(), FOREVER, given, LONG, 50) for _ in range(2)]
+    running = [ComputeDifference(job_id(), FOREVER, given, LONG, 50) for _ in range(2)]
     for job in running:
         engine.send(job)
     for job in running:
-        engine.send(Cancel(job.job_id))
+        engine.send(CancelChildJob(job.job_id))
     answers = [engine.receive() for _ in running]
-    assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers), answers
+    assert all(isinstance(a, JobFailed) and a.code == "OperationCanceled" for a in answers), answers
     sql = "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)"  # a task for each core of the cluster
-    answer = engine.ask(Difference(job_id(), sql, given, LONG, 50))
+    answer = engine.ask(ComputeDifference(job_id(), sql, given, LONG, 50))
     assert table_of(answer).to_pylist() == [{"x": 499_500, TIME: 50, DIFF: 1}]
 
 
 def test_tasks_ran_on_the_executors(engine: ChildProcess, cluster: Cluster) -> None:
-    assert isinstance(engine.ask(Analyze(job_id(), (), "SELECT 1")), Analyzed)
+    assert isinstance(engine.ask(AnalyzeStatement(job_id(), (), "SELECT 1")), QueryAnalyzed)
     sql = "SELECT sum(id) AS x FROM range(0, 1000, 1, 8)"
-    table_of(engine.ask(Difference(job_id(), sql, (), LONG, 50)))
+    table_of(engine.ask(ComputeDifference(job_id(), sql, (), LONG, 50)))
     assert len(cluster.executor_logs("Running task")) == WORKERS
 
 
@@ -150,7 +150,7 @@ def test_the_child_ends_when_its_context_has_stopped(
     cluster.end_application()
     with pytest.raises(EOFError):
         while True:  # some may be done before the context has stopped
-            engine.ask(Difference(job_id(), SHUFFLED, (), LONG, 50))
+            engine.ask(ComputeDifference(job_id(), SHUFFLED, (), LONG, 50))
     assert engine.process.wait(200) == EXIT_SPARK_GONE
 
 
@@ -159,14 +159,14 @@ async def test_the_executor_goes_on_when_its_context_has_stopped(
     cluster: Cluster, tmp_path: Path, java: JavaHome
 ) -> None:
     """After the test above, which has left the cores to this one."""
-    async with System() as system:
-        executor: Address[Any] = system.spawn(
+    async with ActorSystem() as system:
+        executor: ActorAddress[Any] = system.spawn(
             lambda: SparkExecutor(settings_of(cluster, java), tmp_path), "engine"
         )
 
         async def run(name: str) -> None:
-            reply: Reply[Any] = Reply()
-            await executor.send(Run(Difference(name, SHUFFLED, (), LONG, 50), reply))
+            reply: ReplySlot[Any] = ReplySlot()
+            await executor.send(SubmitJob(ComputeDifference(name, SHUFFLED, (), LONG, 50), reply))
             found = table_of(await reply.wait()).to_pylist()
             assert found == [{"x": 499_500, TIME: 50, DIFF: 1}]
 

@@ -17,33 +17,43 @@ from engine_child import (  # type: ignore[import-not-found]
 
 from actors.plan.delta import (
     DeltaPlan,
-    Input,
-    Match,
+    FilterRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Select,
-    Stratum,
-    Union,
-    Weigh,
-    Where,
+    PairRows,
+    PlanStratum,
+    SelectColumns,
+    UnionRows,
+    WeighRows,
 )
-from actors.plan.jobs import Difference, JobFailed, Prepare, Prepared, Rows, Step
-from actors.plan.jobs import Select as SelectRows
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import (
+    ComputeDifference,
+    JobFailed,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RunStep,
+)
+from actors.plan.jobs import SelectContents as SelectRows
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-TEXTS = Schema((Column("s", "string"), Column("f", "double")))
-NUMBERS = Schema((Column("n", "int"), Column("f", "double")))
-NODE = Select(Input("d0", ("s", "f")), (Named("n", "CAST(`s` AS int)"), Named("f", "f")))
+TEXTS = TableSchema((TableColumn("s", "string"), TableColumn("f", "double")))
+NUMBERS = TableSchema((TableColumn("n", "int"), TableColumn("f", "double")))
+NODE = SelectColumns(
+    NamedInput("d0", ("s", "f")),
+    (NamedExpression("n", "CAST(`s` AS int)"), NamedExpression("f", "f")),
+)
 PLAN = DeltaPlan(
     ("t",), (TEXTS,), NUMBERS, "select cast(s as int) as n, f from t", "incremental", "",
-    (Stratum((), NODE, ("d0",)),),
+    (PlanStratum((), NODE, ("d0",)),),
 )  # fmt: skip
-WORDS = Schema((Column("s", "string"),))
-LEFT, RIGHT = Input("d0", ("s",)), Input("d1", ("s",))
-NUMBERED = Select(RIGHT, (Named("m", "`s`"),))
+WORDS = TableSchema((TableColumn("s", "string"),))
+LEFT, RIGHT = NamedInput("d0", ("s",)), NamedInput("d1", ("s",))
+NUMBERED = SelectColumns(RIGHT, (NamedExpression("m", "`s`"),))
 BEYOND = "CAST(`s` AS int) >= 7"
 BY_NUMBER = (("CAST(`s` AS int)", "CAST(`m` AS int)"),)
 BEYOND_SQL = "select s from t where cast(s as int) >= 7"
@@ -71,9 +81,9 @@ def test_a_row_that_is_gone_raises_nothing(
         files.append(str(tmp_path / f"{number}.parquet"))
         pq.write_table(part, files[-1], compression="none", use_dictionary=False)
     name = job_id()
-    assert isinstance(child.ask(Prepare(job_id(), name, PLAN)), Prepared)
-    rows = Rows(TEXTS, files=tuple(files), advance_to=4)
-    answer = child.ask(Step(job_id(), name, 0, 0, {"d0": rows}, 0, 5, at_once=True))
+    assert isinstance(child.ask(PreparePlan(job_id(), name, PLAN)), PlanPrepared)
+    rows = JobRows(TEXTS, files=tuple(files), advance_to=4)
+    answer = child.ask(RunStep(job_id(), name, 0, 0, {"d0": rows}, 0, 5, at_once=True))
     if not gone:
         assert isinstance(answer, JobFailed)
         assert "CAST_INVALID_INPUT" in answer.text
@@ -84,11 +94,13 @@ def test_a_row_that_is_gone_raises_nothing(
 
 
 ABOVE: dict[str, Node] = {
-    "a filter": Where(LEFT, BEYOND),
-    "a filter of a union": Where(Union((LEFT, Weigh(RIGHT, "-1"))), BEYOND),
-    "a filter of what is computed": Where(Select(LEFT, (Named("s", "`s`"),)), BEYOND),
-    "a join": Select(Pair(LEFT, NUMBERED, BY_NUMBER), (Named("s", "`s`"),)),
-    "a semi join": Match(LEFT, NUMBERED, "semi", BY_NUMBER),
+    "a filter": FilterRows(LEFT, BEYOND),
+    "a filter of a union": FilterRows(UnionRows((LEFT, WeighRows(RIGHT, "-1"))), BEYOND),
+    "a filter of what is computed": FilterRows(
+        SelectColumns(LEFT, (NamedExpression("s", "`s`"),)), BEYOND
+    ),
+    "a join": SelectColumns(PairRows(LEFT, NUMBERED, BY_NUMBER), (NamedExpression("s", "`s`"),)),
+    "a semi join": MatchState(LEFT, NUMBERED, "semi", BY_NUMBER),
 }
 
 
@@ -104,19 +116,19 @@ def test_what_stands_above_sees_no_row_that_is_gone(
     parts = {"d0": [given + more, deleted], "d1": [[("7", 1, 1), ("seven", 1, 1), *more], deleted]}
     if "union" in name:
         parts = {"d0": [given + more], "d1": [[("seven", 1, 1)]]}
-    inputs: dict[str, Rows] = {}
+    inputs: dict[str, JobRows] = {}
     for index, tables in parts.items():
         files = [str(tmp_path / f"{index}-{number}.parquet") for number in range(len(tables))]
         for path, table in zip(files, tables, strict=True):
             pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
-        inputs[index] = Rows(WORDS, files=tuple(files), advance_to=4)
+        inputs[index] = JobRows(WORDS, files=tuple(files), advance_to=4)
     plan = DeltaPlan(
         ("t", "u"), (WORDS, WORDS), WORDS, "select s from t", "incremental", "",
-        (Stratum((), ABOVE[name], ("d0", "d1")),),
+        (PlanStratum((), ABOVE[name], ("d0", "d1")),),
     )  # fmt: skip
     view = job_id()
-    assert isinstance(child.ask(Prepare(job_id(), view, plan)), Prepared)
-    answer = child.ask(Step(job_id(), view, 0, 0, inputs, 0, 5, at_once=True))
+    assert isinstance(child.ask(PreparePlan(job_id(), view, plan)), PlanPrepared)
+    answer = child.ask(RunStep(job_id(), view, 0, 0, inputs, 0, 5, at_once=True))
     assert not isinstance(answer, JobFailed), answer.text
     found = table_of(answer)
     assert set(found["s"].to_pylist()) == {"7", *(row[0] for row in more)}
@@ -132,9 +144,9 @@ def test_a_query_over_contents_sees_no_row_that_is_gone(
     files = [str(tmp_path / f"{number}.parquet") for number in range(2)]
     for path, table in zip(files, tables, strict=True):
         pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
-    given = (("t", Rows(WORDS, files=tuple(files), advance_to=4)),)
+    given = (("t", JobRows(WORDS, files=tuple(files), advance_to=4)),)
     for job in (
-        Difference(job_id(), BEYOND_SQL, given, WORDS, 5),
+        ComputeDifference(job_id(), BEYOND_SQL, given, WORDS, 5),
         SelectRows(job_id(), BEYOND_SQL, given, WORDS),
     ):
         answer = child.ask(job)

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 
-from actors.plan.jobs import Analyzed, InferFiles, JobFailed, RowsDone, TakeFiles
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import InferFiles, JobFailed, QueryAnalyzed, RowsDone, TakeFiles
+from actors.plan.schema import TableColumn, TableSchema
 from actors.sources.file_reading import reads_like_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-AB = Schema((Column("a", "bigint"), Column("b", "string")))
+AB = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 HEADER = (("header", "true"), ("mode", "FAILFAST"))
 LARGE = 1 << 40
 
@@ -28,7 +28,7 @@ def take(
     paths: Sequence[Path],
     kind: str,
     options: tuple[tuple[str, str], ...] = (),
-    read: Schema = AB,
+    read: TableSchema = AB,
     **more: Any,
 ) -> Any:
     names = more.pop("keep", read.names)
@@ -83,7 +83,7 @@ def test_a_malformed_file_is_named(child: ChildProcess, folder: Path, size: int)
     assert isinstance(answer, JobFailed)
     assert answer.code == "DefiniteError"
     assert answer.text.startswith(f"{bad}: [MALFORMED_RECORD_IN_PARSING"), answer.text
-    number = Schema((Column("a", "bigint"),))
+    number = TableSchema((TableColumn("a", "bigint"),))
     fast = (("mode", "FAILFAST"),)
     answer = take(child, [folder / "bad.json"], "json", fast, number, bytes=size)
     assert isinstance(answer, JobFailed)
@@ -96,7 +96,7 @@ def test_the_modes_are_those_of_spark(child: ChildProcess, folder: Path) -> None
     assert rows(permissive) == [{"a": 5, "b": "x"}, {"a": None, "b": "y"}]
     dropped = take(child, bad, "csv", (("header", "true"), ("mode", "DROPMALFORMED")))
     assert rows(dropped) == [{"a": 5, "b": "x"}]
-    corrupt = Schema((*AB.columns, Column("_corrupt_record", "string")))
+    corrupt = TableSchema((*AB.columns, TableColumn("_corrupt_record", "string")))
     kept = take(child, bad, "csv", (("header", "true"), ("mode", "PERMISSIVE")), corrupt)
     assert [row["_corrupt_record"] for row in rows(kept)] == [None, "five,y"]
 
@@ -118,7 +118,7 @@ def test_columns_are_inferred(child: ChildProcess, folder: Path) -> None:
         return child.ask(InferFiles(job_id(), (str(folder / name),), kind, options))
 
     found = infer("one.csv", "csv", ("header", "true"), ("inferSchema", "true"))
-    assert isinstance(found, Analyzed)
+    assert isinstance(found, QueryAnalyzed)
     assert [(c.name, c.type) for c in found.schema.columns] == [("a", "int"), ("b", "string")]
     found = infer("bad.json", "json")
     assert [(c.name, c.type) for c in found.schema.columns] == [("a", "string")]
@@ -127,22 +127,22 @@ def test_columns_are_inferred(child: ChildProcess, folder: Path) -> None:
     assert [(c.name, c.type) for c in found.schema.columns] == [("n", "smallint")]
 
 
-EVERY = Schema(
+EVERY = TableSchema(
     (
-        Column("flag", "boolean"),
-        Column("tiny", "tinyint"),
-        Column("small", "smallint"),
-        Column("whole", "int"),
-        Column("large", "bigint"),
-        Column("single", "float"),
-        Column("exact", "double"),
-        Column("money", "decimal(12,2)"),
-        Column("wide", "decimal(38,10)"),
-        Column("text", "string"),
-        Column("data", "binary"),
-        Column("day", "date"),
-        Column("moment", "timestamp"),
-        Column("local", "timestamp_ntz"),
+        TableColumn("flag", "boolean"),
+        TableColumn("tiny", "tinyint"),
+        TableColumn("small", "smallint"),
+        TableColumn("whole", "int"),
+        TableColumn("large", "bigint"),
+        TableColumn("single", "float"),
+        TableColumn("exact", "double"),
+        TableColumn("money", "decimal(12,2)"),
+        TableColumn("wide", "decimal(38,10)"),
+        TableColumn("text", "string"),
+        TableColumn("data", "binary"),
+        TableColumn("day", "date"),
+        TableColumn("moment", "timestamp"),
+        TableColumn("local", "timestamp_ntz"),
     )
 )
 VALUES: dict[str, list[Any]] = {

@@ -6,42 +6,47 @@ import pytest
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
-    Accumulate,
-    Generate,
-    Input,
-    Measure,
+    AccumulateTotals,
+    AdditiveMeasure,
+    FilterRows,
+    GenerateRows,
+    NamedInput,
     Node,
-    Pair,
+    PairRows,
     RecomputeRows,
-    Reduce,
-    Select,
+    ReduceGroups,
+    SelectColumns,
     TopCovered,
-    Where,
     WindowColumn,
     WindowLayer,
     columns_of,
 )
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
-from actors.spark.translate import Relation, Translator, leaves, quote, times_diff
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
+from actors.spark.translate import PlanTranslator, SessionRelation, leaves, quote, times_diff
 
-SCHEMA = Schema((Column("k", "bigint"), Column("a b", "char(3)")))
-SOURCE = Input("d0", ("k", "a b"))
-OTHER = Select(Input("s1", ("k",)), (Named("j", "k"),))
-PAIR = Pair(SOURCE, OTHER, (("k", "j"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("a b", "char(3)")))
+SOURCE = NamedInput("d0", ("k", "a b"))
+OTHER = SelectColumns(NamedInput("s1", ("k",)), (NamedExpression("j", "k"),))
+PAIR = PairRows(SOURCE, OTHER, (("k", "j"),))
 
 
-def translator(*, small: bool, size: int = 10) -> Translator:
-    relations = {"d0": Relation(SCHEMA, "__d0", 10), "s1": Relation(SCHEMA, "__s1", size)}
-    return Translator(relations, lambda node: {}, interval=(1, 2), small=small)
+def translator(*, small: bool, size: int = 10) -> PlanTranslator:
+    relations = {
+        "d0": SessionRelation(SCHEMA, "__d0", 10),
+        "s1": SessionRelation(SCHEMA, "__s1", size),
+    }
+    return PlanTranslator(relations, lambda node: {}, interval=(1, 2), small=small)
 
 
 def test_columns_and_leaves() -> None:
     assert columns_of(PAIR) == ("k", "a b", "j")
     assert list(leaves(PAIR)) == ["d0", "s1"]
-    reduce = Reduce(PAIR, (Named("g", "j"),), (Measure("m", "sum", "k", "bigint"),))
+    reduce = ReduceGroups(
+        PAIR, (NamedExpression("g", "j"),), (AdditiveMeasure("m", "sum", "k", "bigint"),)
+    )
     assert columns_of(reduce) == ("g", "n", "m")
-    total = Accumulate(reduce, Input("h", ("g", "n", "m")), ("g",), ("m",))
+    total = AccumulateTotals(reduce, NamedInput("h", ("g", "n", "m")), ("g",), ("m",))
     assert columns_of(total) == ("g", "n", "m")
     assert list(leaves(total)) == ["d0", "s1", "h"]
 
@@ -54,14 +59,16 @@ def test_small_steps_have_no_exchange_and_large_ones_broadcast_what_is_small() -
 
 
 def test_an_input_without_rows_is_an_empty_select() -> None:
-    empty = Translator({"d0": Relation(SCHEMA)}, lambda node: {}, interval=(1, 2), small=True)
+    empty = PlanTranslator(
+        {"d0": SessionRelation(SCHEMA)}, lambda node: {}, interval=(1, 2), small=True
+    )
     text = empty.text(SOURCE)
     assert "CAST(NULL AS string) AS `a b`" in text
     assert "WHERE false" in text
 
 
 def test_a_predicate_that_is_one_name_is_no_alias() -> None:
-    assert ") AS __t WHERE (\nflag\n)" in translator(small=True).text(Where(SOURCE, "flag"))
+    assert ") AS __t WHERE (\nflag\n)" in translator(small=True).text(FilterRows(SOURCE, "flag"))
 
 
 def test_what_is_before_an_edge_is_found_by_its_rank() -> None:
@@ -73,7 +80,7 @@ def test_what_is_before_an_edge_is_found_by_its_rank() -> None:
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_a_generator_stands_beside_the_rows_that_it_is_applied_to(outer: bool) -> None:
-    node = Generate(SOURCE, "posexplode(array(k))", outer, ("p", "c d"))
+    node = GenerateRows(SOURCE, "posexplode(array(k))", outer, ("p", "c d"))
     assert columns_of(node) == ("k", "a b", "p", "c d")
     word = "OUTER " if outer else ""
     text = translator(small=True).text(node)
@@ -83,7 +90,7 @@ def test_a_generator_stands_beside_the_rows_that_it_is_applied_to(outer: bool) -
 def test_a_windows_partition_is_one_side_of_one_time() -> None:
     """Rows before and after a change stand in one relation."""
     call = WindowColumn("n", "ntile(2)", ("`a b` DESC", "k"), "")
-    node = RecomputeRows(Input("s1", ("k", "a b")), SOURCE, ("k",), (call,))
+    node = RecomputeRows(NamedInput("s1", ("k", "a b")), SOURCE, ("k",), (call,))
     assert columns_of(node) == ("k", "a b", "n")
     assert list(leaves(node)) == ["s1", "d0"]
     over = "ntile(2) OVER (PARTITION BY `k`, __time, __diff ORDER BY `a b` DESC, k) AS `n`"
@@ -96,9 +103,11 @@ def test_a_windows_partition_is_one_side_of_one_time() -> None:
 def test_windows_one_on_another_are_over_the_same_rows() -> None:
     call = WindowColumn("n", "ntile(2)", ("k",), "")
     layer = WindowLayer(
-        (Named("k", "k"), Named("m", "n % 2")), ("k", "m"), (WindowColumn("c", "count(1)", (), ""),)
+        (NamedExpression("k", "k"), NamedExpression("m", "n % 2")),
+        ("k", "m"),
+        (WindowColumn("c", "count(1)", (), ""),),
     )
-    node = RecomputeRows(Input("s1", ("k", "a b")), SOURCE, ("k",), (call,), (layer,))
+    node = RecomputeRows(NamedInput("s1", ("k", "a b")), SOURCE, ("k",), (call,), (layer,))
     assert columns_of(node) == ("k", "m", "c")
     text = translator(small=True).text(node)
     assert text.count("ntile(2)") == 1
@@ -107,7 +116,11 @@ def test_windows_one_on_another_are_over_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "node", [Input("d0", ("nope",)), Reduce(SOURCE, (), (Measure("m", "max", "k", "bigint"),))]
+    "node",
+    [
+        NamedInput("d0", ("nope",)),
+        ReduceGroups(SOURCE, (), (AdditiveMeasure("m", "max", "k", "bigint"),)),
+    ],
 )
 def test_what_cannot_be_is_refused_by_name(node: Node) -> None:
     with pytest.raises(InvalidUsage, match=r"nope|max"):

@@ -19,26 +19,26 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 
-from actors.plan.jobs import Analyze
+from actors.plan.jobs import AnalyzeStatement
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Equal,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Limit,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    JoinNode,
+    LimitNode,
     OuterJoin,
     Plan,
-    Project,
+    ProjectNode,
     SemiJoin,
     TemporalFilter,
     UnionAll,
     WindowFunctions,
 )
 from actors.plan.relational_walk import inputs_of, with_inputs
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.bridge import ClassicBridge
@@ -46,8 +46,11 @@ from actors.spark.catalyst_front import CatalystFront
 from actors.spark.session import open_session, spark_conf
 
 TABLES = (
-    ("a", Schema((Column("k", "int"), Column("g", "string"), Column("v", "int")))),
-    ("b", Schema((Column("k", "int"), Column("c", "int"), Column("w", "int")))),
+    (
+        "a",
+        TableSchema((TableColumn("k", "int"), TableColumn("g", "string"), TableColumn("v", "int"))),
+    ),
+    ("b", TableSchema((TableColumn("k", "int"), TableColumn("c", "int"), TableColumn("w", "int")))),
 )
 NODES_MAX = 10_000
 QUERIES = {
@@ -82,7 +85,7 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Yield what one node can be made into, and what was done."""
     replace = msgspec.structs.replace
     match plan:
-        case Filter() | Distinct():
+        case FilterNode() | DistinctNode():
             yield "left out", plan.input
         case TemporalFilter():
             yield "left out", plan.input
@@ -92,7 +95,7 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
                 if test != bound.test:
                     changed = replace(bound, test=test)
                     yield f"other {found.strip()}", replace(plan, bounds=(changed,))
-        case Join():
+        case JoinNode():
             yield from wrong_conditions(plan, plan.equal, plan.residual)
         case OuterJoin():
             yield "other kind", replace(plan, kind="full" if plan.kind == "left" else "left")
@@ -100,7 +103,7 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         case SemiJoin():
             yield "negated", replace(plan, anti=not plan.anti)
             yield from wrong_conditions(plan, plan.equal, plan.residual)
-        case Aggregate():
+        case AggregationNode():
             yield "one key less", replace(plan, keys=plan.keys[:-1])
             for place, call in enumerate(plan.calls):
                 other = {"min": "max", "sum": "max", "count": "count"}[call.function]
@@ -113,10 +116,10 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         case UnionAll():
             yield "one input less", replace(plan, inputs=plan.inputs[:-1])
             yield "one input twice", replace(plan, inputs=(*plan.inputs, plan.inputs[0]))
-        case Expansion():
+        case ExpandNode():
             yield "one set less", replace(plan, rows=plan.rows[:-1])
             yield "one set twice", replace(plan, rows=(*plan.rows, plan.rows[0]))
-        case Generation():
+        case GenerateNode():
             yield "other padding", replace(plan, outer=not plan.outer)
             yield "other rows", replace(plan, generator=less_arguments(plan.generator))
         case WindowFunctions():
@@ -127,12 +130,12 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
                 if window.frame:
                     wide = replace(window, frame=window.frame.replace("2", "3"))
                     yield "other frame", replace(plan, calls=put(plan.calls, place, wide))
-        case Limit():
+        case LimitNode():
             assert plan.count is not None
             yield "one row more", replace(plan, count=plan.count + 1)
             yield "one row further", replace(plan, offset=plan.offset + 1)
             yield "other order", replace(plan, order=tuple(map(turned_around, plan.order)))
-        case Project():
+        case ProjectNode():
             for place, column in enumerate(plan.columns):
                 text = less_arguments(column.expression)
                 if text != column.expression:
@@ -141,7 +144,7 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def wrong_conditions(
-    plan: Join | OuterJoin | SemiJoin, equal: Sequence[Equal], residual: Sequence[str]
+    plan: JoinNode | OuterJoin | SemiJoin, equal: Sequence[ColumnEquality], residual: Sequence[str]
 ) -> Iterator[tuple[str, Plan]]:
     """Yield a join with another condition."""
     for place, each in enumerate(equal):
@@ -187,15 +190,15 @@ class WrongFront(CatalystFront):
     def __init__(self, bridge: ClassicBridge) -> None:
         super().__init__(bridge)
         self.built: Plan | None = None
-        self.instead: Project | None = None
+        self.instead: ProjectNode | None = None
 
     def _built(
         self,
         rewritten: Any,
         found: DataFrame,
-        tables: Mapping[int, tuple[str, Schema]],
+        tables: Mapping[int, tuple[str, TableSchema]],
         nodes_max: int,
-    ) -> Project:
+    ) -> ProjectNode:
         made = super()._built(rewritten, found, tables, nodes_max)
         self.built = made
         return self.instead or made
@@ -211,9 +214,9 @@ def main() -> None:
     front = WrongFront(bridge)
     bridge.translate = front.translate  # type: ignore[method-assign]
 
-    def said(text: str, instead: Project | None) -> str:
+    def said(text: str, instead: ProjectNode | None) -> str:
         front.instead = instead
-        told = analyze(bridge, Analyze("j", TABLES, text, (), True), NODES_MAX).translation
+        told = analyze(bridge, AnalyzeStatement("j", TABLES, text, (), True), NODES_MAX).translation
         assert told is not None
         return told.reason
 
@@ -222,11 +225,11 @@ def main() -> None:
     for name, text in QUERIES.items():
         right[name] = said(text, None)
         root = front.built
-        assert isinstance(root, Project)
+        assert isinstance(root, ProjectNode)
         wrong[name] = {
             f"{number} {what}": said(text, made)
             for number, (what, made) in enumerate(wrong_plans(root))
-            if isinstance(made, Project)
+            if isinstance(made, ProjectNode)
         }
     print(json.dumps({"right": right, "wrong": wrong}), flush=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import Client, Service, Settings
-from actors.kernel import Address, System, SystemClock
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.persist.objects import CATALOG, objects_of, shard_of
 from actors.plan.jobs import ExecutorMessage
@@ -20,8 +20,10 @@ from actors.testing.engine import InMemoryExecutor
 PROGRAM = Path(__file__).with_name("users_spark.py")
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, ObjectId
 from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete, SourceImport
-from actors.protocol.internal import Sequenced
+from actors.protocol.internal import SequencedCommand
 from actors.protocol.storage import (
     Command,
-    Configuration,
+    ConnectorConfiguration,
     IngestionDescription,
     IngestionExport,
-    Retry,
+    RetryDelays,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
@@ -24,8 +24,8 @@ from actors.protocol.storage_internal import ForStorage, InternalCommand, Resume
 from actors.storage import events as e
 from actors.storage.state import StorageState
 
-SCHEMA = Schema((Column("k", "bigint"),))
-OTHER = Schema((Column("k", "string"),))
+SCHEMA = TableSchema((TableColumn("k", "bigint"),))
+OTHER = TableSchema((TableColumn("k", "string"),))
 
 
 def source(
@@ -40,22 +40,26 @@ def source(
     return IngestionDescription(
         id,
         name or id,
-        Configuration("counter", b"x"),
+        ConnectorConfiguration("counter", b"x"),
         remap or f"r{id}",
         tuple(
             IngestionExport(f"{id}{each}", f"public.{each}", SCHEMA, f"s{id}{each}")
             for each in exports
         ),
-        Retry(retry),
+        RetryDelays(retry),
     )
 
 
 def sink(id: ObjectId = "k1", as_of: int = 5, *, kind: str = "delta") -> SinkDescription:
-    return SinkDescription(id, id, SourceImport("s1", SCHEMA), Configuration(kind, b"x"), as_of)
+    return SinkDescription(
+        id, id, SourceImport("s1", SCHEMA), ConnectorConfiguration(kind, b"x"), as_of
+    )
 
 
 def oneshot(uuid: str = "o1", collection: ObjectId = "t1") -> RunOneshotIngestion:
-    return RunOneshotIngestion(uuid, collection, "s1", SCHEMA, Configuration("files", b"x"))
+    return RunOneshotIngestion(
+        uuid, collection, "s1", SCHEMA, ConnectorConfiguration("files", b"x")
+    )
 
 
 def run(*whats: IngestionDescription | SinkDescription) -> list[Command]:
@@ -71,7 +75,7 @@ def of(kind: type[Any], effects: list[e.Effect]) -> list[Any]:
 
 
 def responses(effects: list[e.Effect], kind: type[Any] = object) -> list[Any]:
-    found = [effect.response for effect in of(e.Respond, effects)]
+    found = [effect.response for effect in of(e.SendStorageResponse, effects)]
     return [response for response in found if isinstance(response, kind)]
 
 
@@ -88,7 +92,7 @@ class Room:
         """An event, and what comes of the proposals that it leads to."""
         effects = self.state.handle(event, 77)
         self.state.validate()
-        for offer in of(e.Offer, effects):
+        for offer in of(e.OfferStorageCommand, effects):
             assert isinstance(offer.propose.command, ForStorage)
             self.proposed.append(offer.propose.command.command)
         if not self.held:
@@ -104,7 +108,7 @@ class Room:
 
     def apply(self, command: InternalCommand) -> list[e.Effect]:
         """An internal command, wherever it comes from."""
-        return self.event(Sequenced(self.state.next_index, 1, ForStorage(command)))
+        return self.event(SequencedCommand(self.state.next_index, 1, ForStorage(command)))
 
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []

@@ -10,8 +10,8 @@ from unittest import mock
 import anyio
 import pytest
 
-from actors.cluster import Cluster
-from actors.kernel import System
+from actors.cluster import WorkerCluster
+from actors.kernel import ActorSystem
 from actors.persist import PersistClient
 from actors.protocol.compute import (
     AllowCompaction,
@@ -19,11 +19,11 @@ from actors.protocol.compute import (
     Hello,
     InitializationComplete,
 )
-from actors.protocol.internal import Propose
-from actors.protocol.storage import UpdateConfiguration
-from actors.sequencer import Order
+from actors.protocol.internal import ProposeCommand
+from actors.protocol.storage import UpdateStorageConfiguration
+from actors.sequencer import CommandOrder
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 from cluster_house import Fake, InlineClock, Stage  # type: ignore[import-not-found]
 
 PROBES = 20
@@ -40,9 +40,9 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
     settings = Settings(workers=3, commands_in_flight_max=window)
     order: Counter[str] = Counter()
     news = anyio.Event()
-    right = Order.propose
+    right = CommandOrder.propose
 
-    def propose(self: Order, proposal: Propose) -> Any:
+    def propose(self: CommandOrder, proposal: ProposeCommand) -> Any:
         nonlocal news
         order[proposal.half] += 1
         found, news = news, anyio.Event()
@@ -54,12 +54,12 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
 
     stage = Stage()
     most = 0
-    with mock.patch.object(Order, "propose", propose):
-        async with System(clock=InlineClock()) as system:
+    with mock.patch.object(CommandOrder, "propose", propose):
+        async with ActorSystem(clock=InlineClock()) as system:
             persist = await PersistClient.in_memory(settings, system.clock)
             executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
-            outside = Outside(nowhere, nowhere, tmp_path)
-            cluster = await Cluster.start(
+            outside = StorageConnectors(nowhere, nowhere, tmp_path)
+            cluster = await WorkerCluster.start(
                 system, settings, persist, executor, tmp_path, cast=stage.cast(), outside=outside
             )
             compute: Any = await cluster.connect()
@@ -68,7 +68,7 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
                 await compute.send(command)
             for command in (Hello("s"), InitializationComplete()):
                 await stored.send(command)
-            wide = AllowCompaction("unknown", 7), UpdateConfiguration(7)
+            wide = AllowCompaction("unknown", 7), UpdateStorageConfiguration(7)
             clients = {"compute": (compute, wide[0]), "storage": (stored, wide[1])}
             flood, drop = clients.pop(flooded)
             ((other, (client, probe)),) = clients.items()

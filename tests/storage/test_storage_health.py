@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.protocol.storage import HealthStatus
-from actors.storage.health import STARTING, Condition, Health
+from actors.storage.health import STARTING, HealthBoard, HealthCondition
 
 ALL = {"u1", "u1a", "u1b", "k1"}
-RUNNING = Condition("running")
-BROKEN = Condition("stalled", "no such host", "check the address")
+RUNNING = HealthCondition("running")
+BROKEN = HealthCondition("stalled", "no such host", "check the address")
 
 
-def source() -> Health:
-    health = Health()
+def source() -> HealthBoard:
+    health = HealthBoard()
     health.begin("u1", {"u1a": "orders", "u1b": "lines"})
     health.changes(ALL)
     return health
 
 
-def all_running() -> Health:
+def all_running() -> HealthBoard:
     health = source()
     for id in ("u1", "u1a", "u1b"):
         health.observe(id, 1, RUNNING)
@@ -29,7 +29,7 @@ def all_running() -> Health:
 
 
 def test_an_object_starts_with_every_rendering_and_that_is_told() -> None:
-    health = Health()
+    health = HealthBoard()
     health.begin("k1")
     assert health.changes(ALL) == [("k1", STARTING)]
     assert health.changes(ALL) == []
@@ -38,7 +38,7 @@ def test_an_object_starts_with_every_rendering_and_that_is_told() -> None:
 
 
 def test_only_changes_are_told_and_only_of_what_is_known() -> None:
-    health = Health()
+    health = HealthBoard()
     health.begin("k1")
     assert health.changes(()) == []
     health.observe("k1", 1, RUNNING)
@@ -52,16 +52,16 @@ def test_only_changes_are_told_and_only_of_what_is_known() -> None:
 
 
 def test_a_round_begins_afresh_and_then_only_gets_worse() -> None:
-    health = Health()
+    health = HealthBoard()
     health.begin("k1")
     for round, seen, shown in (
         (1, BROKEN, BROKEN),
         (1, RUNNING, BROKEN),
         (2, RUNNING, RUNNING),
         (2, BROKEN, BROKEN),
-        (2, Condition("ceased", "gone"), Condition("ceased", "gone")),
-        (2, BROKEN, Condition("ceased", "gone")),
-        (1, RUNNING, Condition("ceased", "gone")),
+        (2, HealthCondition("ceased", "gone"), HealthCondition("ceased", "gone")),
+        (2, BROKEN, HealthCondition("ceased", "gone")),
+        (1, RUNNING, HealthCondition("ceased", "gone")),
         (3, RUNNING, RUNNING),
     ):
         health.observe("k1", round, seen)
@@ -73,10 +73,10 @@ def test_a_tables_failure_is_its_own_and_the_sources_only_when_no_table_goes_on(
     health.observe("u1a", 1, BROKEN)
     assert health.changes(ALL) == [("u1a", BROKEN)]
     assert health.shown("u1") == health.shown("u1b") == RUNNING
-    health.observe("u1b", 1, Condition("stalled", "no column c"))
+    health.observe("u1b", 1, HealthCondition("stalled", "no column c"))
     assert health.changes(ALL) == [
-        ("u1", Condition("stalled", "table orders: no such host", "check the address")),
-        ("u1b", Condition("stalled", "no column c")),
+        ("u1", HealthCondition("stalled", "table orders: no such host", "check the address")),
+        ("u1b", HealthCondition("stalled", "no column c")),
     ]
     health.observe("u1a", 2, RUNNING)
     assert health.changes(ALL) == [("u1", RUNNING), ("u1a", RUNNING)]
@@ -114,15 +114,15 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=30))
 def test_what_a_client_was_told_last_is_what_is_shown(script: list[tuple[str, object]]) -> None:
-    health = Health()
-    told: dict[str, Condition] = {}
+    health = HealthBoard()
+    told: dict[str, HealthCondition] = {}
     for what, said in script:
         if what == "begin":
             assert isinstance(said, str)
             health.begin("u1", {f"u1{each}": each for each in said})
         else:
             assert isinstance(said, tuple)
-            health.observe(what, said[0], Condition(said[1], "why"))
+            health.observe(what, said[0], HealthCondition(said[1], "why"))
         health.validate()
         told |= dict(health.changes(ALL))
         for id, condition in told.items():

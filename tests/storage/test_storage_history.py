@@ -24,13 +24,13 @@ from actors.protocol.storage import (
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
-from actors.storage.history import StorageHistory, Wanted
+from actors.storage.history import StorageDefinitions, StorageHistory
 
 
 def reduced(commands: list[Command]) -> list[Command]:
-    return Wanted(commands).commands()
+    return StorageDefinitions(commands).commands()
 
 
 def applied(commands: list[Command]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def applied(commands: list[Command]) -> dict[str, Any]:
                     del each["exports"][id]
                 for each in [id, *gone]:
                     allowed.pop(each, None)
-            case UpdateConfiguration():
+            case UpdateStorageConfiguration():
                 for name in command.__struct_fields__:
                     if getattr(command, name) is not None:
                         settings[name] = getattr(command, name)
@@ -123,7 +123,7 @@ commands = st.one_of(
     st.builds(oneshot, st.sampled_from(["o1", "o2"]), st.sampled_from("tv")),
     st.builds(CancelOneshotIngestion, st.sampled_from(["o1", "o2"])),
     st.builds(AllowCompaction, ids, st.one_of(st.integers(0, 20), st.just(EMPTY))),
-    st.builds(UpdateConfiguration, limits, limits, limits),
+    st.builds(UpdateStorageConfiguration, limits, limits, limits),
     st.builds(Hello, st.sampled_from("ab")),
     st.just(InitializationComplete()),
     st.just(AllowWrites()),
@@ -163,8 +163,8 @@ def test_order_of_the_reduced_history() -> None:
         AllowCompaction("stranger", 3),
         oneshot("o1"),
         *run(sink("k1"), source("u1", "ab"), source("u2"), source("u1", "bc", name="later")),
-        UpdateConfiguration(7),
-        UpdateConfiguration(None, 9),
+        UpdateStorageConfiguration(7),
+        UpdateStorageConfiguration(None, 9),
         AllowCompaction("u1b", 4),
         AllowCompaction("u1b", 2),
         drop("u1c"),
@@ -176,7 +176,7 @@ def test_order_of_the_reduced_history() -> None:
     history.reduce()
     assert history.commands() == [
         Hello("n"),
-        UpdateConfiguration(7, 9),
+        UpdateStorageConfiguration(7, 9),
         *run(source("u1", "b", name="later"), sink("k1")),
         oneshot("o1"),
         AllowCompaction("u1b", 4),
@@ -193,10 +193,12 @@ def test_what_was_said_before_an_object_was_defined_is_not_about_it() -> None:
 
 def test_an_id_stands_for_one_thing() -> None:
     other = msgspec.structs.replace(source("u2"), exports=source("u1", "a").exports)
-    wanted = Wanted(run(source("u1", "ab"), other))
+    wanted = StorageDefinitions(run(source("u1", "ab"), other))
     assert wanted.commands() == run(source("u1", "b"), other)
     assert wanted.source_of == {"u1b": "u1", "u1a": "u2"}
-    wanted = Wanted([*run(source("u1", "a")), RunSink(sink("u1a")), RunSink(sink("u1"))])
+    wanted = StorageDefinitions(
+        [*run(source("u1", "a")), RunSink(sink("u1a")), RunSink(sink("u1"))]
+    )
     assert wanted.commands() == run(sink("u1a"), sink("u1"))
     assert wanted.source_of == {}
 

@@ -64,11 +64,11 @@ class Life:
             case "reconciled: not mentioned":
                 effects = room.connect("b")
             case "task failed":
-                effects = room.event(e.Failed(number, "no route"))
+                effects = room.event(e.TaskFailed(number, "no route"))
             case "SuspendAndRestart":
                 effects = room.event(e.RestartDue(number))
             case "task stopped":
-                effects = room.event(e.Stopped(next(iter(room.state.tasks.stopping))))
+                effects = room.event(e.TaskStopped(next(iter(room.state.tasks.stopping))))
             case _:
                 raise AssertionError(event)
         for asked in of(e.LookUp, effects):

@@ -15,12 +15,12 @@ from test_storage_history import commands  # type: ignore[import-not-found]
 from actors.protocol.compute import AllowCompaction
 from actors.protocol.storage import (
     Command,
-    Configuration,
+    ConnectorConfiguration,
     IngestionDescription,
     SinkDescription,
 )
-from actors.storage.history import Wanted
-from actors.storage.reconcile import Reconciliation, Refusal, reconcile
+from actors.storage.history import StorageDefinitions
+from actors.storage.reconcile import DefinitionRefusal, StorageReconciliation, reconcile
 
 RUNNING: dict[str, IngestionDescription | SinkDescription] = {
     "u1": source("u1", "ab"),
@@ -29,12 +29,12 @@ RUNNING: dict[str, IngestionDescription | SinkDescription] = {
 }
 
 
-def plan(*commands: Command) -> Reconciliation:
-    return reconcile(RUNNING, Wanted(commands))
+def plan(*commands: Command) -> StorageReconciliation:
+    return reconcile(RUNNING, StorageDefinitions(commands))
 
 
 def test_what_is_as_it_was_is_kept_and_the_rest_dropped() -> None:
-    assert plan(*run(RUNNING["u1"], sink("k1", 50))) == Reconciliation(
+    assert plan(*run(RUNNING["u1"], sink("k1", 50))) == StorageReconciliation(
         ("u1", "k1"), (), ("u2",), ()
     )
     assert plan().drop == ("u1", "u2", "k1")
@@ -56,29 +56,31 @@ def test_an_export_may_be_dropped_alone_and_a_source_takes_its_exports_with_it()
 def test_what_may_not_be_is_refused_by_name_and_harms_no_other() -> None:
     found = plan(*run(source("u1", "ab", remap="r9"), source("u2", "ab"), sink("k1", kind="csv")))
     assert found.refused == (
-        Refusal("u1", ("remap shard ru1 → r9",)),
-        Refusal("k1", ("kind delta → csv",)),
+        DefinitionRefusal("u1", ("remap shard ru1 → r9",)),
+        DefinitionRefusal("k1", ("kind delta → csv",)),
     )
     assert (found.run, found.keep, found.drop) == ((source("u2", "ab"),), (), ())
     assert found.refused[0].text() == (
         "u1 runs already and cannot become what is asked for: remap shard ru1 → r9. "
         "Drop it, then create it anew"
     )
-    assert plan(*run(sink("u1"))).refused == (Refusal("u1", ("a source is no sink",)),)
+    assert plan(*run(sink("u1"))).refused == (DefinitionRefusal("u1", ("a source is no sink",)),)
 
 
 def test_compactions_of_unknown_objects_are_skipped_and_counted() -> None:
-    wanted = Wanted([AllowCompaction("x", 3), *run(RUNNING["u1"]), drop("y"), drop("u2")])
+    wanted = StorageDefinitions(
+        [AllowCompaction("x", 3), *run(RUNNING["u1"]), drop("y"), drop("u2")]
+    )
     assert wanted.skipped == 3
     assert reconcile(RUNNING, wanted).keep == ("u1",)
 
 
 @given(st.lists(commands, max_size=40), st.lists(commands, max_size=40))
 def test_every_object_has_one_fate(before: list[Command], now: list[Command]) -> None:
-    old = Wanted(before)
+    old = StorageDefinitions(before)
     running: dict[str, IngestionDescription | SinkDescription] = {**old.ingestions}
     running |= old.sinks
-    wanted = Wanted(now)
+    wanted = StorageDefinitions(now)
     found = reconcile(running, wanted)
     fates = [
         *found.keep,
@@ -88,7 +90,7 @@ def test_every_object_has_one_fate(before: list[Command], now: list[Command]) ->
     ]
     assert len(set(fates)) == len(fates)
     assert set(fates) == running.keys() | wanted.ingestions.keys() | wanted.sinks.keys()
-    assert reconcile(running, Wanted(wanted.commands())) == found
+    assert reconcile(running, StorageDefinitions(wanted.commands())) == found
     assert found.refused == ()  # the shapes of these never change
     after = {id: running[id] for id in found.keep}
     after |= {what.id: what for what in found.run}
@@ -96,7 +98,7 @@ def test_every_object_has_one_fate(before: list[Command], now: list[Command]) ->
 
 
 def test_a_configuration_of_the_same_kind_may_not_change() -> None:
-    changed = IngestionDescription("u2", "u2", Configuration("counter", b"y"), "ru2")
+    changed = IngestionDescription("u2", "u2", ConnectorConfiguration("counter", b"y"), "ru2")
     assert plan(*run(changed)).refused == (
-        Refusal("u2", ("the configuration of its kind counter",)),
+        DefinitionRefusal("u2", ("the configuration of its kind counter",)),
     )

@@ -17,7 +17,7 @@ from storage_house import (  # type: ignore[import-not-found]
 from actors.ingest_task import IngestRunning
 from actors.kernel import Actor
 from actors.protocol.compute import AllowWrites, Hello, InitializationComplete
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.relations import relation_of
 from actors.protocol.storage import Command, StorageTagged
 from actors.protocol.storage_internal import ResumeState
@@ -25,7 +25,7 @@ from actors.settings import Settings
 from actors.sinks.messages import SinkProgress
 from actors.sinks.sink import SinkStatistics
 from actors.storage import events as e
-from actors.storage.half import Outside, StorageHalf, StorageTurn
+from actors.storage.half import StorageConnectors, StorageHalf, StorageTurn
 
 
 class Silent(Actor[Any]):
@@ -39,7 +39,7 @@ class Half:
     """The only worker's storage half; what it proposes comes back at once."""
 
     def __init__(self) -> None:
-        self.proposed: list[Propose] = []
+        self.proposed: list[ProposeCommand] = []
         look_ups = SimpleNamespace(cancel=lambda: None)
         ctx: Any = SimpleNamespace(
             now_ms=lambda: 0,
@@ -51,11 +51,11 @@ class Half:
             self=None,
         )
         nobody: Any = SimpleNamespace(reply=lambda message: True, send=self._send)
-        outside = Outside(lambda *_: None, lambda *_: Silent(), Path(), lambda _: None)  # type: ignore[arg-type, return-value]
+        outside = StorageConnectors(lambda *_: None, lambda *_: Silent(), Path(), lambda _: None)  # type: ignore[arg-type, return-value]
         persist: Any = None
         self.half = StorageHalf(ctx, 0, [nobody], nobody, [nobody], persist, Settings(), outside)
 
-    async def _send(self, propose: Propose) -> None:
+    async def _send(self, propose: ProposeCommand) -> None:
         self.proposed.append(propose)
 
     async def do(self, *commands: Command) -> None:
@@ -67,7 +67,9 @@ class Half:
         while self.proposed:
             propose = self.proposed.pop(0)
             next_index = self.half.state.next_index
-            await self.half.receive(Sequenced(next_index, propose.generation, propose.command))
+            await self.half.receive(
+                SequencedCommand(next_index, propose.generation, propose.command)
+            )
 
     async def found(self, ticket: int) -> None:
         await self.half.receive(StorageTurn(e.ResumeFound(ticket, ResumeState())))

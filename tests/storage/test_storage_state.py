@@ -20,31 +20,31 @@ from storage_house import (  # type: ignore[import-not-found]
 from actors.errors import LocalProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import AllowCompaction, AllowWrites, Hello
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     DroppedId,
+    FilesStaged,
     FrontierUpper,
-    Retry,
-    Staged,
+    ObjectStatistics,
+    RetryDelays,
     StagedBatch,
     StagedBatches,
     StagingFailed,
-    Statistics,
     StatisticsUpdates,
     StatusUpdate,
     StorageTagged,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from actors.protocol.storage_internal import (
     CreateIngestionDataflow,
-    DropDataflow,
+    DropObjects,
     ForStorage,
-    Forwarded,
-    Measurement,
+    ForwardedCommand,
     ResumeState,
     RunOneshotIngestionDataflow,
     RunSinkDataflow,
+    StatisticsMeasurement,
     StatisticsUpdate,
     SuspendAndRestart,
 )
@@ -81,10 +81,10 @@ def test_an_ingestion_is_looked_up_before_it_is_rendered() -> None:
     kept = ResumeState(3, 9, (("u1a", 9),))
     create = CreateIngestionDataflow(source("u1", "a"), 1, kept)
     assert effects == [
-        e.Offer(Propose(1, ForStorage(create))),
+        e.OfferStorageCommand(ProposeCommand(1, ForStorage(create))),
         e.StartIngestion(1, source("u1", "a"), kept),
-        e.Respond(StatusUpdate("u1", "starting", time_ms=77)),
-        e.Respond(StatusUpdate("u1a", "starting", time_ms=77)),
+        e.SendStorageResponse(StatusUpdate("u1", "starting", time_ms=77)),
+        e.SendStorageResponse(StatusUpdate("u1a", "starting", time_ms=77)),
     ]
     assert room.event(e.ResumeFound(1, resume)) == []
 
@@ -93,7 +93,7 @@ def test_external_commands_render_nothing_on_the_other_workers() -> None:
     room = room_of("u1", 3, owner=False)
     room.connect("a")
     effects = room.do(*run(source("u1", "a"), sink("k1")))
-    assert of(e.Offer, effects) == of(e.LookUp, effects) == []
+    assert of(e.OfferStorageCommand, effects) == of(e.LookUp, effects) == []
     assert not room.numbers
     assert [r for r in responses(effects) if r.id != "k1"] == [
         FrontierUpper("u1", EMPTY),
@@ -103,7 +103,7 @@ def test_external_commands_render_nothing_on_the_other_workers() -> None:
     assert room.numbers == {"u1": 1}
     assert responses(room.do(drop("u1"))) == [DroppedId("u1"), DroppedId("u1a")]
     assert room.numbers == {"u1": 1}  # until it comes in its order
-    assert room.apply(DropDataflow(("u1",))) == []
+    assert room.apply(DropObjects(("u1",))) == []
     assert room.numbers == {}
 
 
@@ -111,29 +111,33 @@ def test_an_object_is_not_reported_before_the_command_that_runs_it() -> None:
     room = room_of("u1", 3, owner=True)
     room.connect("a")
     room.apply(CreateIngestionDataflow(source("u1", "a"), 1))  # it has overtaken the command
-    assert room.event(e.Reached(1, "u1a", 7)) == []
-    assert room.event(e.Observed(1, 1, (e.Observation("u1", "running"),))) == []
+    assert room.event(e.FrontierReached(1, "u1a", 7)) == []
+    assert room.event(e.HealthObserved(1, 1, (e.HealthObservation("u1", "running"),))) == []
     assert (
         room.do(*run(source("u1", "a")))
         == [
-            e.Respond(FrontierUpper("u1a", 7)),
-            e.Respond(StatusUpdate("u1", "running", time_ms=77)),
-            e.Respond(StatusUpdate("u1a", "starting", time_ms=77)),
+            e.SendStorageResponse(FrontierUpper("u1a", 7)),
+            e.SendStorageResponse(StatusUpdate("u1", "running", time_ms=77)),
+            e.SendStorageResponse(StatusUpdate("u1a", "starting", time_ms=77)),
         ]
         or room.index == 0
     )
-    assert responses(room.event(e.Reached(1, "u1a", 7))) == []
-    assert responses(room.event(e.Reached(1, "u1a", 6))) == []
-    assert responses(room.event(e.Reached(1, "u1a", 8))) == [FrontierUpper("u1a", 8)]
-    assert responses(room.event(e.Reached(9, "u1a", 9))) == []
+    assert responses(room.event(e.FrontierReached(1, "u1a", 7))) == []
+    assert responses(room.event(e.FrontierReached(1, "u1a", 6))) == []
+    assert responses(room.event(e.FrontierReached(1, "u1a", 8))) == [FrontierUpper("u1a", 8)]
+    assert responses(room.event(e.FrontierReached(9, "u1a", 9))) == []
 
 
 def test_frontiers_start_afresh_after_a_reconciliation_and_keep_what_was_reached() -> None:
     room = started(source("u1", "a"))
-    room.event(e.Reached(1, "u1a", 8))
-    room.event(e.Observed(1, 1, (e.Observation("u1", "running"), e.Observation("u1a", "running"))))
+    room.event(e.FrontierReached(1, "u1a", 8))
+    room.event(
+        e.HealthObserved(
+            1, 1, (e.HealthObservation("u1", "running"), e.HealthObservation("u1a", "running"))
+        )
+    )
     room.hello("b")
-    assert room.event(e.Reached(1, "u1", 9)) == []  # nothing is told while it initializes
+    assert room.event(e.FrontierReached(1, "u1", 9)) == []  # nothing is told while it initializes
     effects = room.do(*run(source("u1", "a")))
     assert effects == []
     effects = room.connect("c", *run(source("u1", "a")))
@@ -143,13 +147,15 @@ def test_frontiers_start_afresh_after_a_reconciliation_and_keep_what_was_reached
         StatusUpdate("u1", "running", time_ms=77),
         StatusUpdate("u1a", "running", time_ms=77),
     ]
-    assert of(e.Offer, effects) == of(e.LookUp, effects) == []
-    assert of(e.Reconciled, effects) == [e.Reconciled("c", 1, 0, 0, 0, ())]
+    assert of(e.OfferStorageCommand, effects) == of(e.LookUp, effects) == []
+    assert of(e.LogStorageReconciliation, effects) == [
+        e.LogStorageReconciliation("c", 1, 0, 0, 0, ())
+    ]
 
 
 def test_an_uppers_shard_is_what_it_belongs_to() -> None:
     room = started(source("u1", "a"))
-    room.event(e.Reached(1, "u1", 8))
+    room.event(e.FrontierReached(1, "u1", 8))
     room.held = True  # the drop has not come in its order yet
     room.do(drop("u1"))
     assert responses(room.do(*run(source("u1", remap="r9"))), FrontierUpper) == []
@@ -157,10 +163,10 @@ def test_an_uppers_shard_is_what_it_belongs_to() -> None:
     room.order()
     effects = room.found([e.LookUp(2, source("u1", remap="r9"), 0)])
     assert of(e.StartIngestion, effects) == []  # the former must stop first
-    assert of(e.StartIngestion, room.event(e.Stopped(1))) == [
+    assert of(e.StartIngestion, room.event(e.TaskStopped(1))) == [
         e.StartIngestion(2, source("u1", remap="r9"), ResumeState())
     ]
-    assert responses(room.event(e.Reached(2, "u1", 5))) == [FrontierUpper("u1", 5)]
+    assert responses(room.event(e.FrontierReached(2, "u1", 5))) == [FrontierUpper("u1", 5)]
 
 
 # -- updates ---------------------------------------------------------------------------------------
@@ -170,9 +176,9 @@ def test_an_update_is_rendered_afresh_and_its_removed_exports_are_dropped() -> N
     room = started(source("u1", "ab"))
     effects = room.running(*run(source("u1", "bc")))
     assert responses(effects, DroppedId) == [DroppedId("u1a")]
-    assert of(e.Stop, effects) == [e.Stop(1, forget=False)]
+    assert of(e.StopTask, effects) == [e.StopTask(1, forget=False)]
     assert of(e.StartIngestion, effects) == []
-    assert room.event(e.Stopped(1)) == [e.StartIngestion(2, source("u1", "bc"), ResumeState())]
+    assert room.event(e.TaskStopped(1)) == [e.StartIngestion(2, source("u1", "bc"), ResumeState())]
     told = responses(effects, StatusUpdate)
     assert {(t.id, t.status) for t in told} == {
         ("u1a", "dropped"),
@@ -186,9 +192,9 @@ def test_an_update_that_may_not_be_is_refused_and_what_runs_goes_on() -> None:
     (told,) = responses(effects, StatusUpdate)
     assert (told.id, told.status) == ("u1", "stalled")
     assert "remap shard ru1 → r9" in told.error
-    assert [unfit.refusal.id for unfit in of(e.Unfit, effects)] == ["u1"]
+    assert [unfit.refusal.id for unfit in of(e.LogRefusedUpdate, effects)] == ["u1"]
     assert room.numbers == {"u1": 1, "u2": 2}
-    assert responses(room.event(e.Reached(1, "u1a", 5))) == [FrontierUpper("u1a", 5)]
+    assert responses(room.event(e.FrontierReached(1, "u1a", 5))) == [FrontierUpper("u1a", 5)]
     assert responses(room.do(drop("u1")), DroppedId) == [DroppedId("u1"), DroppedId("u1a")]
 
 
@@ -211,7 +217,7 @@ def test_a_look_up_that_fails_is_tried_again_and_says_so_once() -> None:
     room.connect("a")
     room.do(*run(source("u1")))
     again = e.LookUp(1, source("u1"), 1)
-    told = e.Respond(StatusUpdate("u1", "stalled", "no store", "wait", 77))
+    told = e.SendStorageResponse(StatusUpdate("u1", "stalled", "no store", "wait", 77))
     assert room.event(e.ResumeFailed(1, "no store", "wait")) == [told, again]
     assert room.event(e.ResumeFailed(1, "no store")) == [e.LookUp(1, source("u1"), 2)]
     assert of(e.StartIngestion, room.event(e.ResumeFound(1, ResumeState())))
@@ -242,7 +248,7 @@ def test_what_is_complete_has_no_task() -> None:
         FrontierUpper("u1a", EMPTY),
     ]
     assert {told.status for told in responses(effects, StatusUpdate)} == {"ceased"}
-    assert of(e.Forget, room.do(drop("u1"))) == [e.Forget(-1, source("u1", "a"))]
+    assert of(e.CleanUpSource, room.do(drop("u1"))) == [e.CleanUpSource(-1, source("u1", "a"))]
 
 
 # -- drops -----------------------------------------------------------------------------------------
@@ -253,27 +259,27 @@ def test_a_drop_is_told_at_once_and_ends_in_its_order() -> None:
     room.held = True
     effects = room.do(drop("u1"))
     assert [type(r).__name__ for r in responses(effects)] == ["StatusUpdate", "DroppedId"] * 2
-    assert of(e.Stop, effects) == []
+    assert of(e.StopTask, effects) == []
     assert room.do(drop("u1")) == []  # unknown now
     assert room.state.ignored == 1
-    assert room.event(e.Reached(1, "u1", 50)) == []
+    assert room.event(e.FrontierReached(1, "u1", 50)) == []
     effects = room.order()
-    assert effects == [e.Stop(1, forget=True)]
+    assert effects == [e.StopTask(1, forget=True)]
     room.held = False
     assert responses(room.do(drop("k1")), DroppedId) == [DroppedId("k1")]
-    assert room.event(e.Stopped(1)) == []
+    assert room.event(e.TaskStopped(1)) == []
 
 
 def test_an_export_may_be_dropped_alone() -> None:
     room = started(source("u1", "ab"))
-    room.event(e.Reached(1, "u1b", 8))
+    room.event(e.FrontierReached(1, "u1b", 8))
     effects = room.do(drop("u1a"))
     assert responses(effects, DroppedId) == [DroppedId("u1a")]
-    assert of(e.Stop, effects) == [e.Stop(1, forget=False)]
-    effects = room.event(e.Stopped(1))
+    assert of(e.StopTask, effects) == [e.StopTask(1, forget=False)]
+    effects = room.event(e.TaskStopped(1))
     assert effects == [e.StartIngestion(2, source("u1", "b"), ResumeState())]
-    assert responses(room.event(e.Reached(2, "u1b", 8))) == []
-    assert responses(room.event(e.Reached(2, "u1b", 9))) == [FrontierUpper("u1b", 9)]
+    assert responses(room.event(e.FrontierReached(2, "u1b", 8))) == []
+    assert responses(room.event(e.FrontierReached(2, "u1b", 9))) == [FrontierUpper("u1b", 9)]
 
 
 def test_a_drop_overtakes_no_look_up_and_is_forgotten_outside() -> None:
@@ -282,7 +288,7 @@ def test_a_drop_overtakes_no_look_up_and_is_forgotten_outside() -> None:
     room.do(*run(source("u1")))
     effects = room.do(drop("u1"))
     assert of(e.CancelLookUp, effects) == [e.CancelLookUp(1)]
-    assert of(e.Forget, effects) == [e.Forget(-1, source("u1"))]
+    assert of(e.CleanUpSource, effects) == [e.CleanUpSource(-1, source("u1"))]
     assert room.event(e.ResumeFound(1, ResumeState())) == []
     assert room.numbers == {}
 
@@ -292,7 +298,7 @@ def test_a_dropped_object_that_comes_again_waits_for_its_former_task() -> None:
     room.do(drop("k1"))
     effects = room.do(*run(sink("k1", 9)))
     assert of(e.StartSink, effects) == []
-    assert room.event(e.Stopped(1)) == [e.StartSink(2, sink("k1", 9))]
+    assert room.event(e.TaskStopped(1)) == [e.StartSink(2, sink("k1", 9))]
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -301,39 +307,41 @@ def test_a_dropped_object_that_comes_again_waits_for_its_former_task() -> None:
 def test_a_failure_stalls_and_restarts_after_a_delay_that_grows() -> None:
     room = started(source("u1", "a", retry=5))
     for attempt, number in ((1, 1), (2, 2)):
-        effects = room.event(e.Failed(number, "no route", "look at the network"))
-        assert of(e.RestartLater, effects) == [e.RestartLater(number, attempt, Retry(5))]
+        effects = room.event(e.TaskFailed(number, "no route", "look at the network"))
+        assert of(e.RestartLater, effects) == [e.RestartLater(number, attempt, RetryDelays(5))]
         assert responses(effects) == [
             StatusUpdate(id, "stalled", "no route", "look at the network", 77)
             for id in ("u1", "u1a")
         ]
-        assert room.event(e.Failed(number, "again")) == []
+        assert room.event(e.TaskFailed(number, "again")) == []
         effects = room.event(e.RestartDue(number))
-        assert of(e.Stop, effects) == [e.Stop(number, forget=False)]
+        assert of(e.StopTask, effects) == [e.StopTask(number, forget=False)]
         assert room.numbers == {}
         effects = room.found(effects)
         assert room.numbers == {"u1": number + 1}
         assert {told.status for told in responses(effects)} == {"starting"}
-        assert of(e.StartIngestion, room.event(e.Stopped(number)))
-    room.event(e.Observed(3, 1, (e.Observation("u1", "running"),)))
-    assert of(e.RestartLater, room.event(e.Failed(3, "x"))) == [e.RestartLater(3, 1, Retry(5))]
+        assert of(e.StartIngestion, room.event(e.TaskStopped(number)))
+    room.event(e.HealthObserved(3, 1, (e.HealthObservation("u1", "running"),)))
+    assert of(e.RestartLater, room.event(e.TaskFailed(3, "x"))) == [
+        e.RestartLater(3, 1, RetryDelays(5))
+    ]
 
 
 def test_a_source_all_of_whose_tables_failed_names_one_as_people_call_it() -> None:
     room = started(source("u1", "ab"))
-    failed = tuple(e.Observation(id, "stalled", "no column c") for id in ("u1a", "u1b"))
-    well = e.Observation("u1", "running")
-    told = responses(room.event(e.Observed(1, 1, (well, failed[0]))))
+    failed = tuple(e.HealthObservation(id, "stalled", "no column c") for id in ("u1a", "u1b"))
+    well = e.HealthObservation("u1", "running")
+    told = responses(room.event(e.HealthObserved(1, 1, (well, failed[0]))))
     assert {each.id: each.status for each in told} == {"u1": "running", "u1a": "stalled"}
-    told = responses(room.event(e.Observed(1, 2, (well, *failed))))
+    told = responses(room.event(e.HealthObserved(1, 2, (well, *failed))))
     assert told[0] == StatusUpdate("u1", "stalled", "table public.a: no column c", None, 77)
 
 
 def test_a_task_whose_shards_are_dropped_ends_quietly_unless_the_drop_does_not_come() -> None:
     room = started(source("u1", "a"), source("u2", "a"))
     for number in (1, 2):
-        effects = room.event(e.Failed(number, "no shard", None, is_dropped=True))
-        assert effects == [e.RestartLater(number, 1, Retry())]
+        effects = room.event(e.TaskFailed(number, "no shard", None, is_dropped=True))
+        assert effects == [e.RestartLater(number, 1, RetryDelays())]
     told = responses(room.do(drop("u1")), StatusUpdate)
     assert {each.status for each in told} == {"dropped"}
     assert room.event(e.RestartDue(1)) == []
@@ -345,7 +353,7 @@ def test_a_task_whose_shards_are_dropped_ends_quietly_unless_the_drop_does_not_c
 
 def test_what_was_dropped_meanwhile_is_not_recreated() -> None:
     room = started(source("u1"), sink("k1"))
-    room.event(e.Failed(1, "x"))
+    room.event(e.TaskFailed(1, "x"))
     room.do(drop("u1"))
     assert room.event(e.RestartDue(1)) == []
     assert room.apply(SuspendAndRestart("u1", 1, "late")) == []
@@ -357,7 +365,7 @@ def test_a_restart_names_one_rendering_and_a_pending_update_is_enough() -> None:
     room = started(sink("k1"))
     room.held = True
     room.do(*run(msgspec.structs.replace(sink("k1"), name="other")))
-    assert room.apply(SuspendAndRestart("k1", 1, "x")) == [e.Stop(1, forget=False)]
+    assert room.apply(SuspendAndRestart("k1", 1, "x")) == [e.StopTask(1, forget=False)]
     assert [type(command).__name__ for command in room.proposed] == ["RunSinkDataflow"]
     room.held = False
     room.order()
@@ -371,24 +379,24 @@ def test_other_workers_ask_worker_0_to_restart() -> None:
     assert room.state.index != 0
     room.connect("a", *run(sink("k9")))
     room.apply(RunSinkDataflow(sink("k9"), 1))
-    room.event(e.Failed(1, "x"))
-    restart = Forwarded(SuspendAndRestart("k9", 1, "x"))
-    assert room.event(e.RestartDue(1)) == [e.Forward(restart)]
+    room.event(e.TaskFailed(1, "x"))
+    restart = ForwardedCommand(SuspendAndRestart("k9", 1, "x"))
+    assert room.event(e.RestartDue(1)) == [e.ForwardCommand(restart)]
     first = Room(0, 4)
     first.connect("a", *run(sink("k9")))
     effects = first.event(restart)
-    assert of(e.Offer, effects)[0].propose.command == ForStorage(restart.command)
+    assert of(e.OfferStorageCommand, effects)[0].propose.command == ForStorage(restart.command)
     assert first.numbers == {"k9": 2}  # suspended, and rendered again
 
 
 def test_a_sink_that_restarts_begins_where_it_may_be_compacted_to() -> None:
     room = started(sink("k1", 5))
     assert room.do(AllowCompaction("k1", 20)) == [e.AllowTaskCompaction(1, "k1", 20)]
-    room.event(e.Failed(1, "x"))
+    room.event(e.TaskFailed(1, "x"))
     room.event(e.RestartDue(1))
-    assert room.event(e.Stopped(1)) == [e.StartSink(2, sink("k1", 20))]
+    assert room.event(e.TaskStopped(1)) == [e.StartSink(2, sink("k1", 20))]
     assert room.state.commands_for(2) == [
-        e.Configure(UpdateConfiguration()),
+        e.ConfigureTasks(UpdateStorageConfiguration()),
         e.AllowTaskCompaction(2, "k1", 20),
     ]
     assert room.state.commands_for(1) == []
@@ -400,36 +408,36 @@ def test_a_sink_that_restarts_begins_where_it_may_be_compacted_to() -> None:
 def test_a_oneshot_goes_on_when_its_client_comes_back_and_is_answered_once() -> None:
     room = started()
     room.do(oneshot())
-    room.event(e.ClientLost("a"))
+    room.event(e.StorageClientLost("a"))
     effects = room.connect("b", oneshot())
-    assert responses(effects) == of(e.Stop, effects) == of(e.StartOneshot, effects) == []
-    answer = StagedBatches("o1", Staged(BATCHES))
-    assert responses(room.event(e.OneshotDone(1, Staged(BATCHES)))) == [answer]
+    assert responses(effects) == of(e.StopTask, effects) == of(e.StartOneshot, effects) == []
+    answer = StagedBatches("o1", FilesStaged(BATCHES))
+    assert responses(room.event(e.OneshotDone(1, FilesStaged(BATCHES)))) == [answer]
 
 
 def test_a_oneshot_of_the_same_name_that_reads_something_else_is_run_in_its_place() -> None:
     room = started()
     room.do(oneshot())
-    room.event(e.OneshotDone(1, Staged(BATCHES)))
+    room.event(e.OneshotDone(1, FilesStaged(BATCHES)))
     other = oneshot("o1", "t2")
     effects = room.connect("b", other)
     assert responses(effects) == []
-    assert of(e.Stop, effects) == [e.Stop(1, forget=True)]
-    assert of(e.StartOneshot, room.event(e.Stopped(1))) == [e.StartOneshot(2, other)]
+    assert of(e.StopTask, effects) == [e.StopTask(1, forget=True)]
+    assert of(e.StartOneshot, room.event(e.TaskStopped(1))) == [e.StartOneshot(2, other)]
 
 
 def test_a_oneshot_is_answered_once_by_its_owner_and_at_once_by_the_others() -> None:
     room = room_of("o1", 3, owner=False)
     room.connect("a")
-    assert room.do(oneshot()) == [e.Respond(StagedBatches("o1", Staged()))]
+    assert room.do(oneshot()) == [e.SendStorageResponse(StagedBatches("o1", FilesStaged()))]
     assert room.do(CancelOneshotIngestion("o1")) == []
     room = started()
     effects = room.do(oneshot())
     assert of(e.StartOneshot, effects) == [e.StartOneshot(1, oneshot())]
     assert room.do(oneshot()) == []
-    done = e.OneshotDone(1, Staged(BATCHES))
-    assert room.event(done) == [e.Respond(StagedBatches("o1", Staged(BATCHES)))]
-    assert room.do(CancelOneshotIngestion("o1"))[-1] == e.Stop(1, forget=True)
+    done = e.OneshotDone(1, FilesStaged(BATCHES))
+    assert room.event(done) == [e.SendStorageResponse(StagedBatches("o1", FilesStaged(BATCHES)))]
+    assert room.do(CancelOneshotIngestion("o1"))[-1] == e.StopTask(1, forget=True)
     assert room.do(CancelOneshotIngestion("o1")) == []
 
 
@@ -438,25 +446,27 @@ def test_a_canceled_oneshot_is_answered_so_and_its_parts_are_discarded() -> None
     room.do(oneshot())
     (answer,) = responses(room.do(CancelOneshotIngestion("o1")))
     assert isinstance(answer.result, StagingFailed)
-    assert answer.result.code == "Canceled"
-    assert room.event(e.OneshotDone(1, Staged(BATCHES))) == [e.Discard(BATCHES)]
+    assert answer.result.code == "OperationCanceled"
+    assert room.event(e.OneshotDone(1, FilesStaged(BATCHES))) == [e.DiscardParts(BATCHES)]
 
 
 def test_a_oneshot_that_is_done_while_nobody_is_there_waits_for_its_client() -> None:
     room = started()
     room.do(oneshot())
-    assert room.event(e.ClientLost("a")) == [e.SwitchClient(None)]
-    assert room.event(e.OneshotDone(1, Staged(BATCHES))) == []
+    assert room.event(e.StorageClientLost("a")) == [e.SwitchStorageClient(None)]
+    assert room.event(e.OneshotDone(1, FilesStaged(BATCHES))) == []
     effects = room.connect("b", oneshot())
-    assert responses(effects) == [StagedBatches("o1", Staged(BATCHES))]
-    assert of(e.Stop, effects) == of(e.StartOneshot, effects) == []
+    assert responses(effects) == [StagedBatches("o1", FilesStaged(BATCHES))]
+    assert of(e.StopTask, effects) == of(e.StartOneshot, effects) == []
     assert room.numbers == {"o1": 1}, "it is done, and not done again"
-    assert of(e.Discard, room.do(CancelOneshotIngestion("o1"))) == [], "whoever took them has them"
+    assert of(e.DiscardParts, room.do(CancelOneshotIngestion("o1"))) == [], (
+        "whoever took them has them"
+    )
     room.do(oneshot("o2"))
-    room.event(e.ClientLost("b"))
+    room.event(e.StorageClientLost("b"))
     number = room.numbers["o2"]
-    room.event(e.OneshotDone(number, Staged(BATCHES)))
-    assert of(e.Discard, room.connect("c")) == [e.Discard(BATCHES)]
+    room.event(e.OneshotDone(number, FilesStaged(BATCHES)))
+    assert of(e.DiscardParts, room.connect("c")) == [e.DiscardParts(BATCHES)]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -471,13 +481,13 @@ def test_a_oneshot_that_is_done_before_its_client_is_heard_of_is_answered_then(
     if answered:  # by a rendering of before; the answer was lost with the connection
         room.do(oneshot(uuid))
         (start,) = of(e.StartOneshot, room.apply(RunOneshotIngestionDataflow(oneshot(uuid), 1)))
-        room.event(e.OneshotDone(start.number, Staged(BATCHES)))
-        room.apply(DropDataflow((uuid,)))
-        room.event(e.Stopped(start.number))
+        room.event(e.OneshotDone(start.number, FilesStaged(BATCHES)))
+        room.apply(DropObjects((uuid,)))
+        room.event(e.TaskStopped(start.number))
     (start,) = of(e.StartOneshot, room.apply(RunOneshotIngestionDataflow(oneshot(uuid), 2)))
-    assert room.event(e.OneshotDone(start.number, Staged(BATCHES))) == []
+    assert room.event(e.OneshotDone(start.number, FilesStaged(BATCHES))) == []
     effects = room.connect("b", oneshot(uuid))
-    assert responses(effects, StagedBatches) == [StagedBatches(uuid, Staged(BATCHES))]
+    assert responses(effects, StagedBatches) == [StagedBatches(uuid, FilesStaged(BATCHES))]
 
 
 def test_an_answer_that_went_to_a_client_that_is_gone_is_given_again() -> None:
@@ -487,10 +497,10 @@ def test_an_answer_that_went_to_a_client_that_is_gone_is_given_again() -> None:
     room.connect("a")
     room.do(oneshot(uuid))
     (start,) = of(e.StartOneshot, room.apply(RunOneshotIngestionDataflow(oneshot(uuid), 1)))
-    answer = StagedBatches(uuid, Staged(BATCHES))
-    assert responses(room.event(e.OneshotDone(start.number, Staged(BATCHES)))) == [answer]
+    answer = StagedBatches(uuid, FilesStaged(BATCHES))
+    assert responses(room.event(e.OneshotDone(start.number, FilesStaged(BATCHES)))) == [answer]
     assert responses(room.connect("b", oneshot(uuid)), StagedBatches) == [answer]
-    assert of(e.Discard, room.apply(DropDataflow((uuid,)))) == []  # whoever took them has them
+    assert of(e.DiscardParts, room.apply(DropObjects((uuid,)))) == []  # whoever took them has them
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -506,38 +516,40 @@ def test_commands_of_a_former_connection_are_discarded() -> None:
 
 def test_what_a_new_client_does_not_mention_is_dropped_in_silence() -> None:
     room = started(source("u1", "a"), source("u2"), sink("k1"))
-    assert room.hello("b") == [e.SwitchClient("b")]
+    assert room.hello("b") == [e.SwitchStorageClient("b")]
     assert room.do(Hello("b"))  # begins again
     effects = room.connect("c", *run(source("u2")), AllowCompaction("strange", 4))
     assert responses(effects, DroppedId) == []
-    assert of(e.Stop, effects) == [e.Stop(1, forget=True), e.Stop(3, forget=True)]
-    assert of(e.Reconciled, effects) == [e.Reconciled("c", 1, 0, 2, 1, ())]
+    assert of(e.StopTask, effects) == [e.StopTask(1, forget=True), e.StopTask(3, forget=True)]
+    assert of(e.LogStorageReconciliation, effects) == [
+        e.LogStorageReconciliation("c", 1, 0, 2, 1, ())
+    ]
     assert room.state.ignored == 1
     assert room.numbers == {"u2": 2}
 
 
 def test_a_client_that_is_gone_hears_nothing_and_tasks_go_on() -> None:
     room = started(source("u1", "a"))
-    room.event(e.ClientLost("a"))
-    assert room.event(e.ClientLost("a")) == []
-    assert room.event(e.Reached(1, "u1a", 8)) == []
-    assert of(e.RestartLater, room.event(e.Failed(1, "x")))
-    room.event(e.ClientLost("b"))  # its Hello is still to come
+    room.event(e.StorageClientLost("a"))
+    assert room.event(e.StorageClientLost("a")) == []
+    assert room.event(e.FrontierReached(1, "u1a", 8)) == []
+    assert of(e.RestartLater, room.event(e.TaskFailed(1, "x")))
+    room.event(e.StorageClientLost("b"))  # its Hello is still to come
     effects = room.connect("b", *run(source("u1", "a")))
     assert responses(effects) == []
-    assert of(e.SwitchClient, effects) == [e.SwitchClient(None)]
+    assert of(e.SwitchStorageClient, effects) == [e.SwitchStorageClient(None)]
     assert room.numbers == {"u1": 1}
 
 
 def test_configuration_goes_through_the_one_order() -> None:
     room = Room()
-    effects = room.connect("a", UpdateConfiguration(5))
-    assert of(e.Configure, effects) == [e.Configure(UpdateConfiguration(5))]
-    effects = room.do(UpdateConfiguration(None, 7))
-    assert effects[-1] == e.Configure(UpdateConfiguration(5, 7))
+    effects = room.connect("a", UpdateStorageConfiguration(5))
+    assert of(e.ConfigureTasks, effects) == [e.ConfigureTasks(UpdateStorageConfiguration(5))]
+    effects = room.do(UpdateStorageConfiguration(None, 7))
+    assert effects[-1] == e.ConfigureTasks(UpdateStorageConfiguration(5, 7))
     other = Room(1, 2)
     other.connect("a")
-    assert other.do(UpdateConfiguration(5)) == []
+    assert other.do(UpdateStorageConfiguration(5)) == []
 
 
 def test_writes_are_allowed_once_and_for_good() -> None:
@@ -550,9 +562,9 @@ def test_writes_are_allowed_once_and_for_good() -> None:
 
 def test_a_gap_in_the_order_is_a_fault_and_the_other_half_has_its_place() -> None:
     state = StorageState(0, 1)
-    assert state.handle(Sequenced(0, 1, AllowWrites())) == []
+    assert state.handle(SequencedCommand(0, 1, AllowWrites())) == []
     with pytest.raises(LocalProtocolError, match="got command 2, 1 is next"):
-        state.handle(Sequenced(2, 1, AllowWrites()))
+        state.handle(SequencedCommand(2, 1, AllowWrites()))
 
 
 # -- statistics ------------------------------------------------------------------------------------
@@ -561,21 +573,29 @@ def test_a_gap_in_the_order_is_a_fault_and_the_other_half_has_its_place() -> Non
 def test_statistics_go_through_the_one_order_and_are_told_by_worker_0() -> None:
     room = started(source("u1", "a"))
     assert room.event(e.StatisticsDue()) == [
-        e.Respond(StatisticsUpdates((Statistics("u1"), Statistics("u1a"))))
+        e.SendStorageResponse(StatisticsUpdates((ObjectStatistics("u1"), ObjectStatistics("u1a"))))
     ]
-    room.event(e.Measured(1, Statistics("u1a", rows_inserted=4, lag_ms=9)))
+    room.event(e.StatisticsMeasured(1, ObjectStatistics("u1a", rows_inserted=4, lag_ms=9)))
     effects = room.event(e.StatisticsDue())
-    measured = Measurement(1, Statistics("u1a", rows_inserted=4, lag_ms=9))
-    assert effects == [e.Offer(Propose(1, ForStorage(StatisticsUpdate(0, (measured,)))))]
+    measured = StatisticsMeasurement(1, ObjectStatistics("u1a", rows_inserted=4, lag_ms=9))
+    assert effects == [
+        e.OfferStorageCommand(ProposeCommand(1, ForStorage(StatisticsUpdate(0, (measured,)))))
+    ]
     # Of whatever had this id before:
     room.apply(StatisticsUpdate(3, (msgspec.structs.replace(measured, epoch=0),)))
     assert room.event(e.StatisticsDue()) == [
-        e.Respond(StatisticsUpdates((Statistics("u1a", rows_inserted=4, lag_ms=9),)))
+        e.SendStorageResponse(
+            StatisticsUpdates((ObjectStatistics("u1a", rows_inserted=4, lag_ms=9),))
+        )
     ]
     other = Room(1, 2)
-    other.event(e.Measured(1, Statistics("u1a", rows_inserted=4)))
+    other.event(e.StatisticsMeasured(1, ObjectStatistics("u1a", rows_inserted=4)))
     assert other.event(e.StatisticsDue()) == [
-        e.Forward(
-            Forwarded(StatisticsUpdate(1, (Measurement(1, Statistics("u1a", rows_inserted=4)),)))
+        e.ForwardCommand(
+            ForwardedCommand(
+                StatisticsUpdate(
+                    1, (StatisticsMeasurement(1, ObjectStatistics("u1a", rows_inserted=4)),)
+                )
+            )
         )
     ]

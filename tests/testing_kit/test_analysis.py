@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 
 from actors.errors import QueryRejected
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze
 
 TABLES = {
-    "t": Schema((Column("a", "int", False), Column("g", "string"), Column("d", "decimal(10,2)"))),
-    "u": Schema((Column("a", "int", False), Column("y", "bigint"))),
+    "t": TableSchema(
+        (
+            TableColumn("a", "int", False),
+            TableColumn("g", "string"),
+            TableColumn("d", "decimal(10,2)"),
+        )
+    ),
+    "u": TableSchema((TableColumn("a", "int", False), TableColumn("y", "bigint"))),
 }
 
 

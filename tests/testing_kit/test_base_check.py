@@ -12,15 +12,15 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from actors.kernel import System
-from actors.plan.delta import DeltaPlan, Where
-from actors.plan.jobs import Prepare
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.kernel import ActorSystem
+from actors.plan.delta import DeltaPlan, FilterRows
+from actors.plan.jobs import PreparePlan
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.base_check import _three_groups, unexplained
-from actors.testing.base_rows import RANGES, Unmakeable, base_rows, script_values
-from actors.testing.check_views import Report, check_scripts, read
-from actors.testing.checking import Options, Place
+from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
+from actors.testing.check_views import CheckReport, check_scripts, read
+from actors.testing.checking import CheckOptions, CheckPlace
 from actors.testing.engine import InMemoryExecutor
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -29,7 +29,7 @@ KINDS = (
     "decimal(2,2)", "string", "varchar(3)", "binary", "date", "timestamp", "timestamp_ntz",
     "boolean", "array<int>", "struct<a:int>", "map<string,int>",
 )  # fmt: skip
-EVERY = Schema(tuple(Column(f"c{index}", kind) for index, kind in enumerate(KINDS)))
+EVERY = TableSchema(tuple(TableColumn(f"c{index}", kind) for index, kind in enumerate(KINDS)))
 ROW = (1, 2, 3, 4, 0.5, 0.25, None, None, None, "a", "b", b"c", None, None, None, True, [1],
        {"a": 1}, [("k", 1)])  # fmt: skip
 
@@ -39,12 +39,12 @@ async def over_base(
     rows: int,
     engine: Callable[[], InMemoryExecutor] = InMemoryExecutor,
     stays: bool = False,
-) -> Report:
+) -> CheckReport:
     with anyio.fail_after(100), tempfile.TemporaryDirectory() as folder:
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(engine, "engine")
-            place = Place(system, executor, Settings(), Path(folder))
-            options = Options(exact_decimals=False, batched=False, base=rows, base_stays=stays)
+            place = CheckPlace(system, executor, Settings(), Path(folder))
+            options = CheckOptions(exact_decimals=False, batched=False, base=rows, base_stays=stays)
             return await check_scripts(read(paths), place, options)
 
 
@@ -62,9 +62,9 @@ async def test_scripts_hold_over_a_base(name: str) -> None:
 class Liar(InMemoryExecutor):
     """Leaves out values that only the base has."""
 
-    def plan_of(self, job: Prepare) -> DeltaPlan:
+    def plan_of(self, job: PreparePlan) -> DeltaPlan:
         stratum = job.plan.strata[0]
-        node = Where(stratum.node, "a < 1010 or a is null")
+        node = FilterRows(stratum.node, "a < 1010 or a is null")
         return msgspec.structs.replace(
             job.plan, strata=(msgspec.structs.replace(stratum, node=node),)
         )
@@ -119,12 +119,12 @@ def test_rows_of_every_type_are_the_same_from_a_seed(reach: str) -> None:
 
 
 def test_keys_are_unique_and_never_null() -> None:
-    schema = Schema((Column("k", "int"), Column("v", "string")), ("k",))
+    schema = TableSchema((TableColumn("k", "int"), TableColumn("v", "string")), ("k",))
     made = base_rows(schema, {"k": [1, 2], "v": ["a"]}, 5_000, "own", "seed", 1)
     assert len(set(made["k"].to_pylist()) - {None, 1, 2}) == 5_000
     assert set(made[DIFF].to_pylist()) == {1}
-    few = Schema((Column("k", "tinyint"),), ("k",))
-    with pytest.raises(Unmakeable, match="tinyint"):
+    few = TableSchema((TableColumn("k", "tinyint"),), ("k",))
+    with pytest.raises(UnmakeableTable, match="tinyint"):
         base_rows(few, {"k": []}, 5_000, "far", "seed", 1)
 
 
@@ -136,7 +136,7 @@ def delta(*rows: tuple[object, ...]) -> pa.Table:
 
 
 def test_only_rounding_of_floats_is_explained() -> None:
-    schema = Schema((Column("k", "string"), Column("x", "double")))
+    schema = TableSchema((TableColumn("k", "string"), TableColumn("x", "double")))
     many = [(f"k{n}", n + sign * 1e-12, 1, sign) for n in range(1, 5_000) for sign in (1, -1)]
     assert unexplained(delta(*many), schema) == []
     assert unexplained(delta(("a", None, 1, 1), ("a", None, 1, -1)), schema) == []

@@ -14,23 +14,30 @@ import pyarrow.compute as pc
 import pytest
 
 from actors.errors import PenstockError
-from actors.kernel import System
-from actors.plan.delta import DeltaPlan, Where
-from actors.plan.jobs import Analyzed, Answer, Difference, Job, Prepare, Translation
+from actors.kernel import ActorSystem
+from actors.plan.delta import DeltaPlan, FilterRows
+from actors.plan.jobs import (
+    Answer,
+    ComputeDifference,
+    Job,
+    PreparePlan,
+    QueryAnalyzed,
+    QueryTranslation,
+)
 from actors.plan.schema import DIFF
 from actors.plan.updates import from_ipc, to_ipc
 from actors.settings import Settings
 from actors.testing import check_views
 from actors.testing.check_views import (
-    Report,
+    CheckReport,
     Show,
     check_scripts,
     read,
     script_files,
 )
-from actors.testing.checking import Options, Place
+from actors.testing.checking import CheckOptions, CheckPlace
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.view_scripts import Script, rows_of
+from actors.testing.view_scripts import ViewScript, rows_of
 from actors.threshold_probes import LIMIT_RESERVE, counts, use_kernel_limits
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -40,7 +47,9 @@ EVERY_WAY = 6
 with all of them."""
 
 
-async def checked(*paths: Path, splits: int = 2, live: bool = True, ends: bool = True) -> Report:
+async def checked(
+    *paths: Path, splits: int = 2, live: bool = True, ends: bool = True
+) -> CheckReport:
     return await checked_by(InMemoryExecutor, *paths, splits=splits, live=live, ends=ends)
 
 
@@ -51,12 +60,14 @@ async def checked_by(
     live: bool = True,
     ends: bool = True,
     show: Show | None = None,
-) -> Report:
+) -> CheckReport:
     with anyio.fail_after(100), tempfile.TemporaryDirectory() as folder:
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(engine, "engine")
-            place = Place(system, executor, Settings(), Path(folder))
-            options = Options(splits, 0, ends=ends, live=live, exact_decimals=False, batched=False)
+            place = CheckPlace(system, executor, Settings(), Path(folder))
+            options = CheckOptions(
+                splits, 0, ends=ends, live=live, exact_decimals=False, batched=False
+            )
             return await check_scripts(read(paths), place, options, show=show)
 
 
@@ -121,8 +132,8 @@ class Showing(InMemoryExecutor):
 
     def answer(self, job: Job) -> Answer:
         told = super().answer(job)
-        if isinstance(told, Analyzed):
-            return msgspec.structs.replace(told, translation=Translation(None, "no rule"))
+        if isinstance(told, QueryAnalyzed):
+            return msgspec.structs.replace(told, translation=QueryTranslation(None, "no rule"))
         return told
 
 
@@ -146,7 +157,7 @@ class Fragile(InMemoryExecutor):
     """Fails with what no engine fails with, for one table's contents."""
 
     def answer(self, job: Job) -> Answer:
-        if isinstance(job, Difference):
+        if isinstance(job, ComputeDifference):
             rows = [from_ipc(rows.arrow)["a"].to_pylist() for _, rows in job.tables if rows.arrow]
             if [7] in rows:
                 raise NestedTooDeeply("7")
@@ -164,7 +175,7 @@ async def test_floats_are_rounded_as_spark_rounds_them(tmp_path: Path) -> None:
         "create materialized view v as select f, d from t;\n@ 1\n+ t (0.1, 0.1)\n"
     )
     (read_script,) = read([script])
-    assert isinstance(read_script, Script)
+    assert isinstance(read_script, ViewScript)
     (update,) = rows_of(read_script)
     assert update.row == (pa.scalar(0.1, pa.float32()).as_py(), 0.1)
     report = await checked(script)
@@ -174,13 +185,13 @@ async def test_floats_are_rounded_as_spark_rounds_them(tmp_path: Path) -> None:
 class Liar(InMemoryExecutor):
     """Leaves out what a filter would keep."""
 
-    def plan_of(self, job: Prepare) -> DeltaPlan:
+    def plan_of(self, job: PreparePlan) -> DeltaPlan:
         return _crippled(job.plan)
 
 
 def _crippled(plan: DeltaPlan) -> DeltaPlan:
     stratum = plan.strata[0]
-    node = Where(stratum.node, "a <> 2")
+    node = FilterRows(stratum.node, "a <> 2")
     return msgspec.structs.replace(plan, strata=(msgspec.structs.replace(stratum, node=node),))
 
 
@@ -215,7 +226,11 @@ class Negating(InMemoryExecutor):
 
     def answer(self, job: Job) -> Answer:
         made = super().answer(job)
-        if not isinstance(job, Difference) or job.old is None or isinstance(made, Analyzed):
+        if (
+            not isinstance(job, ComputeDifference)
+            or job.old is None
+            or isinstance(made, QueryAnalyzed)
+        ):
             return made
         rows = from_ipc(made.arrow)  # type: ignore[union-attr, arg-type]
         place = rows.column_names.index(DIFF)

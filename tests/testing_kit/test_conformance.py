@@ -9,15 +9,15 @@ import anyio
 import msgspec
 import pytest
 
-from actors.kernel import System
-from actors.plan.delta import DeltaPlan, Where
-from actors.plan.jobs import Prepare
+from actors.kernel import ActorSystem
+from actors.plan.delta import DeltaPlan, FilterRows
+from actors.plan.jobs import PreparePlan
 from actors.settings import Settings
-from actors.testing.checking import Place
+from actors.testing.checking import CheckPlace
 from actors.testing.conformance import (
     WHOLE,
-    Conformance,
-    Judgement,
+    ConformanceCheck,
+    QueryJudgement,
     compile_queries,
     judge_corpus,
 )
@@ -40,12 +40,12 @@ REFUSED = CorpusQuery("nexmark", "drawn", "Volatile.", "select auction, rand() a
 class Liar(InMemoryExecutor):
     """Leaves out a few auctions."""
 
-    def plan_of(self, job: Prepare) -> DeltaPlan:
+    def plan_of(self, job: PreparePlan) -> DeltaPlan:
         stratum = job.plan.strata[0]
         names = job.plan.output.names
         if "auction" not in names:
             return job.plan
-        node = Where(stratum.node, "auction < 1015")
+        node = FilterRows(stratum.node, "auction < 1015")
         changed = msgspec.structs.replace(stratum, node=node)
         return msgspec.structs.replace(job.plan, strata=(changed,))
 
@@ -55,13 +55,15 @@ async def judged(
     engine: Callable[[], InMemoryExecutor],
     *queries: CorpusQuery,
     brief: bool = False,
-) -> dict[str, Judgement]:
+) -> dict[str, QueryJudgement]:
     with anyio.fail_after(100):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(engine, "engine")
-            place = Place(system, executor, Settings(), tmp_path)
+            place = CheckPlace(system, executor, Settings(), tmp_path)
             tables = make_tables("nexmark", 0.00005, 1, tmp_path)
-            found = await Conformance("nexmark", tables, place, 30, 1).judge(queries, brief=brief)
+            found = await ConformanceCheck("nexmark", tables, place, 30, 1).judge(
+                queries, brief=brief
+            )
             return {each.query: each for each in found}
 
 
@@ -88,9 +90,9 @@ async def test_what_is_wrong_is_found(tmp_path: Path) -> None:
 async def test_rows_read_are_told_at_each_scale(tmp_path: Path) -> None:
     shown: list[str] = []
     with anyio.fail_after(100):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), tmp_path)
+            place = CheckPlace(system, executor, Settings(), tmp_path)
             found = await judge_corpus(
                 [SALES, REFUSED],
                 place,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
-from actors.testing.conformance import TIMES, Judgement, divide_rows, summary, write_page
+from actors.plan.schema import TableColumn, TableSchema
+from actors.testing.conformance import TIMES, QueryJudgement, divide_rows, summary, write_page
 from actors.testing.corpora import (
     CORPORA,
     CorpusQuery,
@@ -26,8 +26,9 @@ from actors.testing.corpora import (
 
 FOLDER = Path(__file__).parent.parent / "corpora"
 COUNTS = {"tpch": 22, "nexmark": 24, "tpcds": 103}
-KEYED = Schema(
-    (Column("k", "int", False), Column("v", "string"), Column("d", "decimal(7,2)")), ("k",)
+KEYED = TableSchema(
+    (TableColumn("k", "int", False), TableColumn("v", "string"), TableColumn("d", "decimal(7,2)")),
+    ("k",),
 )
 
 
@@ -107,7 +108,7 @@ def test_returns_of_a_share_of_tpcds_have_their_sales(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [("k",), ()])
 def test_changes_take_away_only_what_is_there(key: tuple[str, ...]) -> None:
-    schema = Schema(KEYED.columns, key)
+    schema = TableSchema(KEYED.columns, key)
     rows = pa.table(
         {
             "k": pa.array(range(60), pa.int32()),
@@ -134,9 +135,9 @@ def test_changes_take_away_only_what_is_there(key: tuple[str, ...]) -> None:
 
 def test_the_page_tells_each_query() -> None:
     judged = [
-        Judgement("tpch", "q01", "Sums.", "exact", "incremental", reads=[4, 40]),
-        Judgement("tpch", "q03", "Ten.", "exact", "opaque", "LIMIT | OFFSET", reads=[-1, -1]),
-        Judgement("nexmark", "q00", "All.", "WRONG", "keyed", detail="at 10"),
+        QueryJudgement("tpch", "q01", "Sums.", "exact", "incremental", reads=[4, 40]),
+        QueryJudgement("tpch", "q03", "Ten.", "exact", "opaque", "LIMIT | OFFSET", reads=[-1, -1]),
+        QueryJudgement("nexmark", "q00", "All.", "WRONG", "keyed", detail="at 10"),
     ]
     page = write_page(judged, "Made by hand.")
     assert "| TPC-H | 2 | 2 | 0 | 0 | 1 | 0 | 1 |" in page

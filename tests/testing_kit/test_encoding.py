@@ -13,7 +13,7 @@ import pytest
 from test_waits import whole_service  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage, LeaseLost
-from actors.kernel import Actor, Address, Mailbox, Reply, System
+from actors.kernel import Actor, ActorAddress, ActorSystem, BoundedMailbox, ReplySlot
 from actors.testing import encoding
 from actors.testing.encoding import (
     BY_REFERENCE,
@@ -22,7 +22,7 @@ from actors.testing.encoding import (
     encode_all,
     encode_and_decode,
 )
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 
 
 class Inner(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Taker(Actor[Any]):
 
     def receive(self, message: Any) -> None:
         message.inner.rows.append(99)
-        if isinstance(message.to, Reply):
+        if isinstance(message.to, ReplySlot):
             message.to.set(message.inner)
 
 
@@ -55,7 +55,7 @@ def holder(to: Any) -> Holder:
 
 
 def test_data_are_copied_and_ways_to_speak_are_carried() -> None:
-    address: Address[Any] = Address(Mailbox("/x", 1))
+    address: ActorAddress[Any] = ActorAddress(BoundedMailbox("/x", 1))
     sent = holder((address, print, Holder))
     got = encode_and_decode(sent)
     assert got is not sent
@@ -86,8 +86,8 @@ def test_what_is_neither_data_nor_a_handle_is_refused_by_name(
     assert encode_and_decode(holder(handle)).to is handle
 
 
-async def test_a_receiver_that_spoils_a_message_spoils_its_own(stage: Isolation) -> None:
-    async with Isolation(encoded=True) as apart:
+async def test_a_receiver_that_spoils_a_message_spoils_its_own(stage: ActorIsolation) -> None:
+    async with ActorIsolation(encoded=True) as apart:
         for way in ("send", "send_nowait", "reply"):
             taker, sent = apart.start(Taker, way), holder(None)
             result = getattr(taker, way)(sent)
@@ -101,21 +101,21 @@ async def test_a_receiver_that_spoils_a_message_spoils_its_own(stage: Isolation)
 @pytest.fixture
 def all_encoded() -> Iterator[None]:
     """In this mode as long as the test lasts, and in the mode of the suite after it."""
-    before = System.mailbox_type is not Mailbox
+    before = ActorSystem.mailbox_type is not BoundedMailbox
     encode_all(True)
     yield
     encode_all(before)
 
 
 async def test_answers_are_encoded_too(all_encoded: None) -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         kept = Inner([1])
 
         class Giver(Actor[Any]):
             def receive(self, message: Any) -> None:
                 message.set(kept)
 
-        giver: Address[Any] = system.spawn(Giver, "giver")
+        giver: ActorAddress[Any] = system.spawn(Giver, "giver")
         got = await giver.ask(lambda reply: reply)
         assert got == kept
         assert got is not kept

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.testing.freedom import Freedom, freedom_of
+from actors.testing.freedom import QueryFreedom, freedom_of
 from actors.testing.nodes import frozen
 
 
-def wrong(freedom: Freedom, expected: Any, found: Any) -> int:
+def wrong(freedom: QueryFreedom, expected: Any, found: Any) -> int:
     return len(freedom.differences(Counter(expected), Counter(found), exact_decimals=True))
 
 

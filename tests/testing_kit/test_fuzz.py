@@ -15,11 +15,11 @@ import pytest
 import sqlglot
 
 from actors.errors import QueryRejected
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.settings import Settings
-from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.fuzz import Case, Change, make_case
+from actors.testing.fuzz import FuzzCase, FuzzChange, make_case
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.fuzzing import chosen_options, fuzz, shrink_case
 from actors.testing.view_scripts import parse_script, rows_of
@@ -65,13 +65,13 @@ def test_scripts_reach_every_rule_and_every_kind_of_change() -> None:
     assert any(empty)
 
 
-async def results(case: Case, name: str) -> list[ViewResult]:
+async def results(case: FuzzCase, name: str) -> list[ViewResult]:
     with tempfile.TemporaryDirectory() as folder:
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), Path(folder))
-            options = Options(1, 1, live=False, exact_decimals=False, batched=False)
-            return await Checked(parse_script(case.text(), name), place, options, name).run()
+            place = CheckPlace(system, executor, Settings(), Path(folder))
+            options = CheckOptions(1, 1, live=False, exact_decimals=False, batched=False)
+            return await CheckedScript(parse_script(case.text(), name), place, options, name).run()
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -91,7 +91,7 @@ async def test_a_failing_case_is_made_small() -> None:
     sql = dict(case.views)["v1"]
     needed = [change for change in case.changes if f"{change.table} " in sql][-1]
 
-    async def fails(smaller: Case) -> bool:
+    async def fails(smaller: FuzzCase) -> bool:
         return needed in smaller.changes and any(name == "v1" for name, _ in smaller.views)
 
     small = await shrink_case(case, "v1", fails)
@@ -112,10 +112,10 @@ async def test_a_script_that_fails_is_kept(tmp_path: Path) -> None:
             return made
 
     lines: list[str] = []
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         executor = system.spawn(Liar, "engine")
-        place = Place(system, executor, Settings(), tmp_path)
-        options = Options(1, 13, live=False, exact_decimals=False, batched=False)
+        place = CheckPlace(system, executor, Settings(), tmp_path)
+        options = CheckOptions(1, 13, live=False, exact_decimals=False, batched=False)
         report = await fuzz(
             4, place, options, tmp_path / "kept", lambda r, d, t: lines.append(r.view)
         )
@@ -136,7 +136,7 @@ def _nothing(arrow: bytes | None) -> bytes:
 
 
 def test_the_costly_ways_are_taken_by_some() -> None:
-    chosen = [chosen_options(Options(), number) for number in range(20)]
+    chosen = [chosen_options(CheckOptions(), number) for number in range(20)]
     assert sum(options.live for options in chosen) == 7
     assert all(options.sample == 1 for options in chosen)
 
@@ -145,7 +145,11 @@ def test_deletes_and_copies_are_written_as_changes() -> None:
     case = make_case(1, 1)
     case = msgspec.structs.replace(
         case,
-        changes=(Change(10, "t0", "1", 3), Change(10, "t0", "1", -2), Change(20, "t0", "1", -1)),
+        changes=(
+            FuzzChange(10, "t0", "1", 3),
+            FuzzChange(10, "t0", "1", -2),
+            FuzzChange(20, "t0", "1", -1),
+        ),
         times=(10, 20),
     )
     assert case.text().splitlines()[-5:] == [
@@ -174,10 +178,10 @@ def test_names_sizes_and_schemas_are_drawn_widely() -> None:
 
 
 async def test_views_by_odd_names_and_over_a_base_are_exact_in_memory(tmp_path: Path) -> None:
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
-        place = Place(system, executor, Settings(), tmp_path)
-        options = Options(1, 5, exact_decimals=False, batched=False)
+        place = CheckPlace(system, executor, Settings(), tmp_path)
+        options = CheckOptions(1, 5, exact_decimals=False, batched=False)
         report = await fuzz(48, place, options, tmp_path / "kept", lambda *_: None)
     assert report.ok, [view.line() for view in report.views]
     assert sum(view.verdict == "exact" for view in report.views) > 40

@@ -11,35 +11,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.errors import Canceled, DefiniteError, EngineLost, InvalidUsage, QueryRejected
-from actors.kernel import Address, System
+from actors.errors import DefiniteError, EngineLost, InvalidUsage, OperationCanceled, QueryRejected
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import (
-    Analyze,
+    AnalyzeStatement,
     CancelJob,
-    Difference,
-    Forget,
+    ComputeDifference,
+    ForgetPlan,
     Job,
-    Prepare,
-    Prepared,
-    Rows,
-    Run,
-    Step,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RunStep,
+    SubmitJob,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
-from actors.testing.engine import Controls, InMemoryExecutor, relation_of, table_of
-from actors.testing.maintain import Engine
-from actors.testing.nodes import Relation
+from actors.testing.engine import EngineControls, InMemoryExecutor, relation_of, table_of
+from actors.testing.maintain import EngineCaller
+from actors.testing.nodes import NodeRelation
 from actors.views.compile import compile_view
 
-T = Schema((Column("a", "int"), Column("g", "string")))
+T = TableSchema((TableColumn("a", "int"), TableColumn("g", "string")))
 
 
 class Bench:
-    def __init__(self, system: System) -> None:
-        self.controls = Controls()
-        self.address: Address[Any] = system.spawn(lambda: InMemoryExecutor(self.controls), "engine")
-        self.engine = Engine(self.address, "t")
+    def __init__(self, system: ActorSystem) -> None:
+        self.controls = EngineControls()
+        self.address: ActorAddress[Any] = system.spawn(
+            lambda: InMemoryExecutor(self.controls), "engine"
+        )
+        self.engine = EngineCaller(self.address, "t")
 
     async def run(self, job: Job) -> Any:
         return await self.engine.run(job)
@@ -47,7 +49,7 @@ class Bench:
     async def prepared(self, sql: str) -> str:
         plan = await compile_view(sql, {"t": T}, self.engine.analyze())
         self.last = len(plan.strata) - 1
-        await self.run(Prepare("p", "v", plan))
+        await self.run(PreparePlan("p", "v", plan))
         return "v"
 
 
@@ -56,22 +58,22 @@ def with_bench(body: Callable[[Bench], Awaitable[None]]) -> Callable[[], Awaitab
 
     async def test() -> None:
         with anyio.fail_after(30):
-            async with System(seed=1) as system:
+            async with ActorSystem(seed=1) as system:
                 await body(Bench(system))
 
     return test
 
 
-def rows(*updates: tuple[tuple[Any, ...], int, int]) -> Rows:
+def rows(*updates: tuple[tuple[Any, ...], int, int]) -> JobRows:
     columns = tuple((column.name, column.type) for column in T.columns)
-    return Rows(schema=T, arrow=to_ipc(table_of(Relation(columns, list(updates)))))
+    return JobRows(schema=T, arrow=to_ipc(table_of(NodeRelation(columns, list(updates)))))
 
 
 @with_bench
 async def test_a_step_runs_the_prepared_plan(bench: Bench) -> None:
     name = await bench.prepared("select g, count(*) as n from t group by g")
     made = await bench.run(
-        Step("s", name, 0, bench.last, {"d0": rows(((1, "x"), 3, 1), ((2, "x"), 4, 1))}, 3, 5)
+        RunStep("s", name, 0, bench.last, {"d0": rows(((1, "x"), 3, 1), ((2, "x"), 4, 1))}, 3, 5)
     )
     table = from_ipc(made.arrow).to_pylist()
     output = [row for row in table if row["__to"] & 1]
@@ -93,7 +95,7 @@ def test_rows_come_from_files_within_their_interval(tmp_path: Path) -> None:
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, T.arrow_updates()) as writer:
         writer.write_table(from_ipc(given.arrow))
     found = relation_of(
-        Rows(
+        JobRows(
             schema=T,
             arrow_file=str(file),
             files=(str(part),),
@@ -107,14 +109,16 @@ def test_rows_come_from_files_within_their_interval(tmp_path: Path) -> None:
 
 @with_bench
 async def test_difference_is_the_query_less_the_old(bench: Bench) -> None:
-    output = Schema((Column("g", "string"), Column("n", "bigint")))
+    output = TableSchema((TableColumn("g", "string"), TableColumn("n", "bigint")))
     sql = "select g, count(*) as n from t group by g having count(*) > 1"
-    old = Rows(
+    old = JobRows(
         schema=output,
-        arrow=to_ipc(table_of(Relation((("g", "string"), ("n", "bigint")), [(("y", 5), 1, 1)]))),
+        arrow=to_ipc(
+            table_of(NodeRelation((("g", "string"), ("n", "bigint")), [(("y", 5), 1, 1)]))
+        ),
     )
     tables = (("t", rows(((1, "x"), 1, 2), ((2, "y"), 1, 1))),)
-    made = await bench.run(Difference("d", sql, tables, output, 7, old))
+    made = await bench.run(ComputeDifference("d", sql, tables, output, 7, old))
     assert {tuple(row.values()) for row in from_ipc(made.arrow).to_pylist()} == {
         ("x", 2, 7, 1),
         ("y", 5, 7, -1),
@@ -125,27 +129,27 @@ async def test_difference_is_the_query_less_the_old(bench: Bench) -> None:
 async def test_errors_of_the_data_are_definite_on_both_routes(bench: Bench) -> None:
     name = await bench.prepared("select 1 / a as r from t")
     with pytest.raises(DefiniteError, match="DIVIDE_BY_ZERO"):
-        await bench.run(Step("s", name, 0, 0, {"d0": rows(((0, "x"), 1, 1))}, 1, 2))
-    output = Schema((Column("r", "double"),))
+        await bench.run(RunStep("s", name, 0, 0, {"d0": rows(((0, "x"), 1, 1))}, 1, 2))
+    output = TableSchema((TableColumn("r", "double"),))
     tables = (("t", rows(((0, "x"), 1, 1))),)
     with pytest.raises(DefiniteError, match="DIVIDE_BY_ZERO"):
-        await bench.run(Difference("d", "select 1 / a as r from t", tables, output, 1))
+        await bench.run(ComputeDifference("d", "select 1 / a as r from t", tables, output, 1))
 
 
 @with_bench
 async def test_refusals_reach_the_caller(bench: Bench) -> None:
     with pytest.raises(QueryRejected):
-        await bench.run(Analyze("a", (("t", T),), "select nothing from t"))
+        await bench.run(AnalyzeStatement("a", (("t", T),), "select nothing from t"))
     with pytest.raises(InvalidUsage, match="not prepared"):
-        await bench.run(Step("s", "unknown", 0, 0, {}, 0, 1))
+        await bench.run(RunStep("s", "unknown", 0, 0, {}, 0, 1))
 
 
 @with_bench
 async def test_a_forgotten_plan_is_gone(bench: Bench) -> None:
     name = await bench.prepared("select a from t")
-    assert isinstance(await bench.run(Forget("f", name)), Prepared)
+    assert isinstance(await bench.run(ForgetPlan("f", name)), PlanPrepared)
     with pytest.raises(InvalidUsage):
-        await bench.run(Step("s", name, 0, 0, {}, 0, 1))
+        await bench.run(RunStep("s", name, 0, 0, {}, 0, 1))
 
 
 @with_bench
@@ -156,9 +160,9 @@ async def test_a_held_job_waits_and_can_be_cancelled(bench: Bench) -> None:
 
     async def step(job_id: str) -> None:
         try:
-            await bench.run(Step(job_id, name, 0, 0, {}, 0, 1))
+            await bench.run(RunStep(job_id, name, 0, 0, {}, 0, 1))
             done.append(f"{job_id} done")
-        except Canceled:
+        except OperationCanceled:
             done.append(f"{job_id} canceled")
 
     async with anyio.create_task_group() as group:
@@ -177,7 +181,7 @@ async def test_a_held_job_waits_and_can_be_cancelled(bench: Bench) -> None:
 @with_bench
 async def test_the_next_job_fails_as_told(bench: Bench) -> None:
     bench.controls.fail_next("Analyze", EngineLost("gone"))
-    job = Analyze("a", (("t", T),), "select a from t")
+    job = AnalyzeStatement("a", (("t", T),), "select a from t")
     with pytest.raises(EngineLost):
         await bench.run(job)
     assert (await bench.run(job)).schema.names == ("a",)
@@ -186,6 +190,6 @@ async def test_the_next_job_fails_as_told(bench: Bench) -> None:
 @with_bench
 async def test_an_answer_may_be_asked_for_without_the_helper(bench: Bench) -> None:
     answer: Any = await bench.address.ask(
-        lambda reply: Run(Analyze("a", (("t", T),), "select g from t"), reply), 5_000
+        lambda reply: SubmitJob(AnalyzeStatement("a", (("t", T),), "select g from t"), reply), 5_000
     )
     assert answer.schema.names == ("g",)

@@ -8,11 +8,18 @@ import anyio
 import msgspec
 import pytest
 
-from actors.errors import ActorDead, Broken, Closed, DeadlineExceeded, InvalidUsage, WouldBlock
-from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, restart
-from actors.testing.isolation import Isolation
-from actors.testing.neighbours import Neighbour, match
-from actors.testing.virtual_time import Deadlock, VirtualTimeLoop
+from actors.errors import (
+    ActorDead,
+    ConnectionBroken,
+    DeadlineExceeded,
+    InvalidUsage,
+    ResourceClosed,
+    WouldBlock,
+)
+from actors.kernel import STOP, Actor, ActorAddress, ActorCrashed, ReplySlot, restart
+from actors.testing.isolation import ActorIsolation
+from actors.testing.neighbours import NeighbourProbe, match
+from actors.testing.virtual_time import VirtualDeadlock, VirtualTimeLoop
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -30,7 +37,7 @@ class Ticked(msgspec.Struct, frozen=True):
 
 class Weigh(msgspec.Struct, frozen=True):
     number: int
-    reply: Reply[int]
+    reply: ReplySlot[int]
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -40,7 +47,7 @@ class Gone(msgspec.Struct, frozen=True):
 class Depot(Actor[Any]):
     """Passes parcels on: heavy ones (as the scale says) after a second."""
 
-    def __init__(self, scale: Address[Any], shop: Address[Any]) -> None:
+    def __init__(self, scale: ActorAddress[Any], shop: ActorAddress[Any]) -> None:
         self.scale = scale
         self.shop = shop
         self.doing = "open"
@@ -55,7 +62,13 @@ class Depot(Actor[Any]):
             case Parcel(number):
                 try:
                     weight: int = await self.scale.ask(lambda reply: Weigh(number, reply), 500)
-                except (ActorDead, Broken, Closed, DeadlineExceeded, InvalidUsage) as error:
+                except (
+                    ActorDead,
+                    ConnectionBroken,
+                    ResourceClosed,
+                    DeadlineExceeded,
+                    InvalidUsage,
+                ) as error:
                     await self.shop.send(Ticked(f"{number}: {type(error).__name__}"))
                     return
                 self.ctx.after(weight, Ticked(str(number)))
@@ -68,12 +81,12 @@ class Depot(Actor[Any]):
         return self.doing
 
 
-def depot(stage: Isolation, **options: Any) -> tuple[Any, Neighbour, Neighbour]:
+def depot(stage: ActorIsolation, **options: Any) -> tuple[Any, NeighbourProbe, NeighbourProbe]:
     scale, shop = stage.probe("scale"), stage.probe("shop")
     return stage.start(lambda: Depot(scale.address, shop.address), "depot", **options), scale, shop
 
 
-async def test_timers_fire_in_order_each_at_its_time(stage: Isolation) -> None:
+async def test_timers_fire_in_order_each_at_its_time(stage: ActorIsolation) -> None:
     subject, scale, shop = depot(stage)
     scale.answers(Weigh, lambda message: 100 * message.number)
     for number in (3, 1, 2):
@@ -91,7 +104,7 @@ async def test_timers_fire_in_order_each_at_its_time(stage: Isolation) -> None:
     await shop.expect_nothing()
 
 
-async def test_expectations_in_any_order_and_somewhere(stage: Isolation) -> None:
+async def test_expectations_in_any_order_and_somewhere(stage: ActorIsolation) -> None:
     probe = stage.probe()
     for number in (1, 2, 3):
         await probe.address.send(Parcel(number))
@@ -111,7 +124,9 @@ async def test_expectations_in_any_order_and_somewhere(stage: Isolation) -> None
         await probe.expect_all(Parcel(1))
 
 
-async def test_what_does_not_come_is_told_with_what_everybody_waits_for(stage: Isolation) -> None:
+async def test_what_does_not_come_is_told_with_what_everybody_waits_for(
+    stage: ActorIsolation,
+) -> None:
     subject, scale, shop = depot(stage)
     await subject.send(Parcel(1))
     with pytest.raises(AssertionError) as failed:
@@ -124,7 +139,7 @@ async def test_what_does_not_come_is_told_with_what_everybody_waits_for(stage: I
     await scale.expect(Weigh, number=1)
 
 
-async def test_a_neighbour_answers_with_an_error_or_never(stage: Isolation) -> None:
+async def test_a_neighbour_answers_with_an_error_or_never(stage: ActorIsolation) -> None:
     subject, scale, shop = depot(stage)
     await subject.send(Parcel(1))
     await stage.advance(500)
@@ -139,7 +154,7 @@ async def test_a_neighbour_answers_with_an_error_or_never(stage: Isolation) -> N
     await shop.expect(Delivered, number=3)
 
 
-async def test_a_neighbour_crashes_or_stops(stage: Isolation) -> None:
+async def test_a_neighbour_crashes_or_stops(stage: ActorIsolation) -> None:
     subject, scale, shop = depot(stage)
     await subject.send(Parcel(1))
     await scale.expect(Weigh)
@@ -147,13 +162,13 @@ async def test_a_neighbour_crashes_or_stops(stage: Isolation) -> None:
     await shop.expect(Ticked, text="1: ActorDead")
     assert subject.statistics().doing == "no scale"
     await subject.send(Parcel(2))
-    await shop.expect(Ticked, text="2: Broken")
+    await shop.expect(Ticked, text="2: ConnectionBroken")
     await shop.stop()
     await subject.send(Parcel(3))
-    assert isinstance(await stage.expect_crash(Closed), Closed)
+    assert isinstance(await stage.expect_crash(ResourceClosed), ResourceClosed)
 
 
-async def test_a_neighbour_is_slow_to_take(stage: Isolation) -> None:
+async def test_a_neighbour_is_slow_to_take(stage: ActorIsolation) -> None:
     subject, scale, shop = depot(stage)
     scale.answers(Weigh, 1)
     shop.stall()
@@ -181,7 +196,7 @@ class Family(Actor[str]):
         self.ctx.watch(child, f"{message}-again")
 
 
-async def test_children_are_probes_too(stage: Isolation) -> None:
+async def test_children_are_probes_too(stage: ActorIsolation) -> None:
     casting = stage.casting("child")
     subject = stage.start(lambda: Family(casting))
     await subject.send("a")
@@ -197,7 +212,7 @@ async def test_children_are_probes_too(stage: Isolation) -> None:
         await casting.expect()
 
 
-async def test_a_crash_is_expected_or_fails_the_test(stage: Isolation) -> None:
+async def test_a_crash_is_expected_or_fails_the_test(stage: ActorIsolation) -> None:
     subject, *_ = depot(stage)
     with pytest.raises(AssertionError, match="nothing crashed"):
         await stage.expect_crash(ValueError)
@@ -215,7 +230,7 @@ def run(body: Any) -> None:
 
 def test_an_unexpected_crash_fails_the_test() -> None:
     async def body() -> None:
-        async with Isolation() as stage:
+        async with ActorIsolation() as stage:
             subject, _, shop = depot(stage)
             await subject.send(Parcel(13))
             with pytest.raises(AssertionError) as failed:
@@ -228,16 +243,16 @@ def test_an_unexpected_crash_fails_the_test() -> None:
 
 def test_a_test_that_waits_for_ever_is_told_what_everybody_waits_for() -> None:
     async def body() -> None:
-        async with Isolation() as stage:
+        async with ActorIsolation() as stage:
             subject, _, _ = depot(stage)
             await subject.send(Parcel(1))
             await anyio.sleep_forever()
 
-    with pytest.raises(Deadlock, match=r"(?s)500 ms, but time is held.*/depot: asks /scale"):
+    with pytest.raises(VirtualDeadlock, match=r"(?s)500 ms, but time is held.*/depot: asks /scale"):
         run(body)
 
 
-async def test_a_restart_waits_for_its_backoff(stage: Isolation) -> None:
+async def test_a_restart_waits_for_its_backoff(stage: ActorIsolation) -> None:
     subject, scale, shop = depot(stage, policy=restart(delay_ms=50))
     scale.answers(Weigh, 0)
     await subject.send(Parcel(13))
@@ -248,10 +263,10 @@ async def test_a_restart_waits_for_its_backoff(stage: Isolation) -> None:
     await shop.expect(Delivered, number=1)
 
 
-async def test_an_ask_of_the_tests_own(stage: Isolation) -> None:
+async def test_an_ask_of_the_tests_own(stage: ActorIsolation) -> None:
     scale = stage.probe("scale")
     subject = stage.start(lambda: Depot(scale.address, scale.address))
-    reply: Reply[int] = await subject.request(lambda slot: Weigh(1, slot))
+    reply: ReplySlot[int] = await subject.request(lambda slot: Weigh(1, slot))
     with pytest.raises(AssertionError, match="expected an answer, none came"):
         await stage.answer(reply)
     await subject.stop()
@@ -261,7 +276,7 @@ async def test_an_ask_of_the_tests_own(stage: Isolation) -> None:
 
 def test_a_stage_needs_virtual_time() -> None:
     async def body() -> None:
-        async with Isolation():
+        async with ActorIsolation():
             raise AssertionError("never")
 
     with pytest.raises(TypeError, match="take the fixture `stage`"):

@@ -9,36 +9,38 @@ import msgspec
 import pytest
 
 from actors.errors import InvalidUsage
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.plan.delta import (
-    Accumulate,
+    AccumulateTotals,
     DeltaPlan,
-    Hidden,
-    Input,
-    Lookup,
+    HiddenState,
+    NamedInput,
     Node,
-    Pair,
-    Reduce,
-    Select,
-    Stratum,
-    Union,
+    PairRows,
+    PlanStratum,
+    ReduceGroups,
+    SelectColumns,
+    StateLookup,
+    UnionRows,
 )
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.maintain import Engine, Maintained, State, accumulated
+from actors.testing.maintain import EngineCaller, MaintainedView, WeightedRows, accumulated
 
-T = Schema((Column("k", "int"), Column("x", "int")))
-KEY = Schema((Column("k", "int"),))
-COUNTS = Hidden(Schema((Column("k", "int"), Column("n", "bigint"))), ("k",))
-ROWS = Hidden(Schema((Column("n", "bigint"),)), ())
+T = TableSchema((TableColumn("k", "int"), TableColumn("x", "int")))
+KEY = TableSchema((TableColumn("k", "int"),))
+COUNTS = HiddenState(TableSchema((TableColumn("k", "int"), TableColumn("n", "bigint"))), ("k",))
+ROWS = HiddenState(TableSchema((TableColumn("n", "bigint"),)), ())
 
 
-def wide(node: Node, to: int, **given: str) -> Select:
+def wide(node: Node, to: int, **given: str) -> SelectColumns:
     """All columns of the last stratum, NULL where not given."""
     columns = {"o_k": "int", "h0_k": "int", "h0_n": "bigint", "h1_n": "bigint"}
-    named = [Named(name, given.get(name, f"CAST(NULL AS {t})")) for name, t in columns.items()]
-    return Select(node, (*named, Named("__to", str(to))))
+    named = [
+        NamedExpression(name, given.get(name, f"CAST(NULL AS {t})")) for name, t in columns.items()
+    ]
+    return SelectColumns(node, (*named, NamedExpression("__to", str(to))))
 
 
 def distinct_plan() -> DeltaPlan:
@@ -46,19 +48,21 @@ def distinct_plan() -> DeltaPlan:
 
     The counts of keys are kept as they change, that of all rows by total.
     """
-    each = Reduce(Input("d0", ("k",)), (Named("k", "k"),), ())
-    every = Reduce(Input("d0", ()), (), ())
-    flips = Accumulate(Input("r0", ("k", "n")), Input("h0", ("k", "n")), ("k",), (), flips=True)
-    total = Accumulate(every, Input("h1", ("n",)), (), ())
-    last = Union(
+    each = ReduceGroups(NamedInput("d0", ("k",)), (NamedExpression("k", "k"),), ())
+    every = ReduceGroups(NamedInput("d0", ()), (), ())
+    flips = AccumulateTotals(
+        NamedInput("r0", ("k", "n")), NamedInput("h0", ("k", "n")), ("k",), (), flips=True
+    )
+    total = AccumulateTotals(every, NamedInput("h1", ("n",)), (), ())
+    last = UnionRows(
         (
             wide(flips, 1, o_k="k"),
-            wide(Input("r0", ("k", "n")), 2, h0_k="k", h0_n="n"),
+            wide(NamedInput("r0", ("k", "n")), 2, h0_k="k", h0_n="n"),
             wide(total, 4, h1_n="n"),
         )
     )
-    lookups = (Lookup("h0", ("k",), (("r0", ("k",)),)), Lookup("h1", (), ()))
-    strata = (Stratum((), each, ("d0",)), Stratum(lookups, last, ("r0", "h0", "h1", "d0")))
+    lookups = (StateLookup("h0", ("k",), (("r0", ("k",)),)), StateLookup("h1", (), ()))
+    strata = (PlanStratum((), each, ("d0",)), PlanStratum(lookups, last, ("r0", "h0", "h1", "d0")))
     return DeltaPlan(("t",), (T,), KEY, "", "incremental", "", strata, (COUNTS, ROWS))
 
 
@@ -69,10 +73,12 @@ DELTAS: list[list[Any]] = [
 ]
 
 
-async def maintained(plan: DeltaPlan, deltas: list[list[Any]], *, fuse: bool | None) -> Maintained:
-    async with System(seed=1) as system:
-        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
-        view = Maintained(engine, plan, "v", fuse=fuse)
+async def maintained(
+    plan: DeltaPlan, deltas: list[list[Any]], *, fuse: bool | None
+) -> MaintainedView:
+    async with ActorSystem(seed=1) as system:
+        engine = EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t")
+        view = MaintainedView(engine, plan, "v", fuse=fuse)
         await view.prepare()
         for step, delta in enumerate(deltas):
             await view.advance([delta], 2 * step, 2 * step + 2)
@@ -108,12 +114,14 @@ async def test_rows_read_are_those_that_lookups_return() -> None:
 
 def null_key_plan() -> DeltaPlan:
     """Pairs of new rows with the old ones that have no key: looked up by a NULL."""
-    left = Select(Input("d0", ("x",)), (Named("a", "x"),))
-    right = Select(Input("s0", ("k", "x")), (Named("k", "k"), Named("b", "x")))
-    node = Select(Pair(left, right, ()), (Named("k", "a"),))
-    lookups = (Lookup("s0", ("k",), (("d0", ("",)),)),)
+    left = SelectColumns(NamedInput("d0", ("x",)), (NamedExpression("a", "x"),))
+    right = SelectColumns(
+        NamedInput("s0", ("k", "x")), (NamedExpression("k", "k"), NamedExpression("b", "x"))
+    )
+    node = SelectColumns(PairRows(left, right, ()), (NamedExpression("k", "a"),))
+    lookups = (StateLookup("s0", ("k",), (("d0", ("",)),)),)
     return DeltaPlan(
-        ("t",), (T,), KEY, "", "incremental", "", (Stratum(lookups, node, ("d0", "s0")),)
+        ("t",), (T,), KEY, "", "incremental", "", (PlanStratum(lookups, node, ("d0", "s0")),)
     )
 
 
@@ -126,14 +134,14 @@ async def test_an_origin_without_a_name_is_null() -> None:
 
 async def test_a_lookup_from_rows_that_nobody_looked_up_is_told() -> None:
     plan = null_key_plan()
-    lookup = Lookup("s0", ("k",), (("s0", ("x",)),))
+    lookup = StateLookup("s0", ("k",), (("s0", ("x",)),))
     stratum = msgspec.structs.replace(plan.strata[0], lookups=(lookup,))
     with anyio.fail_after(20), pytest.raises(InvalidUsage, match="looked up s0 before"):
         await maintained(msgspec.structs.replace(plan, strata=(stratum,)), DELTAS, fuse=False)
 
 
 def test_state_is_found_by_any_key_null_safe() -> None:
-    state = State(T)
+    state = WeightedRows(T)
     state.add([((None, 1), 3, 1), ((1, 1), 4, 2)])
     assert state.find(("k",), [(None,)]) == {(None, 1)}
     state.add([((None, 2), 5, 1), ((None, 1), 5, -1)])

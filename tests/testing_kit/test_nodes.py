@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import (
-    Accumulate,
-    Call,
-    Expand,
-    Input,
+    AccumulateTotals,
+    ExpandRows,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
-    Reduce,
-    Select,
-    Union,
-    Weigh,
+    PairRows,
+    RecomputeGroups,
+    ReduceGroups,
+    SelectColumns,
+    SparkCall,
+    UnionRows,
+    WeighRows,
 )
-from actors.plan.relational import Named
+from actors.plan.relational import NamedExpression
 from actors.testing.aggregates import compile_aggregates
-from actors.testing.nodes import Relation, Runner, Update, consolidated, frozen
+from actors.testing.nodes import NodeRelation, NodeRunner, Update, consolidated, frozen
 
 LO, HI = 5, 9
 COLUMNS = (("k", "int"), ("x", "int"))
-OLD, CHANGES = Input("s0", ("k", "x")), Input("d0", ("k", "x"))
+OLD, CHANGES = NamedInput("s0", ("k", "x")), NamedInput("d0", ("k", "x"))
 VALUE = st.one_of(st.none(), st.integers(-2, 2))
 ROW = st.tuples(st.one_of(st.none(), st.integers(0, 1)), VALUE)
 
@@ -52,9 +52,9 @@ def histories(draw: st.DrawFn) -> tuple[list[Update], list[Update], int]:
     return old, changes, lo
 
 
-def run(node: Node, lo: int, **inputs: Any) -> Relation:
-    relations = {name: Relation(columns, rows) for name, (columns, rows) in inputs.items()}
-    return Runner(relations, lo, HI).run(node)
+def run(node: Node, lo: int, **inputs: Any) -> NodeRelation:
+    relations = {name: NodeRelation(columns, rows) for name, (columns, rows) in inputs.items()}
+    return NodeRunner(relations, lo, HI).run(node)
 
 
 def until(updates: list[Update], time: int) -> Counter[Any]:
@@ -84,11 +84,11 @@ def test_recompute_is_the_aggregate_at_every_time(
 ) -> None:
     old, changes, lo = history
     calls = (
-        Call("m", "max(x)", "int"),
-        Call("c", "count(DISTINCT x)", "bigint"),
-        Call("n", "count(*)", "bigint"),
+        SparkCall("m", "max(x)", "int"),
+        SparkCall("c", "count(DISTINCT x)", "bigint"),
+        SparkCall("n", "count(*)", "bigint"),
     )
-    node = Recompute(OLD, CHANGES, ("k",) if keyed else (), calls)
+    node = RecomputeGroups(OLD, CHANGES, ("k",) if keyed else (), calls)
     found = run(node, lo, s0=(COLUMNS, old), d0=(COLUMNS, changes))
     names = [name for name, _ in found.columns]
     assert names == [*(["k"] if keyed else []), "m", "c", "n"]
@@ -103,8 +103,8 @@ def test_recompute_is_the_aggregate_at_every_time(
 @given(history=histories())
 def test_flips_keep_the_distinct_keys(history: tuple[list[Update], list[Update], int]) -> None:
     old, changes, lo = history
-    reduce = Reduce(CHANGES, (Named("k", "k"),), ())
-    node = Accumulate(reduce, Input("h0", ("k", "n")), ("k",), (), flips=True)
+    reduce = ReduceGroups(CHANGES, (NamedExpression("k", "k"),), ())
+    node = AccumulateTotals(reduce, NamedInput("h0", ("k", "n")), ("k",), (), flips=True)
     counts: Counter[Any] = Counter()
     for (key, _), _, weight in old:
         counts[key] += weight
@@ -121,8 +121,8 @@ def test_flips_keep_the_distinct_keys(history: tuple[list[Update], list[Update],
 
 
 def test_flips_without_keys_tell_whether_there_is_anything() -> None:
-    reduce = Reduce(CHANGES, (), ())
-    node = Accumulate(reduce, Input("h0", ("n",)), (), (), flips=True)
+    reduce = ReduceGroups(CHANGES, (), ())
+    node = AccumulateTotals(reduce, NamedInput("h0", ("n",)), (), (), flips=True)
     changes = [((1, 1), 6, 1), ((1, 2), 6, 1), ((1, 1), 7, -1), ((1, 2), 8, -1)]
     found = run(node, 0, d0=(COLUMNS, changes), h0=((("n", "bigint"),), []))
     assert found.updates == [((), 6, 1), ((), 8, -1)]
@@ -131,7 +131,7 @@ def test_flips_without_keys_tell_whether_there_is_anything() -> None:
 
 def test_expanded_updates_are_there_once_for_each_number() -> None:
     changes = [((1, None), 6, 1), ((2, 5), 7, -3)]
-    found = run(Expand(CHANGES, "tag", 2), LO, d0=(COLUMNS, changes))
+    found = run(ExpandRows(CHANGES, "tag", 2), LO, d0=(COLUMNS, changes))
     assert found.columns == (*COLUMNS, ("tag", "int"))
     assert found.updates == [
         ((1, None, 0), 6, 1),
@@ -142,38 +142,40 @@ def test_expanded_updates_are_there_once_for_each_number() -> None:
 
 
 def test_pairs_compare_null_safe_where_told() -> None:
-    left = Select(CHANGES, (Named("a", "k"), Named("b", "x")))
-    right = Select(OLD, (Named("c", "k"), Named("d", "x")))
+    left = SelectColumns(CHANGES, (NamedExpression("a", "k"), NamedExpression("b", "x")))
+    right = SelectColumns(OLD, (NamedExpression("c", "k"), NamedExpression("d", "x")))
     inputs = {
         "d0": (COLUMNS, [((None, 1), 6, 2), ((1, None), 7, 1)]),
         "s0": (COLUMNS, [((None, 1), 4, 1), ((1, None), 4, 3)]),
     }
-    same = Pair(left, right, (), None, (("a", "c"), ("b", "d")))
+    same = PairRows(left, right, (), None, (("a", "c"), ("b", "d")))
     assert run(same, LO, **inputs).updates == [
         ((None, 1, None, 1), 6, 2),
         ((1, None, 1, None), 7, 3),
     ]
-    mixed = Pair(left, right, (("a", "c"),), None, (("b", "d"),))
+    mixed = PairRows(left, right, (("a", "c"),), None, (("b", "d"),))
     assert run(mixed, LO, **inputs).updates == [((1, None, 1, None), 7, 3)]
 
 
 def test_weigh_multiplies_and_drops_zeros() -> None:
     changes = [((1, 2), 6, 3), ((1, 0), 6, 1), ((1, -1), 7, 1)]
-    found = run(Weigh(CHANGES, "x"), LO, d0=(COLUMNS, changes))
+    found = run(WeighRows(CHANGES, "x"), LO, d0=(COLUMNS, changes))
     assert found.updates == [((1, 2), 6, 6), ((1, -1), 7, -1)]
-    assert run(Weigh(CHANGES, "-1"), LO, d0=(COLUMNS, changes)).updates[0] == ((1, 2), 6, -3)
+    assert run(WeighRows(CHANGES, "-1"), LO, d0=(COLUMNS, changes)).updates[0] == ((1, 2), 6, -3)
     with pytest.raises(QueryRejected, match="not an integer"):
-        run(Weigh(CHANGES, "x > 1"), LO, d0=(COLUMNS, changes))
+        run(WeighRows(CHANGES, "x > 1"), LO, d0=(COLUMNS, changes))
 
 
 def test_unions_widen_types_and_want_the_same_columns() -> None:
-    void = Select(CHANGES, (Named("k", "CAST(NULL AS decimal(4,1))"), Named("x", "NULL")))
-    found = run(Union((CHANGES, void)), LO, d0=(COLUMNS, [((1, 2), 6, 1)]))
+    void = SelectColumns(
+        CHANGES, (NamedExpression("k", "CAST(NULL AS decimal(4,1))"), NamedExpression("x", "NULL"))
+    )
+    found = run(UnionRows((CHANGES, void)), LO, d0=(COLUMNS, [((1, 2), 6, 1)]))
     assert dict(found.columns)["k"].startswith("decimal(")
     assert [row for row, _, _ in found.updates] == [(Decimal("1.0"), 2), (None, None)]
-    other = Select(CHANGES, (Named("k", "k"), Named("y", "x")))
+    other = SelectColumns(CHANGES, (NamedExpression("k", "k"), NamedExpression("y", "x")))
     with pytest.raises(InvalidUsage, match="union"):
-        run(Union((CHANGES, other)), LO, d0=(COLUMNS, []))
+        run(UnionRows((CHANGES, other)), LO, d0=(COLUMNS, []))
 
 
 def test_rows_compare_by_their_bits() -> None:

@@ -8,14 +8,16 @@ from decimal import Decimal
 import pytest
 
 from actors.errors import DefiniteError, QueryRejected
-from actors.plan.schema import Column, Schema
-from actors.testing.oracle import Oracle, differences, run_query
+from actors.plan.schema import TableColumn, TableSchema
+from actors.testing.oracle import QueryOracle, differences, run_query
 
-T = Schema((Column("a", "int"), Column("d", "decimal(6,2)"), Column("b", "boolean")))
+T = TableSchema(
+    (TableColumn("a", "int"), TableColumn("d", "decimal(6,2)"), TableColumn("b", "boolean"))
+)
 
 
 def test_contents_at_each_time_count_copies() -> None:
-    oracle = Oracle({"t": T})
+    oracle = QueryOracle({"t": T})
     oracle.add(1, "t", (1, Decimal("0.10"), True), 2)
     oracle.add(3, "t", (1, Decimal("0.10"), True), -1)
     oracle.add(3, "t", (None, None, None), 1)
@@ -26,12 +28,12 @@ def test_contents_at_each_time_count_copies() -> None:
         (1, Decimal("0.10"), True): 1,
         (None, None, None): 1,
     }
-    total = Schema((Column("s", "decimal(16,2)"),))
+    total = TableSchema((TableColumn("s", "decimal(16,2)"),))
     assert oracle.contents("select sum(d) as s from t", total, 2) == {(Decimal("0.20"),): 1}
 
 
 def test_division_is_sparks() -> None:
-    output = Schema((Column("r", "double"),))
+    output = TableSchema((TableColumn("r", "double"),))
     tables = {"t": (T, Counter({(1, None, None): 1}))}
     assert run_query("select a / 2 as r from t", tables, output) == {(0.5,): 1}
     with pytest.raises(DefiniteError):
@@ -53,8 +55,8 @@ def test_bags_compare_with_tolerance_for_floats_only() -> None:
     assert len(differences(*off, exact_decimals=True)) == 2
 
 
-A = Schema((Column("k", "int"), Column("x", "int"), Column("b", "boolean")))
-CONTENTS: dict[str, tuple[Schema, Counter[tuple[object, ...]]]] = {
+A = TableSchema((TableColumn("k", "int"), TableColumn("x", "int"), TableColumn("b", "boolean")))
+CONTENTS: dict[str, tuple[TableSchema, Counter[tuple[object, ...]]]] = {
     "l": (A, Counter({(1, 2, True): 2, (1, 6, False): 1, (None, 3, None): 1, (4, None, True): 1})),
     "r": (A, Counter({(1, 7, True): 1, (None, 8, False): 1, (5, 9, None): 1})),
 }
@@ -105,12 +107,12 @@ CONTENTS: dict[str, tuple[Schema, Counter[tuple[object, ...]]]] = {
     ],
 )
 def test_sqlite_answers_as_spark(sql: str, kinds: tuple[str, ...], rows: dict[object, int]) -> None:
-    output = Schema(tuple(Column(f"c{i}", kind) for i, kind in enumerate(kinds)))
+    output = TableSchema(tuple(TableColumn(f"c{i}", kind) for i, kind in enumerate(kinds)))
     found = run_query(sql, CONTENTS, output)
     assert differences(Counter(rows), found) == []  # type: ignore[arg-type]
 
 
 def test_divisions_inside_aggregates_raise_too() -> None:
-    output = Schema((Column("r", "double"),))
+    output = TableSchema((TableColumn("r", "double"),))
     with pytest.raises(DefiniteError):
         run_query("select stddev(x / 0) / 2 as r from l", CONTENTS, output)

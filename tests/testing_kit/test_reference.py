@@ -9,33 +9,40 @@ import msgspec
 
 from actors.errors import DefiniteError
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyze, Analyzed, Answer, Difference, Job, RowsDone
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    Answer,
+    ComputeDifference,
+    Job,
+    QueryAnalyzed,
+    RowsDone,
+)
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.testing.engine import relation_of, table_of
 from actors.testing.freedom import RANK
-from actors.testing.maintain import Engine
-from actors.testing.nodes import Relation
-from actors.testing.reference import Reference
+from actors.testing.maintain import EngineCaller
+from actors.testing.nodes import NodeRelation
+from actors.testing.reference import ViewReference
 
-T = Schema((Column("a", "int"),))
+T = TableSchema((TableColumn("a", "int"),))
 PLAN = DeltaPlan(("t",), (T,), T, "select a from t", "opaque", "")
 
 
-class Texts(Engine):
+class Texts(EngineCaller):
     """Answers each branch with its table's rows; a row of 13 fails the job."""
 
     def __init__(self) -> None:
         super().__init__(None, "x")  # type: ignore[arg-type]
-        self.jobs: list[Difference] = []
+        self.jobs: list[ComputeDifference] = []
         self.ranks: tuple[int, ...] = (1,)
         """Of each candidate for a LIMIT."""
 
     async def run(self, job: Job) -> Answer:
-        if isinstance(job, Analyze):
-            ranked = Schema((*T.columns, Column(RANK, "int")))
-            return Analyzed(job.job_id, ranked if RANK in job.sql else T)
-        assert isinstance(job, Difference)
+        if isinstance(job, AnalyzeStatement):
+            ranked = TableSchema((*T.columns, TableColumn(RANK, "int")))
+            return QueryAnalyzed(job.job_id, ranked if RANK in job.sql else T)
+        assert isinstance(job, ComputeDifference)
         self.jobs.append(job)
         rows: list[Any] = []
         for number, (_, given) in enumerate(job.tables):
@@ -45,7 +52,7 @@ class Texts(Engine):
                 rank = self.ranks if RANK in job.sql else ()
                 rows.append(((number, *row) if len(job.tables) > 1 else (*row, *rank), 0, diff))
         columns = tuple((c.name, c.type) for c in job.output.columns)
-        table = table_of(Relation(columns, rows))
+        table = table_of(NodeRelation(columns, rows))
         return RowsDone(job.job_id, len(rows), to_ipc(table))
 
 
@@ -55,7 +62,7 @@ def bag(*values: int) -> Any:
 
 async def test_times_are_asked_together_and_equal_ones_once() -> None:
     engine = Texts()
-    reference = Reference(engine, PLAN)
+    reference = ViewReference(engine, PLAN)
     await reference.prepare()
     found = await reference.contents({1: bag(), 2: bag(1), 3: bag(1), 4: bag(1, 1, 2)})
     assert found == {1: {}, 2: {(1,): 1}, 3: {(1,): 1}, 4: {(1,): 2, (2,): 1}}
@@ -69,7 +76,7 @@ async def test_times_are_asked_together_and_equal_ones_once() -> None:
 
 async def test_times_that_raise_are_found() -> None:
     engine = Texts()
-    reference = Reference(engine, PLAN)
+    reference = ViewReference(engine, PLAN)
     found = await reference.contents({t: bag(13 if t in (3, 4) else t) for t in range(1, 8)})
     assert [time for time, answer in found.items() if answer is None] == [3, 4]
     assert found[7] == {(7,): 1}
@@ -78,7 +85,7 @@ async def test_times_that_raise_are_found() -> None:
 async def test_an_open_view_is_asked_for_its_candidates() -> None:
     engine = Texts()
     plan = msgspec.structs.replace(PLAN, sql="select a from t order by a limit 1")
-    reference = Reference(engine, plan)
+    reference = ViewReference(engine, plan)
     await reference.prepare()
     assert reference.freedom.kind == "limit"
     assert await reference.contents({1: bag(1)}) == {1: {(1, 1): 1}}
@@ -90,7 +97,7 @@ async def test_candidates_that_plain_spark_contradicts_are_not_used() -> None:
     engine = Texts()
     engine.ranks = (2,)
     plan = msgspec.structs.replace(PLAN, sql="select a from t order by a limit 1")
-    reference = Reference(engine, plan)
+    reference = ViewReference(engine, plan)
     await reference.prepare()
     assert await reference.contents({1: bag(1)}) == {1: {(1,): 1}}
     assert reference.freedom.kind == "unknown"

@@ -12,25 +12,25 @@ import anyio
 import msgspec
 import pytest
 
-from actors.kernel import System
-from actors.plan.delta import DeltaPlan, Lookup
+from actors.kernel import ActorSystem
+from actors.plan.delta import DeltaPlan, StateLookup
 from actors.settings import Settings
-from actors.testing.check_views import Report, check_scripts, read, script_files
-from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.check_views import CheckReport, check_scripts, read, script_files
+from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.scaling import measure_reads, shift_value
-from actors.testing.view_scripts import Update, parse_script
+from actors.testing.view_scripts import ScriptUpdate, parse_script
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-IN_MEMORY_OPTIONS = Options(exact_decimals=False)
+IN_MEMORY_OPTIONS = CheckOptions(exact_decimals=False)
 IN_MEMORY = [path for path in script_files([SCRIPTS]) if not path.name.startswith("spark_")][::4]
 """A sample: `make proof` measures all of them."""
 
 
-async def on_small_and_large(paths: Sequence[Path], tmp_path: Path) -> Report:
-    async with System(seed=1) as system:
+async def on_small_and_large(paths: Sequence[Path], tmp_path: Path) -> CheckReport:
+    async with ActorSystem(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
-        place = Place(system, executor, Settings(), tmp_path)
+        place = CheckPlace(system, executor, Settings(), tmp_path)
         return await check_scripts(read(paths), place, IN_MEMORY_OPTIONS, scaling=True)
 
 
@@ -44,8 +44,8 @@ async def test_labels_hold(path: Path, tmp_path: Path) -> None:
 def _whole(plan: DeltaPlan) -> DeltaPlan:
     """The plan, asking for whole states."""
 
-    def greedy(lookup: Lookup) -> Lookup:
-        return Lookup(lookup.target, (), ())
+    def greedy(lookup: StateLookup) -> StateLookup:
+        return StateLookup(lookup.target, (), ())
 
     strata = tuple(
         msgspec.structs.replace(stratum, lookups=tuple(map(greedy, stratum.lookups)))
@@ -73,12 +73,14 @@ async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> Non
     )
     found: dict[bool, ViewResult] = {}
     for greedy in (False, True):
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), tmp_path)
-            check = _Greedy if greedy else Checked
+            place = CheckPlace(system, executor, Settings(), tmp_path)
+            check = _Greedy if greedy else CheckedScript
             script = parse_script(text)
-            (found[greedy],) = await measure_reads(check(script, place, Options(), f"g{greedy}"))
+            (found[greedy],) = await measure_reads(
+                check(script, place, CheckOptions(), f"g{greedy}")
+            )
     assert found[False].verdict == "exact"
     assert found[True].verdict == "WRONG"
     assert "of 10 times the state" in found[True].detail
@@ -93,29 +95,29 @@ async def test_a_view_that_reads_what_it_does_not_name_is_found(tmp_path: Path) 
         "@ 1\n+ t (1, 1, 1, 1)\n@ 2\n+ t (1, 2, 2, 2)\n@ 3\n+ t (2, 1, 1, 1)\n"
     )
     found = []
-    for check in (Checked, _Wide):
-        async with System(seed=1) as system:
+    for check in (CheckedScript, _Wide):
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), tmp_path)
+            place = CheckPlace(system, executor, Settings(), tmp_path)
             (result,) = await measure_reads(
-                check(parse_script(text), place, Options(), check.__name__)
+                check(parse_script(text), place, CheckOptions(), check.__name__)
             )
             found.append((result.verdict, result.detail))
     assert found[0][0] == "exact"
     assert found[1] == ("WRONG", "reads t.x, which it does not name")
 
 
-class _Wide(Checked):
-    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+class _Wide(CheckedScript):
+    async def compile(self, updates: Sequence[ScriptUpdate] | None = None) -> None:
         await super().compile(updates)
         for name, plan in self.plans.items():
-            needless = Lookup("s0", ("x",), (("d0", ("x",)),))
+            needless = StateLookup("s0", ("x",), (("d0", ("x",)),))
             first = msgspec.structs.replace(plan.strata[0], lookups=(needless,))
             self.plans[name] = msgspec.structs.replace(plan, strata=(first, *plan.strata[1:]))
 
 
-class _Greedy(Checked):
-    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+class _Greedy(CheckedScript):
+    async def compile(self, updates: Sequence[ScriptUpdate] | None = None) -> None:
         await super().compile(updates)
         self.plans = {name: _whole(plan) for name, plan in self.plans.items()}
 

@@ -9,7 +9,7 @@ import pytest
 
 from actors.settings import Settings
 from actors.testing import check_views
-from actors.testing.check_views import Command
+from actors.testing.check_views import CheckCommand
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -31,7 +31,7 @@ def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixtur
     """One of each kind, in steps of one time and of all times; `make proof` cuts all at random."""
     report = tmp_path / "report.json"
     scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_ON_SPARK]
-    code = check_views.main(Command(scripts, 0, SEED, report), Settings())
+    code = check_views.main(CheckCommand(scripts, 0, SEED, report), Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]
@@ -43,7 +43,7 @@ def test_ten_scripts_hold_over_a_large_base_on_spark(capsys: pytest.CaptureFixtu
     after each write, and deletes these rows at last, in one step that is as much work as all here.
     """
     scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_OVER_A_BASE]
-    command = Command(scripts, 1, BASE_SEED, base=BASE_ROWS, base_stays=True)
+    command = CheckCommand(scripts, 1, BASE_SEED, base=BASE_ROWS, base_stays=True)
     code = check_views.main(command, Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed

@@ -17,18 +17,23 @@ from actors.testing.simulation.faults import (
     HANG,
     LOST,
     LOST_ANSWER,
-    Fault,
+    InjectedFault,
 )
-from actors.testing.simulation.schedule import Operation, Schedule, Setting, draw
+from actors.testing.simulation.schedule import (
+    ClientOperation,
+    ClusterSchedule,
+    ClusterSetting,
+    draw,
+)
 
-SETTING = Setting(workers=2, source_rate=20, copies=True, inline=False, decoded=False)
+SETTING = ClusterSetting(workers=2, source_rate=20, copies=True, inline=False, decoded=False)
 COPIES = (
-    Operation(0, 0, "create view", "big"),
-    Operation(0, 0, "copy", "a", 12),
-    Operation(1, 2, "insert", "a", 2),
-    Operation(1, 1, "leave a copy", "b", 8),
-    Operation(0, 0, "copy again", "a", 6),
-    Operation(1, 5, "copy again", "b", 0),
+    ClientOperation(0, 0, "create view", "big"),
+    ClientOperation(0, 0, "copy", "a", 12),
+    ClientOperation(1, 2, "insert", "a", 2),
+    ClientOperation(1, 1, "leave a copy", "b", 8),
+    ClientOperation(0, 0, "copy again", "a", 6),
+    ClientOperation(1, 5, "copy again", "b", 0),
 )
 
 
@@ -68,7 +73,7 @@ def test_seeds_with_copies_find_nothing(seed: int) -> None:
 def test_copies_are_whole_whatever_fails_when(site: str, kind: str) -> None:
     for number, at in enumerate(range(1, 34, 4)):
         setting = msgspec.structs.replace(SETTING, keyed=number % 2 == 1)
-        schedule = Schedule(at, setting, COPIES, (Fault(site, at, kind, 30),))
+        schedule = ClusterSchedule(at, setting, COPIES, (InjectedFault(site, at, kind, 30),))
         assert simulate(schedule).violation == "", at
 
 
@@ -77,7 +82,7 @@ def test_a_copy_that_loses_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return parts_of(staged)[:-1]
 
     monkeypatch.setattr("actors.controller.copies_from.parts_of", fewer)
-    found = simulate(Schedule(1, SETTING, COPIES, ())).violation
+    found = simulate(ClusterSchedule(1, SETTING, COPIES, ())).violation
     assert "12 rows were copied" in found
 
 
@@ -85,5 +90,5 @@ def test_a_copy_that_is_done_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     from actors.persist.shard import ShardState
 
     monkeypatch.setattr(ShardState, "copied", lambda state, uuid: None)
-    found = simulate(Schedule(1, SETTING, COPIES, ())).violation
+    found = simulate(ClusterSchedule(1, SETTING, COPIES, ())).violation
     assert "asked again" in found or "more than once" in found

@@ -11,23 +11,23 @@ import pytest
 
 from actors.protocol.storage import FrontierUpper, StatusUpdate
 from actors.testing.cluster import simulate
-from actors.testing.simulation.faults import DELAY, FAIL, LOST_ANSWER, Fault
-from actors.testing.simulation.history import History, Violation
-from actors.testing.simulation.outside import MemorySink, SinksChecker, Written
+from actors.testing.simulation.faults import DELAY, FAIL, LOST_ANSWER, InjectedFault
+from actors.testing.simulation.history import CheckerViolation, ShardHistories
+from actors.testing.simulation.outside import MemorySink, SinksChecker, SinkWritten
 from actors.testing.simulation.planted import PLANTED
 from actors.testing.simulation.planted_storage import BUGS
 from actors.testing.simulation.schedule import (
     SOURCE,
     STORAGE_RIVAL,
-    Operation,
-    Schedule,
-    Setting,
+    ClientOperation,
+    ClusterSchedule,
+    ClusterSetting,
     draw,
     has_source,
 )
-from actors.testing.simulation.storage_checkers import ToldChecker
+from actors.testing.simulation.storage_checkers import StorageToldChecker
 from actors.testing.simulation.storage_rivals import StorageRival
-from actors.testing.simulation.stores import Disk
+from actors.testing.simulation.stores import SimulatedDisk
 from actors.testing.virtual_time import VirtualClock
 
 SEEDS = 50
@@ -48,14 +48,14 @@ FOUND = {
 """A seed that finds each planted bug of the storage half."""
 
 WORK = (
-    Operation(0, 0, "create source", SOURCE),
-    Operation(0, 0, "create view", "odds"),
-    Operation(0, 0, "create view", "by_k"),
-    Operation(0, 0, "create sink", SOURCE),
-    Operation(0, 0, "create sink", "odds"),
-    Operation(0, 0, "create sink", "a"),
-    Operation(0, 0, "create sink", "by_k"),
-    *(Operation(1, 40, "insert", "a", 2) for _ in range(12)),
+    ClientOperation(0, 0, "create source", SOURCE),
+    ClientOperation(0, 0, "create view", "odds"),
+    ClientOperation(0, 0, "create view", "by_k"),
+    ClientOperation(0, 0, "create sink", SOURCE),
+    ClientOperation(0, 0, "create sink", "odds"),
+    ClientOperation(0, 0, "create sink", "a"),
+    ClientOperation(0, 0, "create sink", "by_k"),
+    *(ClientOperation(1, 40, "insert", "a", 2) for _ in range(12)),
 )
 VISITS = (
     (0, 60, "storage replay", 6),
@@ -70,7 +70,9 @@ VISITS = (
     (2, 60, "storage drop", 4),
     (2, 10, "storage replay", 5),
 )
-RIVALS = tuple(Operation(STORAGE_RIVAL - who, pause, kind, "", n) for who, pause, kind, n in VISITS)
+RIVALS = tuple(
+    ClientOperation(STORAGE_RIVAL - who, pause, kind, "", n) for who, pause, kind, n in VISITS
+)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -105,10 +107,10 @@ def test_storage_rivals_displace_and_nothing_is_lost(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(StorageRival, "_heard", spy)
     monkeypatch.setattr(MemorySink, "commit", committed)
-    slow = tuple(Fault("storage.up", at, DELAY, 20) for at in range(20, 60))
+    slow = tuple(InjectedFault("storage.up", at, DELAY, 20) for at in range(20, 60))
     for seed, workers in ((1, 1), (2, 2), (3, 5)):
-        setting = Setting(workers=workers, source_rate=200)
-        report = simulate(Schedule(seed, setting, (*WORK, *RIVALS), slow))
+        setting = ClusterSetting(workers=workers, source_rate=200)
+        report = simulate(ClusterSchedule(seed, setting, (*WORK, *RIVALS), slow))
         assert report.violation == "", seed
     assert seen["storage used nonce: RemoteProtocolError"] == seen["storage used nonce: Hello"] > 0
     for kind in ("replay", "stall", "usurp", "part", "alter", "greet", "drop"):
@@ -116,7 +118,9 @@ def test_storage_rivals_displace_and_nothing_is_lost(monkeypatch: pytest.MonkeyP
     assert seen["storage alter 4: running"] > 0, "what was altered runs again"
     assert seen["storage drop: DroppedId"] > 0
     assert seen["storage replay: FrontierUpper"] > 0
-    assert seen["storage replay: Displaced"] + seen["storage stall: Displaced"] > 0
+    assert (
+        seen["storage replay: ConnectionDisplaced"] + seen["storage stall: ConnectionDisplaced"] > 0
+    )
     assert seen["commits"] > 100
 
 
@@ -129,8 +133,10 @@ def test_storage_rivals_displace_and_nothing_is_lost(monkeypatch: pytest.MonkeyP
 def test_an_outside_that_fails_loses_and_repeats_nothing(site: str, kind: str) -> None:
     struck = 0
     for at in range(1, 9, 2):
-        faults = tuple(Fault(site, at + more, kind, 20) for more in range(3))
-        report = simulate(Schedule(at, Setting(workers=2, source_rate=200), WORK, faults))
+        faults = tuple(InjectedFault(site, at + more, kind, 20) for more in range(3))
+        report = simulate(
+            ClusterSchedule(at, ClusterSetting(workers=2, source_rate=200), WORK, faults)
+        )
         assert report.violation == "", at
         struck += report.faults.get(kind, 0)
     assert struck >= 3
@@ -160,9 +166,9 @@ def test_other_seeds_draw_no_storage_rival() -> None:
 # -- the checkers alone ----------------------------------------------------------------------------
 
 
-def _sink(upper: int | None) -> tuple[SinksChecker, Written]:
-    checker = SinksChecker(History(Disk(VirtualClock())))
-    table = Written("u3", "gone", 5)
+def _sink(upper: int | None) -> tuple[SinksChecker, SinkWritten]:
+    checker = SinksChecker(ShardHistories(SimulatedDisk(VirtualClock())))
+    table = SinkWritten("u3", "gone", 5)
     table.upper = upper
     return checker, table
 
@@ -171,26 +177,26 @@ def _sink(upper: int | None) -> tuple[SinksChecker, Written]:
 def test_a_batch_that_skips_repeats_or_is_empty_is_seen(lower: int, upper: int) -> None:
     checker, table = _sink(8)
     checker.check(table, 8, 9, [], False)
-    with pytest.raises(Violation, match="sinks: u3 stands below 8"):
+    with pytest.raises(CheckerViolation, match="sinks: u3 stands below 8"):
         checker.check(table, lower, upper, [], False)
 
 
 def test_what_nobody_sent_to_a_client_is_seen() -> None:
-    checker = SinksChecker(History(Disk(VirtualClock())))
-    told = ToldChecker(2, checker._history, checker)
+    checker = SinksChecker(ShardHistories(SimulatedDisk(VirtualClock())))
+    told = StorageToldChecker(2, checker._history, checker)
     status: Any = StatusUpdate("u1", "running")
     told.sent("/storage-adapter-0", "a", status)
     told.told("a", status)
     for nonce, response in (("b", status), ("a", msgspec.structs.replace(status, id="u2"))):
-        with pytest.raises(Violation, match="nobody sent"):
+        with pytest.raises(CheckerViolation, match="nobody sent"):
             told.told(nonce, response)
     told.sent("/storage-adapter-0", "a", FrontierUpper("u1", 9))
-    with pytest.raises(Violation, match="workers sent"):
+    with pytest.raises(CheckerViolation, match="workers sent"):
         told.told("a", FrontierUpper("u1", 7))  # the other has told nothing
     told.sent("/storage-adapter-1", "a", FrontierUpper("u1", 7))
     told.told("a", FrontierUpper("u1", 7))
-    with pytest.raises(Violation, match="workers sent"):
+    with pytest.raises(CheckerViolation, match="workers sent"):
         told.told("a", FrontierUpper("u1", 8))
-    checker.written["u1"] = Written("u1", "s", 3)
-    with pytest.raises(Violation, match="durable below 3"):
+    checker.written["u1"] = SinkWritten("u1", "s", 3)
+    with pytest.raises(CheckerViolation, match="durable below 3"):
         told.told("a", FrontierUpper("u1", 6))

@@ -13,7 +13,7 @@ from actors.testing import simulate as simulation
 from actors.testing.linearizability import is_linearizable
 from actors.testing.shards.planted import PLANTED
 from actors.testing.shards.run import simulate
-from actors.testing.shards.schedule import Operation, Schedule, Setting, draw
+from actors.testing.shards.schedule import ShardOperation, ShardSchedule, ShardSetting, draw
 from actors.testing.simulation.faults import (
     CRASH,
     CRASH_AFTER,
@@ -21,7 +21,7 @@ from actors.testing.simulation.faults import (
     LATE,
     LOST,
     LOST_ANSWER,
-    Fault,
+    InjectedFault,
 )
 
 SEEDS = 40
@@ -50,14 +50,14 @@ FOUND = {
 """A seed that finds each planted bug. Six of them were real: the simulation found them."""
 
 APPENDS = (
-    Operation(0, 0, 0, "append", "s", 5),
-    Operation(0, 0, 0, "append both", "s", 5),
-    Operation(0, 0, 0, "append", "s", 7),
+    ShardOperation(0, 0, 0, "append", "s", 5),
+    ShardOperation(0, 0, 0, "append both", "s", 5),
+    ShardOperation(0, 0, 0, "append", "s", 7),
 )
 OTHERS = (
-    Operation(1, 0, 1, "append", "s", 6),
-    Operation(1, 1, 0, "subscribe", "s", 3),
-    Operation(1, 0, 2, "maintain", "s", 1),
+    ShardOperation(1, 0, 1, "append", "s", 6),
+    ShardOperation(1, 1, 0, "subscribe", "s", 3),
+    ShardOperation(1, 0, 2, "maintain", "s", 1),
 )
 
 
@@ -78,8 +78,8 @@ def test_planted_bugs_are_found(name: str) -> None:
 def test_appends_survive_a_failure_of_any_set(kind: str) -> None:
     """Acknowledged ones are there once, whatever becomes of one set of documents."""
     for at in range(1, 9):
-        schedule = Schedule(
-            1, Setting(), (*APPENDS, *OTHERS), (Fault("consensus.set", at, kind, 20),)
+        schedule = ShardSchedule(
+            1, ShardSetting(), (*APPENDS, *OTHERS), (InjectedFault("consensus.set", at, kind, 20),)
         )
         assert simulate(schedule).violation == "", (kind, at)
 
@@ -87,11 +87,11 @@ def test_appends_survive_a_failure_of_any_set(kind: str) -> None:
 def test_a_clock_that_is_ahead_makes_no_orphans_of_what_others_write() -> None:
     """A process whose clock was ahead by more than the grace deleted what another was about to
     append, which was then acknowledged and gone (seed 184 of an early draft)."""
-    schedule = Schedule(
+    schedule = ShardSchedule(
         7,
-        Setting(inline=False, skews_ms=(0, 3_600_000, 0)),
-        (*APPENDS, *(Operation(1, task, task, "collect") for task in range(3))),
-        tuple(Fault("consensus.set", at, LOST, 30) for at in range(2, 6)),
+        ShardSetting(inline=False, skews_ms=(0, 3_600_000, 0)),
+        (*APPENDS, *(ShardOperation(1, task, task, "collect") for task in range(3))),
+        tuple(InjectedFault("consensus.set", at, LOST, 30) for at in range(2, 6)),
     )
     assert simulate(schedule).violation == ""
 

@@ -12,20 +12,20 @@ from typer.testing import CliRunner
 from actors.cli import app
 from actors.errors import WalRefused
 from actors.testing import simulate as simulation
-from actors.testing.cluster import Report
-from actors.testing.simulation.history import Violation
-from actors.testing.wal.checkers import Truth
+from actors.testing.cluster import RunReport
+from actors.testing.simulation.history import CheckerViolation
+from actors.testing.wal.checkers import WalTruth
 from actors.testing.wal.memory import MemoryDisk, record, record_end
 from actors.testing.wal.planted import PLANTED, PLANTED_IN_FILES
 from actors.testing.wal.run import simulate
-from actors.testing.wal.schedule import Setting, describe_setting, draw, draw_files
-from actors.wal.acceptor import Acceptor, Peer
+from actors.testing.wal.schedule import WalSetting, describe_setting, draw, draw_files
+from actors.wal.acceptor import AcceptorCore, AcceptorPeer
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
-    Entry,
     ProposerElected,
     ProposerGreeting,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -63,21 +63,21 @@ FOUND_IN_FILES = {
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[int, Report]:
+def reports() -> dict[int, RunReport]:
     """Of the first seeds."""
     return {seed: simulate(draw(seed)) for seed in range(SEEDS)}
 
 
 @pytest.fixture(scope="module")
-def file_reports() -> dict[int, Report]:
+def file_reports() -> dict[int, RunReport]:
     return {seed: simulate(draw_files(seed)) for seed in FILE_SEEDS}
 
 
-def test_seeds_find_nothing(reports: dict[int, Report]) -> None:
+def test_seeds_find_nothing(reports: dict[int, RunReport]) -> None:
     assert [report for report in reports.values() if report.violation] == []
 
 
-def test_seeds_recover_from_peers(reports: dict[int, Report]) -> None:
+def test_seeds_recover_from_peers(reports: dict[int, RunReport]) -> None:
     """Nothing found would prove nothing if nobody had recovered."""
     pieces = [report.faults.get("recovered a piece", 0) for report in reports.values()]
     assert sum(pieces) > 5
@@ -91,7 +91,7 @@ SIDES = (
 
 
 def test_both_sides_of_each_threshold_are_taken(
-    reports: dict[int, Report], file_reports: dict[int, Report]
+    reports: dict[int, RunReport], file_reports: dict[int, RunReport]
 ) -> None:
     """Sizes are drawn so that a few records of a few bytes take every way."""
     counts: Counter[str] = Counter()
@@ -112,11 +112,11 @@ def test_a_failure_says_what_was_drawn() -> None:
     with PLANTED["nothing_is_cut_off"]():
         told = simulate(draw(seed)).violation
     assert told.endswith(f"; drawn: {describe_setting(draw(seed).setting)}")
-    setting = msgspec.structs.replace(Setting(), piece_bytes=2, makes_segments_ahead=True)
+    setting = msgspec.structs.replace(WalSetting(), piece_bytes=2, makes_segments_ahead=True)
     assert describe_setting(setting) == "piece_bytes 2, makes_segments_ahead True"
 
 
-def test_seeds_find_nothing_on_files(file_reports: dict[int, Report]) -> None:
+def test_seeds_find_nothing_on_files(file_reports: dict[int, RunReport]) -> None:
     assert [report for report in file_reports.values() if report.violation] == []
 
 
@@ -125,20 +125,20 @@ def test_a_late_leader_of_a_lower_term_may_lack_what_is_committed() -> None:
     (seed 4016438). Not so a leader of a higher term, whichever of the two is told first."""
     assert simulate(draw(4016438)).violation == ""
     for first in ("elected", "commit"):
-        truth = Truth(START)
+        truth = WalTruth(START)
         truth.elected(1, 2, START, b"")
         truth.durable[2].update({1: START + 8, 2: START + 8})
         truth.commit(2, START, START + 8, bytearray(b"8 bytes."), 2)
         truth.elected(2, 1, START, b"")
         if first == "commit":
-            with pytest.raises(Violation, match="a leader without it"):
+            with pytest.raises(CheckerViolation, match="a leader without it"):
                 truth.elected(3, 3, START, b"")
-            with pytest.raises(Violation, match="a leader has other"):
+            with pytest.raises(CheckerViolation, match="a leader has other"):
                 truth.elected(4, 4, START + 8, b"another!")
         else:
             truth.elected(3, 3, START + 8, b"8 bytes.")
             truth.durable[2].update({1: START + 16, 2: START + 16})
-            with pytest.raises(Violation, match="a leader of a higher term lacks it"):
+            with pytest.raises(CheckerViolation, match="a leader of a higher term lacks it"):
                 truth.commit(2, START, START + 16, bytearray(b"8 bytes.and more"), 2)
 
 
@@ -202,10 +202,10 @@ class Five:
     """Five acceptors, to which messages go as the test says."""
 
     def __init__(self) -> None:
-        self.acceptors: dict[int, Acceptor] = {}
+        self.acceptors: dict[int, AcceptorCore] = {}
         for number in range(1, 6):
             disk = MemoryDisk(ControlState(TENANT, TIMELINE), random.Random(number))
-            self.acceptors[number] = Acceptor(number, *disk.open())
+            self.acceptors[number] = AcceptorCore(number, *disk.open())
             greeting = ProposerGreeting(
                 TENANT, TIMELINE, disk.control.membership, 170005, 7, 16 << 20
             )
@@ -220,7 +220,7 @@ class Five:
             votes[number] = answer
         return votes
 
-    def elect(self, term: int, at: int, history: tuple[Entry, ...], number: int) -> None:
+    def elect(self, term: int, at: int, history: tuple[TermEntry, ...], number: int) -> None:
         self.acceptors[number].process(ProposerElected(0, term, at, history))
 
     def append(self, term: int, at: int, wal: bytes, number: int, commit: int = 0) -> int:
@@ -233,9 +233,9 @@ class Five:
 
 FIRST = record(3, 1, 1)
 END = START + len(FIRST)
-ONE = (Entry(1, START),)
-TWO = (Entry(2, START),)
-THREE = (Entry(1, START), Entry(3, END))
+ONE = (TermEntry(1, START),)
+TWO = (TermEntry(2, START),)
+THREE = (TermEntry(1, START), TermEntry(3, END))
 
 
 def committed_on_three_and_known_to_two() -> Five:
@@ -268,7 +268,7 @@ def test_committed_data_may_be_truncated_where_the_commit_is_not_known() -> None
     assert (lagging.flush_lsn, lagging.commit_lsn) == (END, START)
     # gossip does not tell it: it cannot know that its end is what the third leader committed
     teller = five.acceptors[1]
-    lagging.record_peer(Peer(teller.last_log_term, teller.commit_lsn))
+    lagging.record_peer(AcceptorPeer(teller.last_log_term, teller.commit_lsn))
     assert lagging.commit_lsn == START
     five.elect(2, START, TWO, 5)
     assert lagging.flush_lsn == START  # cut off, though it is committed
@@ -285,5 +285,5 @@ def test_no_acceptor_cuts_off_what_it_knows_to_be_committed() -> None:
         five.elect(2, START, TWO, number)  # of a term that is over: not heard
         assert five.acceptors[number].flush_lsn == END
         with pytest.raises(WalRefused, match="would cut off what was committed"):
-            five.elect(4, START, (Entry(4, START),), number)
+            five.elect(4, START, (TermEntry(4, START),), number)
         assert five.acceptors[number].commit_lsn == END

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from actors.cli import app
 from actors.testing import simulate as simulation
-from actors.testing.cluster import Report
+from actors.testing.cluster import RunReport
 from actors.testing.halves.planted import PLANTED
 from actors.testing.halves.run import simulate
 from actors.testing.halves.schedule import draw
@@ -48,16 +48,16 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[int, Report]:
+def reports() -> dict[int, RunReport]:
     """Of the first seeds."""
     return {seed: simulate(draw(seed)) for seed in range(SEEDS)}
 
 
-def test_seeds_find_nothing(reports: dict[int, Report]) -> None:
+def test_seeds_find_nothing(reports: dict[int, RunReport]) -> None:
     assert [report for report in reports.values() if report.violation] == []
 
 
-def test_seeds_come_to_what_is_rare(reports: dict[int, Report]) -> None:
+def test_seeds_come_to_what_is_rare(reports: dict[int, RunReport]) -> None:
     """Nothing found would prove nothing if none of this had happened."""
     struck: Counter[str] = Counter()
     for report in reports.values():

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.cli import app
-from actors.errors import Broken, StorageError
-from actors.persist.location import Cas
+from actors.errors import ConnectionBroken, StorageError
+from actors.persist.location import CompareAndSet
 from actors.testing import simulate as simulation
-from actors.testing.cluster import Report, simulate
+from actors.testing.cluster import RunReport, simulate
 from actors.testing.simulation.crash import LIFE, CrashableLoop, undisturbed
 from actors.testing.simulation.faults import (
     CRASH,
@@ -30,16 +30,22 @@ from actors.testing.simulation.faults import (
     KILL,
     LOST,
     LOST_ANSWER,
-    Fault,
-    Injector,
-    Trace,
+    FaultInjector,
+    InjectedFault,
+    TraceDigest,
 )
 from actors.testing.simulation.links import MemoryListener
 from actors.testing.simulation.planted import PLANTED
 from actors.testing.simulation.planted_storage import BUGS
-from actors.testing.simulation.rivals import Rival
-from actors.testing.simulation.schedule import RIVAL, Operation, Schedule, Setting, draw
-from actors.testing.simulation.stores import Disk, FaultyConsensus
+from actors.testing.simulation.rivals import RivalConnection
+from actors.testing.simulation.schedule import (
+    RIVAL,
+    ClientOperation,
+    ClusterSchedule,
+    ClusterSetting,
+    draw,
+)
+from actors.testing.simulation.stores import FaultyConsensus, SimulatedDisk
 from actors.testing.virtual_time import VirtualClock
 
 FOUND = {
@@ -56,9 +62,9 @@ FOUND = {
 """A seed that finds each planted bug."""
 
 STATEMENTS = (
-    Operation(0, 0, "create view", "big"),
-    Operation(0, 0, "insert", "a", 2),
-    Operation(0, 50, "drop view", "big"),
+    ClientOperation(0, 0, "create view", "big"),
+    ClientOperation(0, 0, "insert", "a", 2),
+    ClientOperation(0, 50, "drop view", "big"),
 )
 
 
@@ -71,20 +77,22 @@ def test_a_statement_survives_a_failure_at_any_operation(site: str, kind: str, f
     happened, and every later one was refused (found by seed 5004). The first reads of a start
     are left out: a start that fails is made again."""
     for at in range(first, first + 14):
-        schedule = Schedule(1, Setting(), STATEMENTS, (Fault(site, at, kind, 10),))
+        schedule = ClusterSchedule(
+            1, ClusterSetting(), STATEMENTS, (InjectedFault(site, at, kind, 10),)
+        )
         assert simulate(schedule).violation == "", at
 
 
 def test_tables_get_their_first_time_after_any_failure() -> None:
     """The only try to give it failed, the process died, and no restart tried again: until the
     first write nothing could be read (found by seed 1000836)."""
-    for setting in (Setting(), Setting(workers=2)):
+    for setting in (ClusterSetting(), ClusterSetting(workers=2)):
         for at in range(1, 5):
             faults = (
-                Fault("consensus.set", at, LOST_ANSWER, 30),
-                Fault("consensus.set", at + 1, CRASH_AFTER, 100),
+                InjectedFault("consensus.set", at, LOST_ANSWER, 30),
+                InjectedFault("consensus.set", at + 1, CRASH_AFTER, 100),
             )
-            assert simulate(Schedule(1, setting, (), faults)).violation == "", at
+            assert simulate(ClusterSchedule(1, setting, (), faults)).violation == "", at
 
 
 def test_a_late_connection_leaves_the_stash_of_the_next_one() -> None:
@@ -103,19 +111,21 @@ def test_a_plan_is_forgotten_whose_check_was_not_answered() -> None:
     """The engine died while it checked a plan, and the view was dropped: as nobody had heard that
     the plan was known, nobody let it be forgotten (seed 7328)."""
     operations = (
-        Operation(0, 0, "create view", "big"),
-        Operation(0, 0, "create view", "by_k"),
-        Operation(0, 300, "subscribe", "a", 4),
-        Operation(1, 5, "drop view", "by_k", 5),
+        ClientOperation(0, 0, "create view", "big"),
+        ClientOperation(0, 0, "create view", "by_k"),
+        ClientOperation(0, 300, "subscribe", "a", 4),
+        ClientOperation(1, 5, "drop view", "by_k", 5),
     )
     for at in range(1, 12):
-        schedule = Schedule(7328, Setting(), operations, (Fault("engine", at, KILL, 30),))
+        schedule = ClusterSchedule(
+            7328, ClusterSetting(), operations, (InjectedFault("engine", at, KILL, 30),)
+        )
         assert simulate(schedule).violation == "", at
     assert simulate(draw(7328)).violation == ""
 
 
 RIVALS = tuple(
-    Operation(RIVAL - number, pause_ms, kind, "", stay)
+    ClientOperation(RIVAL - number, pause_ms, kind, "", stay)
     for number, pause_ms, kind, stay in (
         (0, 40, "replay", 6),
         (0, 5, "stall", 4),
@@ -132,29 +142,31 @@ RIVALS = tuple(
 def test_rivals_displace_one_another_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of visit is made, and what rivals read is looked at."""
     seen: Counter[str] = Counter()
-    heard = Rival._heard
+    heard = RivalConnection._heard
 
-    def spy(self: Rival, message: object) -> None:
+    def spy(self: RivalConnection, message: object) -> None:
         seen[f"{self._operation.kind}: {type(message).__name__}"] += 1
         heard(self, message)
 
-    monkeypatch.setattr(Rival, "_heard", spy)
+    monkeypatch.setattr(RivalConnection, "_heard", spy)
     work = (
         *STATEMENTS[:2],
-        Operation(0, 0, "index", "big", 1),
-        *(Operation(1, 20, "insert", "a", 2) for _ in range(8)),
-        *(Operation(0, 25, "peek", "big") for _ in range(6)),
+        ClientOperation(0, 0, "index", "big", 1),
+        *(ClientOperation(1, 20, "insert", "a", 2) for _ in range(8)),
+        *(ClientOperation(0, 25, "peek", "big") for _ in range(6)),
     )
     for seed in range(3):
-        slow = tuple(Fault("replica.up", at, DELAY, 30) for at in range(20, 60))
+        slow = tuple(InjectedFault("replica.up", at, DELAY, 30) for at in range(20, 60))
         for workers in (1, 5):
-            schedule = Schedule(seed, Setting(workers=workers), (*work, *RIVALS), slow)
+            schedule = ClusterSchedule(
+                seed, ClusterSetting(workers=workers), (*work, *RIVALS), slow
+            )
             assert simulate(schedule).violation == "", (seed, workers)
     assert seen["misfit: InvalidUsage"] == seen["misfit: Hello"] > 0
     assert seen["used nonce: RemoteProtocolError"] == seen["used nonce: Hello"] > 0
-    assert seen["stall: Displaced"] > 0
-    assert seen["usurp: Displaced"] > 0
-    assert seen["replay: Displaced"] > 0
+    assert seen["stall: ConnectionDisplaced"] > 0
+    assert seen["usurp: ConnectionDisplaced"] > 0
+    assert seen["replay: ConnectionDisplaced"] > 0
     assert seen["replay: PeekResponse"] > 0
     assert seen["replay: SubscribeResponse"] > 0
     assert seen["greet: Hello"] > 0
@@ -199,12 +211,12 @@ def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -
     seed = next(seed for seed in range(100) if len(draw(seed).faults) > 8)
     needed = (draw(seed).faults[3], draw(seed).operations[-2])
 
-    def fake(schedule: Schedule, **_: Any) -> Report:
+    def fake(schedule: ClusterSchedule, **_: Any) -> RunReport:
         wrong = needed[0] in schedule.faults and needed[1] in schedule.operations
-        return Report(schedule.seed, "", 1, {}, "views: wrong" if wrong else "")
+        return RunReport(schedule.seed, "", 1, {}, "views: wrong" if wrong else "")
 
     monkeypatch.setattr(simulation, "simulate", fake)
-    failure = simulation.shrink_schedule(Report(seed, "", 1, {}, "views: wrong"))
+    failure = simulation.shrink_schedule(RunReport(seed, "", 1, {}, "views: wrong"))
     assert len(failure.faults) == len(failure.operations) == 1
     assert failure.runs <= simulation.SHRINK_RUNS_MAX
 
@@ -223,7 +235,9 @@ def test_the_command_line_replays_and_counts() -> None:
 
 
 def test_a_failure_ends_with_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "simulate", lambda s, **_: Report(s.seed, "h", 1, {}, "x: y"))
+    monkeypatch.setattr(
+        simulation, "simulate", lambda s, **_: RunReport(s.seed, "h", 1, {}, "x: y")
+    )
     found = CliRunner().invoke(app, ["simulate", "--seed", "5", "--runs", "1"])
     assert found.exit_code == 1
     assert "seed 5 fails: x: y" in found.stdout
@@ -242,7 +256,7 @@ def test_schedules_draw_every_kind_of_fault_and_operation() -> None:
     assert {"replay", "usurp", "stall", "greet", "misfit", "used nonce"} <= done
     assert {schedule.setting.workers for schedule in drawn} == {1, 2, 3, 4, 5}
     assert draw(7) == draw(7) != draw(8)
-    assert msgspec.json.decode(msgspec.json.encode(draw(7)), type=Schedule) == draw(7)
+    assert msgspec.json.decode(msgspec.json.encode(draw(7)), type=ClusterSchedule) == draw(7)
 
 
 # -- the parts -------------------------------------------------------------------------------------
@@ -323,12 +337,12 @@ class _Watch:
 def test_a_store_fails_in_every_way(kind: str, happens: bool, determinate: bool) -> None:
     async def body() -> None:
         watch = _Watch()
-        disk = Disk(VirtualClock())
-        injector = Injector([Fault("consensus.set", 2, kind)], Trace())
+        disk = SimulatedDisk(VirtualClock())
+        injector = FaultInjector([InjectedFault("consensus.set", 2, kind)], TraceDigest())
         store = FaultyConsensus(disk, injector, lambda: None, watch)
-        assert await store.compare_and_set([Cas("a", None, b"1")])
+        assert await store.compare_and_set([CompareAndSet("a", None, b"1")])
         with pytest.raises(StorageError) as error:
-            await store.compare_and_set([Cas("b", None, b"1")])
+            await store.compare_and_set([CompareAndSet("b", None, b"1")])
         assert error.value.determinate is determinate
         assert (await store.head("b") is not None) is happens
         assert watch.seen == ["a", "b"] if happens else ["a"]
@@ -339,11 +353,11 @@ def test_a_store_fails_in_every_way(kind: str, happens: bool, determinate: bool)
 @pytest.mark.parametrize(("kind", "happens"), [(CRASH, False), (CRASH_AFTER, True)])
 def test_a_crash_falls_on_either_side_of_the_instant(kind: str, happens: bool) -> None:
     async def body() -> None:
-        disk = Disk(VirtualClock())
-        injector = Injector([Fault("consensus.set", 1, kind)], Trace())
+        disk = SimulatedDisk(VirtualClock())
+        injector = FaultInjector([InjectedFault("consensus.set", 1, kind)], TraceDigest())
         crashed = asyncio.Event()
         store = FaultyConsensus(disk, injector, crashed.set, _Watch())
-        task = asyncio.create_task(store.compare_and_set([Cas("a", None, b"1")]))
+        task = asyncio.create_task(store.compare_and_set([CompareAndSet("a", None, b"1")]))
         await crashed.wait()
         assert not task.done()
         assert (await disk.documents.head("a") is not None) is happens
@@ -354,7 +368,7 @@ def test_a_crash_falls_on_either_side_of_the_instant(kind: str, happens: bool) -
 
 def test_a_connection_keeps_its_order_and_another_overtakes() -> None:
     async def body() -> None:
-        injector = Injector([Fault("link.up", 2, "delay", 50)], Trace())
+        injector = FaultInjector([InjectedFault("link.up", 2, "delay", 50)], TraceDigest())
         listener = MemoryListener(injector)
         heard: list[str] = []
 
@@ -371,7 +385,7 @@ def test_a_connection_keeps_its_order_and_another_overtakes() -> None:
         await anyio.sleep(1)
         assert heard == ["a1", "b1", "a2", "a3"]
         quick.abort()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await quick.receive()
         serving.cancel()
 

@@ -13,9 +13,9 @@ import pytest
 from actors.testing import virtual_time
 from actors.testing.virtual_time import (
     EPOCH_MS,
-    Deadlock,
-    Livelock,
     VirtualClock,
+    VirtualDeadlock,
+    VirtualLivelock,
     VirtualTimeLoop,
 )
 
@@ -61,7 +61,7 @@ def test_an_hour_takes_no_time_and_clocks_agree() -> None:
 
 
 def test_who_waits_for_ever_is_told() -> None:
-    with pytest.raises(Deadlock, match="no timer"):
+    with pytest.raises(VirtualDeadlock, match="no timer"):
         run(anyio.sleep_forever, 1)
 
 
@@ -131,7 +131,7 @@ def test_a_deadlock_names_what_its_witnesses_say_and_the_timer_that_is_held_back
         loop().on_deadlock(lambda: "the cat has it")
         await anyio.sleep(5)
 
-    with pytest.raises(Deadlock, match=r"due in 5000 ms, but time is held.*the cat has it"):
+    with pytest.raises(VirtualDeadlock, match=r"due in 5000 ms, but time is held.*the cat has it"):
         run(body)
 
 
@@ -142,5 +142,5 @@ def test_a_task_that_never_waits_is_a_livelock(monkeypatch: pytest.MonkeyPatch) 
         while True:
             await anyio.lowlevel.checkpoint()
 
-    with pytest.raises(Livelock, match="1000 turns"):
+    with pytest.raises(VirtualLivelock, match="1000 turns"):
         run(body)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from actors.client import Client
-from actors.kernel import Actor, Address, Reply, System
+from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS
 from actors.service import Service
@@ -27,7 +27,7 @@ def edges(monkeypatch: pytest.MonkeyPatch) -> dict[Edge, set[str]]:
     """What the systems of this test note, from here on."""
     found: dict[Edge, set[str]] = {}
     monkeypatch.setattr(WaitingMailbox, "edges", found)
-    monkeypatch.setattr(System, "mailbox_type", WaitingMailbox)
+    monkeypatch.setattr(ActorSystem, "mailbox_type", WaitingMailbox)
     return found
 
 
@@ -45,8 +45,8 @@ def role(path: str) -> str:
     return re.sub(r"-?[\d.]+", "", last).strip("-") or last
 
 
-def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -129,12 +129,12 @@ class Player(Actor[Any]):
     """Sends on what it gets, in its handler or beside it."""
 
     def __init__(self) -> None:
-        self.to: Address[Any] | None = None
+        self.to: ActorAddress[Any] | None = None
 
     async def receive(self, message: Any) -> None:
         to = self.to
         match message:
-            case Address():
+            case ActorAddress():
                 self.to = message
             case "beside":
                 assert to is not None
@@ -142,7 +142,7 @@ class Player(Actor[Any]):
             case "ask":
                 assert to is not None
                 await to.ask(lambda reply: reply)
-            case Reply():
+            case ReplySlot():
                 message.set(None)
             case int() if message:
                 assert to is not None
@@ -152,7 +152,7 @@ class Player(Actor[Any]):
 async def test_a_ball_between_two_is_a_cycle_an_effect_and_an_answer_are_none(
     edges: dict[Edge, set[str]],
 ) -> None:
-    async with System() as system:
+    async with ActorSystem() as system:
         left, right = system.spawn(Player, "left"), system.spawn(Player, "right")
         await left.send(right)
         await right.send(left)
@@ -161,7 +161,7 @@ async def test_a_ball_between_two_is_a_cycle_an_effect_and_an_answer_are_none(
         assert not edges
         await left.send("ask")
         await left.ask(lambda reply: reply)
-        assert edges == {("/left", "/right"): {"Reply"}}
+        assert edges == {("/left", "/right"): {"ReplySlot"}}
         await left.send(2)
         with anyio.fail_after(5):
             while ("/right", "/left") not in edges:

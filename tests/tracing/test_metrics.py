@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors import spans
 from actors.client import Client
 from actors.errors import AddressInUse, BadSettings
-from actors.kernel import Address, System
+from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
@@ -23,8 +23,10 @@ from actors.testing.engine import InMemoryExecutor
 from actors.tracing.metrics import start
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 

@@ -18,8 +18,8 @@ from otlp_receiver import Received, Receiver, receiving  # type: ignore[import-n
 from actors import spans
 from actors.client import Client
 from actors.errors import BadSettings, InvalidUsage
-from actors.kernel import Actor, Address, System, Traced
-from actors.kernel.mailbox import Mailbox
+from actors.kernel import Actor, ActorAddress, ActorSystem, TracedMessage
+from actors.kernel.mailbox import BoundedMailbox
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
@@ -35,14 +35,16 @@ from actors.telemetry import (
     UNSAMPLED,
 )
 from actors.testing.engine import InMemoryExecutor
-from actors.tracing.setup import Tracing, chosen, start
-from actors.tracing.trail import NOTES_MAX, SHARDS_MAX, Trail
+from actors.tracing.setup import TracingSetup, chosen, start
+from actors.tracing.trail import NOTES_MAX, SHARDS_MAX, AppendTraceIndex
 
 SAMPLED = f"00-{7:032x}-{9:016x}-01"
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -53,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def tracing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracing]:
+def tracing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[TracingSetup]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with start(chosen(otlp=receiver.url, environment={})) as made:
         assert made is not None
@@ -76,7 +78,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
             yield client
 
 
-async def flushed(tracing: Tracing, receiver: Receiver) -> list[Received]:
+async def flushed(tracing: TracingSetup, receiver: Receiver) -> list[Received]:
     """All spans that have ended."""
     assert await asyncio.to_thread(tracing.flush)
     found: list[Received] = receiver.spans()
@@ -91,25 +93,25 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the SDK was asked for a span, an envelope was made, and a message was sent."""
     counts = {"spans": 0, "envelopes": 0, "messages": 0}
 
-    class Counting(Traced[Any]):
+    class Counting(TracedMessage[Any]):
         def __post_init__(self) -> None:
             counts["envelopes"] += 1
 
     opens = spans._open
 
-    def open_(*arguments: Any) -> spans.Opened | None:
+    def open_(*arguments: Any) -> spans.OpenSpan | None:
         counts["spans"] += 1
         return opens(*arguments)
 
-    send = Mailbox.deliver
+    send = BoundedMailbox.deliver
 
-    def deliver(self: Mailbox[Any], message: Any) -> bool:
+    def deliver(self: BoundedMailbox[Any], message: Any) -> bool:
         counts["messages"] += 1
         return send(self, message)
 
-    monkeypatch.setattr("actors.kernel.mailbox.Traced", Counting)
+    monkeypatch.setattr("actors.kernel.mailbox.TracedMessage", Counting)
     monkeypatch.setattr(spans, "_open", open_)
-    monkeypatch.setattr(Mailbox, "deliver", deliver)
+    monkeypatch.setattr(BoundedMailbox, "deliver", deliver)
     return counts
 
 
@@ -129,7 +131,7 @@ async def test_without_an_exporter_no_span_and_no_envelope_is_made(
 
 
 async def test_a_ratio_of_zero_makes_no_span_and_no_envelope(
-    tmp_path: Path, tracing: Tracing, counted: dict[str, int]
+    tmp_path: Path, tracing: TracingSetup, counted: dict[str, int]
 ) -> None:
     tracing.ratio = 0.0
     async with running(tmp_path) as client:
@@ -169,7 +171,7 @@ def test_without_tracing_nothing_heavy_is_imported() -> None:
 
 
 async def test_after_a_sampled_change_all_goes_bare_again(
-    tmp_path: Path, tracing: Tracing, receiver: Receiver, counted: dict[str, int]
+    tmp_path: Path, tracing: TracingSetup, receiver: Receiver, counted: dict[str, int]
 ) -> None:
     """No read loop and no timer goes on in the trace of the message that started it."""
     tracing.ratio = 0.0
@@ -188,7 +190,7 @@ async def test_after_a_sampled_change_all_goes_bare_again(
 
 
 async def test_a_step_that_serves_many_changes_links_to_them(
-    tmp_path: Path, tracing: Tracing, receiver: Receiver
+    tmp_path: Path, tracing: TracingSetup, receiver: Receiver
 ) -> None:
     tracing.ratio = 0.0
     async with running(tmp_path, group_commit_ms=50) as client:
@@ -223,7 +225,7 @@ async def test_a_step_that_serves_many_changes_links_to_them(
 
 
 async def test_the_ratio_is_set_while_running(
-    tmp_path: Path, tracing: Tracing, receiver: Receiver
+    tmp_path: Path, tracing: TracingSetup, receiver: Receiver
 ) -> None:
     tracing.ratio = 0.0
     async with running(tmp_path) as client:
@@ -248,7 +250,7 @@ async def test_a_service_without_exporter_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_request_that_was_decided_against_is_not_traced(
-    tracing: Tracing, receiver: Receiver
+    tracing: TracingSetup, receiver: Receiver
 ) -> None:
     assert spans.begin_request(SESSION_REQUEST, traceparent=UNSAMPLED) is None
     assert spans.begin_request(SESSION_REQUEST, traceparent="garbage") is None
@@ -262,7 +264,7 @@ async def test_a_request_that_was_decided_against_is_not_traced(
 
 
 async def test_a_query_is_one_trace_from_its_client_to_the_engine(
-    tmp_path: Path, tracing: Tracing, receiver: Receiver
+    tmp_path: Path, tracing: TracingSetup, receiver: Receiver
 ) -> None:
     async with running(tmp_path) as client:
         sql = "SELECT count(*) AS n FROM flights"
@@ -282,7 +284,9 @@ async def test_a_query_is_one_trace_from_its_client_to_the_engine(
     assert by_id[session.parent_id].name == CLIENT_REQUEST.name
 
 
-async def test_failures_are_told_and_cancels_are_none(tracing: Tracing, receiver: Receiver) -> None:
+async def test_failures_are_told_and_cancels_are_none(
+    tracing: TracingSetup, receiver: Receiver
+) -> None:
     with pytest.raises(ValueError, match="no"), spans.root(GROUP_COMMIT, 1):
         raise ValueError("no")
     with anyio.CancelScope() as scope, spans.root(GROUP_COMMIT, 2):
@@ -295,7 +299,7 @@ async def test_failures_are_told_and_cancels_are_none(tracing: Tracing, receiver
 
 
 async def test_a_span_of_the_program_itself_is_the_parent(
-    tracing: Tracing, receiver: Receiver
+    tracing: TracingSetup, receiver: Receiver
 ) -> None:
     own = TracerProvider(shutdown_on_exit=False).get_tracer("app")
     with own.start_as_current_span("handler") as mine, spans.root(CLIENT_REQUEST, 1, "t"):
@@ -321,7 +325,7 @@ class Noting(Actor[str]):
 
 async def test_an_effect_begins_without_a_context() -> None:
     noting = Noting()
-    async with System() as system:
+    async with ActorSystem() as system:
         to = system.spawn(lambda: noting, "noting")
         with spans.use_context(SAMPLED):
             to.send_nowait("start")
@@ -333,7 +337,7 @@ async def test_an_effect_begins_without_a_context() -> None:
 
 
 def test_the_trail_finds_appends_by_interval_and_is_bounded() -> None:
-    trail = Trail()
+    trail = AppendTraceIndex()
     assert trail.between("s", 0, 10) == ()
     for upper in range(1, 11):
         trail.note("s", upper, f"c{upper}")
@@ -391,7 +395,7 @@ def test_options_that_do_not_fit_are_named(
         chosen(**flags, environment=environment)
 
 
-def test_a_process_traces_once(tracing: Tracing, receiver: Receiver) -> None:
+def test_a_process_traces_once(tracing: TracingSetup, receiver: Receiver) -> None:
     options = chosen(otlp=receiver.url, environment={})
     with pytest.raises(InvalidUsage, match="traces already"), start(options):
         pass

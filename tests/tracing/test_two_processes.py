@@ -13,7 +13,7 @@ import pytest
 from otlp_receiver import Received, Receiver, receiving  # type: ignore[import-not-found]
 
 from actors import telemetry as names
-from actors.telemetry import HOPS, Hop
+from actors.telemetry import HOPS, SpanDefinition
 
 HERE = Path(__file__).parent
 CLIENT, SERVICE, ENGINE = "demo-client", "penstock", "penstock-engine"
@@ -88,7 +88,7 @@ def tree_of(spans: list[Received], root: Received) -> list[Received]:
     return [span for span in spans if span.trace_id == root.trace_id]
 
 
-def the(spans: list[Received], hop: Hop, **attributes: object) -> Received:
+def the(spans: list[Received], hop: SpanDefinition, **attributes: object) -> Received:
     """The one span of a hop with these attributes (of our own names, without their prefix)."""
     found = [
         span

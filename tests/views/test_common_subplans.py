@@ -7,53 +7,55 @@ from collections.abc import Callable
 import pytest
 
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Distinct,
-    Equal,
-    Filter,
-    Join,
-    Key,
-    Named,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    FilterNode,
+    GroupKey,
+    JoinNode,
+    NamedExpression,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     UnionAll,
     ViewPlan,
     WindowCall,
     WindowFunctions,
     columns_of,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.views.common_subplans import CommonSubplans, shape_of
-from actors.views.delta import Derived, derive
+from actors.views.delta import DerivedPlan, derive
 
-PAIRS = Schema((Column("k", "int"), Column("x", "int"), Column("i0_y", "int")))
-
-
-def scan(number: int, *own: str, source: int = 0) -> Scan:
-    return Scan(source, tuple((f"i{number}_{name}", name) for name in own or ("k", "x")))
+PAIRS = TableSchema((TableColumn("k", "int"), TableColumn("x", "int"), TableColumn("i0_y", "int")))
 
 
-def totals(n: int, **changes: str) -> Aggregate:
+def scan(number: int, *own: str, source: int = 0) -> ScanNode:
+    return ScanNode(source, tuple((f"i{number}_{name}", name) for name in own or ("k", "x")))
+
+
+def totals(n: int, **changes: str) -> AggregationNode:
     """Sums by key, with ids of their own."""
-    below: Plan = Filter(scan(n), changes.get("where", f"(i{n}_x > 1)").replace("N", str(n)))
-    key = Key(f"k{n}", changes.get("key", f"i{n}_k").replace("N", str(n)), "int")
+    below: Plan = FilterNode(scan(n), changes.get("where", f"(i{n}_x > 1)").replace("N", str(n)))
+    key = GroupKey(f"k{n}", changes.get("key", f"i{n}_k").replace("N", str(n)), "int")
     argument = changes.get("argument", f"i{n}_x").replace("N", str(n))
     call = AggregateCall(f"a{n}", changes.get("function", "sum"), argument, "bigint", "int")
-    return Aggregate(below, (key,), (call,))
+    return AggregationNode(below, (key,), (call,))
 
 
-def beside(left: Aggregate, right: Aggregate) -> Project:
+def beside(left: AggregationNode, right: AggregationNode) -> ProjectNode:
     """Both by their keys."""
     keys = left.keys[0].name, right.keys[0].name
     types = tuple((id_, "bigint") for each in (left, right) for id_ in columns_of(each))
-    plan = Join((left, right), (Equal(*keys),), (), types)
-    return Project(plan, (Named("k", keys[0]), Named("x", right.calls[0].name)))
+    plan = JoinNode((left, right), (ColumnEquality(*keys),), (), types)
+    return ProjectNode(
+        plan, (NamedExpression("k", keys[0]), NamedExpression("x", right.calls[0].name))
+    )
 
 
-def derived(root: Project) -> Derived:
-    output = Schema(tuple(Column(name, "bigint") for name in columns_of(root)))
+def derived(root: ProjectNode) -> DerivedPlan:
+    output = TableSchema(tuple(TableColumn(name, "bigint") for name in columns_of(root)))
     return derive(ViewPlan(("t",), root, output), (PAIRS,))
 
 
@@ -61,12 +63,12 @@ def test_what_is_said_twice_has_one_state() -> None:
     assert [state.keys for state in derived(beside(totals(1), totals(2))).hidden] == [("k1",)]
     common = CommonSubplans(beside(totals(1), totals(2)))
     assert len(common.shared) == 1
-    join = common.root.input if isinstance(common.root, Project) else None
-    assert isinstance(join, Join)
+    join = common.root.input if isinstance(common.root, ProjectNode) else None
+    assert isinstance(join, JoinNode)
     first, again = join.inputs
-    assert isinstance(again, Project)
+    assert isinstance(again, ProjectNode)
     assert again.input is first
-    assert again.columns == (Named("k2", "k1"), Named("a2", "a1"))
+    assert again.columns == (NamedExpression("k2", "k1"), NamedExpression("a2", "a1"))
 
 
 @pytest.mark.parametrize(
@@ -87,17 +89,17 @@ def test_what_differs_anywhere_is_kept_apart(changes: dict[str, str]) -> None:
 
 def test_an_id_is_no_name_of_a_table() -> None:
     """A table may have columns that are called as ids are."""
-    one = Distinct(Scan(0, (("i0_x", "i0_y"), ("i0_y", "x"))), ())
-    other = Distinct(Scan(0, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
-    third = Distinct(Scan(0, (("i1_x", "x"), ("i1_y", "i0_y"))), ())
+    one = DistinctNode(ScanNode(0, (("i0_x", "i0_y"), ("i0_y", "x"))), ())
+    other = DistinctNode(ScanNode(0, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
+    third = DistinctNode(ScanNode(0, (("i1_x", "x"), ("i1_y", "i0_y"))), ())
     assert shape_of(one) == shape_of(other) != shape_of(third)
-    source = Distinct(Scan(1, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
+    source = DistinctNode(ScanNode(1, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
     assert shape_of(one) != shape_of(source)
 
 
 def test_literals_and_fields_are_no_ids() -> None:
-    def filtered(number: int, text: str) -> Filter:
-        return Filter(scan(number), text.replace("N", str(number)))
+    def filtered(number: int, text: str) -> FilterNode:
+        return FilterNode(scan(number), text.replace("N", str(number)))
 
     for text in (
         "(iN_k = 'i1_k')",
@@ -111,12 +113,16 @@ def test_literals_and_fields_are_no_ids() -> None:
 
 
 def test_a_unions_columns_go_by_their_ids() -> None:
-    def union(first: Scan, second: Scan) -> UnionAll:
+    def union(first: ScanNode, second: ScanNode) -> UnionAll:
         return UnionAll((first, second))
 
-    straight = union(Scan(0, (("u0", "k"), ("u1", "x"))), Scan(1, (("u0", "k"), ("u1", "x"))))
-    crossed = union(Scan(0, (("u2", "k"), ("u3", "x"))), Scan(1, (("u3", "k"), ("u2", "x"))))
-    like = union(Scan(0, (("u2", "k"), ("u3", "x"))), Scan(1, (("u2", "k"), ("u3", "x"))))
+    straight = union(
+        ScanNode(0, (("u0", "k"), ("u1", "x"))), ScanNode(1, (("u0", "k"), ("u1", "x")))
+    )
+    crossed = union(
+        ScanNode(0, (("u2", "k"), ("u3", "x"))), ScanNode(1, (("u3", "k"), ("u2", "x")))
+    )
+    like = union(ScanNode(0, (("u2", "k"), ("u3", "x"))), ScanNode(1, (("u2", "k"), ("u3", "x"))))
     assert shape_of(straight) == shape_of(like) != shape_of(crossed)
 
 
@@ -129,7 +135,14 @@ def windows(number: int, frame: str = "") -> WindowFunctions:
 def above(window: WindowFunctions) -> WindowFunctions:
     """A second window over a projection of a first one."""
     key, value, made = columns_of(window)
-    below = Project(window, (Named(key, key), Named(made, made), Named(f"c{made}", f"{value} + 1")))
+    below = ProjectNode(
+        window,
+        (
+            NamedExpression(key, key),
+            NamedExpression(made, made),
+            NamedExpression(f"c{made}", f"{value} + 1"),
+        ),
+    )
     call = WindowCall(f"v{made}", f"sum(c{made})", "", "bigint", False)
     types = tuple((each.name, "int") for each in below.columns)
     return WindowFunctions(below, (key,), (), (call,), types)
@@ -140,8 +153,8 @@ def above(window: WindowFunctions) -> WindowFunctions:
     [
         ((windows(1), windows(2)), True),
         # A rule sees a filter and its window, or windows one on another, as one.
-        ((Filter(windows(1), "(w1 = 1)"), Filter(windows(2), "(w2 = 2)")), False),
-        ((Filter(windows(1), "(w1 = 1)"), Filter(windows(2), "(w2 = 1)")), True),
+        ((FilterNode(windows(1), "(w1 = 1)"), FilterNode(windows(2), "(w2 = 2)")), False),
+        ((FilterNode(windows(1), "(w1 = 1)"), FilterNode(windows(2), "(w2 = 1)")), True),
         ((above(windows(1)), windows(2)), False),
         ((above(windows(1)), above(windows(2))), True),
     ],
@@ -151,19 +164,19 @@ def test_windows_are_shared_with_what_is_looked_at_with_them(
 ) -> None:
     left, right = plans
     keys = columns_of(left)[0], columns_of(right)[0]
-    root = Project(Join(plans, (Equal(*keys),)), (Named("k", keys[0]),))
+    root = ProjectNode(JoinNode(plans, (ColumnEquality(*keys),)), (NamedExpression("k", keys[0]),))
     assert bool(CommonSubplans(root).shared) == shared
 
 
 def test_rows_as_they_are_need_no_sharing() -> None:
-    plan = Join((scan(1), scan(2)), (Equal("i1_k", "i2_k"),))
-    root = Project(plan, (Named("k", "i1_k"),))
+    plan = JoinNode((scan(1), scan(2)), (ColumnEquality("i1_k", "i2_k"),))
+    root = ProjectNode(plan, (NamedExpression("k", "i1_k"),))
     common = CommonSubplans(root)
     assert common.root == root
     assert not common.shared
 
 
-@pytest.mark.parametrize("make", [lambda: totals(1), lambda: Distinct(totals(1), ())])
+@pytest.mark.parametrize("make", [lambda: totals(1), lambda: DistinctNode(totals(1), ())])
 def test_parts_of_a_common_part_are_not_looked_at_again(make: Callable[[], Plan]) -> None:
     """The largest common part counts, and stands in the plan as it is."""
     inner = make()
@@ -174,13 +187,15 @@ def test_parts_of_a_common_part_are_not_looked_at_again(make: Callable[[], Plan]
     assert len(common.shared) == 1
     assert first == inner
     for other in (second, third):
-        assert isinstance(other, Project)
+        assert isinstance(other, ProjectNode)
         assert other.input is first
 
 
 def test_a_filter_keeps_nothing_from_being_shared_but_over_a_window() -> None:
-    left, right = Filter(totals(1), "(a1 > 1)"), Filter(totals(2), "(a2 > 2)")
-    root = Project(Join((left, right), (Equal("k1", "k2"),)), (Named("k", "k1"),))
+    left, right = FilterNode(totals(1), "(a1 > 1)"), FilterNode(totals(2), "(a2 > 2)")
+    root = ProjectNode(
+        JoinNode((left, right), (ColumnEquality("k1", "k2"),)), (NamedExpression("k", "k1"),)
+    )
     common = CommonSubplans(root)
     assert len(common.shared) == 1
 
@@ -194,15 +209,18 @@ def over(number: int, below: Plan) -> WindowFunctions:
 @pytest.mark.parametrize("filtered", [False, True])
 def test_what_a_window_is_over_is_shared(filtered: bool) -> None:
     window: Plan = over(1, totals(1))
-    window = Filter(window, "(w1 = 1)") if filtered else over(3, window)
-    plan = Join((window, totals(2)), (Equal("k1", "k2"),))
-    common = CommonSubplans(Project(plan, (Named("k", "k1"),)))
+    window = FilterNode(window, "(w1 = 1)") if filtered else over(3, window)
+    plan = JoinNode((window, totals(2)), (ColumnEquality("k1", "k2"),))
+    common = CommonSubplans(ProjectNode(plan, (NamedExpression("k", "k1"),)))
     assert len(common.shared) == 1
-    projected = Project(over(1, totals(1)), (Named("k1", "k1"), Named("w1", "w1")))
-    chain = Join((over(3, projected), totals(2)), (Equal("k1", "k2"),))
-    assert len(CommonSubplans(Project(chain, (Named("k", "k1"),))).shared) == 1
-    grouped = Project(totals(1), (Named("k1", "k1"), Named("w1", "a1")))
-    single = Join(
-        (over(3, grouped), Project(totals(2), (Named("k2", "k2"),))), (Equal("k1", "k2"),)
+    projected = ProjectNode(
+        over(1, totals(1)), (NamedExpression("k1", "k1"), NamedExpression("w1", "w1"))
     )
-    assert len(CommonSubplans(Project(single, (Named("k", "k1"),))).shared) == 1
+    chain = JoinNode((over(3, projected), totals(2)), (ColumnEquality("k1", "k2"),))
+    assert len(CommonSubplans(ProjectNode(chain, (NamedExpression("k", "k1"),))).shared) == 1
+    grouped = ProjectNode(totals(1), (NamedExpression("k1", "k1"), NamedExpression("w1", "a1")))
+    single = JoinNode(
+        (over(3, grouped), ProjectNode(totals(2), (NamedExpression("k2", "k2"),))),
+        (ColumnEquality("k1", "k2"),),
+    )
+    assert len(CommonSubplans(ProjectNode(single, (NamedExpression("k", "k1"),))).shared) == 1

@@ -9,32 +9,41 @@ import pytest
 
 from actors.errors import InvalidUsage, QueryRejected, UnknownObject
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed, Translation
-from actors.plan.relational import Equal, Filter, Named, OuterJoin, Project, Scan
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import QueryAnalyzed, QueryTranslation
+from actors.plan.relational import (
+    ColumnEquality,
+    FilterNode,
+    NamedExpression,
+    OuterJoin,
+    ProjectNode,
+    ScanNode,
+)
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing import tpch
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 from actors.views.explain import explain
 from actors.views.fingerprint import fingerprint
 from actors.views.lookups import Origin
-from actors.views.operators import Context
+from actors.views.operators import DerivationContext
 from actors.views.rule_linear import ScanOperator
 from actors.views.rule_outer import OuterOperator
 
 TABLES = {
-    "flights": Schema(
+    "flights": TableSchema(
         (
-            Column("id", "int", False),
-            Column("Carrier", "string"),
-            Column("delay", "int"),
-            Column("cancelled", "boolean"),
-            Column("fare", "decimal(10,2)"),
-            Column("ratio", "double"),
+            TableColumn("id", "int", False),
+            TableColumn("Carrier", "string"),
+            TableColumn("delay", "int"),
+            TableColumn("cancelled", "boolean"),
+            TableColumn("fare", "decimal(10,2)"),
+            TableColumn("ratio", "double"),
         )
     ),
-    "carriers": Schema((Column("carrier", "string"), Column("name", "string"))),
-    "big": Schema((Column("id", "bigint"), Column("carrier", "string"), Column("x", "bigint"))),
+    "carriers": TableSchema((TableColumn("carrier", "string"), TableColumn("name", "string"))),
+    "big": TableSchema(
+        (TableColumn("id", "bigint"), TableColumn("carrier", "string"), TableColumn("x", "bigint"))
+    ),
 }
 
 
@@ -185,11 +194,11 @@ async def test_keys_whose_types_no_lookup_spans_ask_for_the_whole_state(on: str)
 
 def test_a_full_join_that_is_asked_for_everything_reads_both_sides() -> None:
     """Not just what equalities lead to from the left: rows without a match are on both."""
-    context = Context(tuple(Schema((Column("k", "int"),)) for _ in range(2)))
-    sides = [ScanOperator(context, Scan(n, ((f"i{n}_k", "k"),))) for n in range(2)]
-    scans = [Scan(n, ((f"i{n}_k", "k"),)) for n in range(2)]
+    context = DerivationContext(tuple(TableSchema((TableColumn("k", "int"),)) for _ in range(2)))
+    sides = [ScanOperator(context, ScanNode(n, ((f"i{n}_k", "k"),))) for n in range(2)]
+    scans = [ScanNode(n, ((f"i{n}_k", "k"),)) for n in range(2)]
     types = (("i0_k", "int"), ("i1_k", "int"))
-    plan = OuterJoin(scans[0], scans[1], "full", (Equal("i0_k", "i1_k"),), (), types)
+    plan = OuterJoin(scans[0], scans[1], "full", (ColumnEquality("i0_k", "i1_k"),), (), types)
     OuterOperator(context, plan, *sides).seek((), (), frozenset(), nulls=False)
     (lookups,) = context.lookups.by_stratum(1)
     assert {("s0", ()), ("s1", ())} == {(each.target, each.key) for each in lookups}
@@ -356,32 +365,32 @@ async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
 class Asked:
     """An engine that answers what it is told to; it notes the tables and the text it is given."""
 
-    def __init__(self, *answers: Analyzed) -> None:
+    def __init__(self, *answers: QueryAnalyzed) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[list[str], str]] = []
 
     async def __call__(
         self,
-        tables: tuple[tuple[str, Schema], ...],
+        tables: tuple[tuple[str, TableSchema], ...],
         sql: str,
         conf: tuple[tuple[str, str], ...],
         *,
         translate: bool = False,
-    ) -> Analyzed:
+    ) -> QueryAnalyzed:
         self.asked.append(([name for name, _ in tables], sql))
         return self.answers.pop(0)
 
 
-IDS = Schema((Column("id", "int", False),))
+IDS = TableSchema((TableColumn("id", "int", False),))
 
 
 async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> None:
     """The answer is another query's plan, so that the view's own text cannot have made it."""
     columns = (("i0_id", "id"), ("i0_carrier", "Carrier"))
-    only = Filter(Scan(0, columns), "i0_id > 7")
-    root = Project(only, (Named("id", "i0_id"),))
+    only = FilterNode(ScanNode(0, columns), "i0_id > 7")
+    root = ProjectNode(only, (NamedExpression("id", "i0_id"),))
     sql = "select id from flights where id > 5"
-    engine = Asked(Analyzed("a", IDS, ("flights",), translation=Translation(root)))
+    engine = Asked(QueryAnalyzed("a", IDS, ("flights",), translation=QueryTranslation(root)))
     plan = await compile_view(sql, TABLES, engine)
     assert (plan.mode, engine.asked) == ("incremental", [(["flights"], sql)])
     assert "i0_id > 7" in explain(plan)
@@ -389,8 +398,8 @@ async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> 
 
 
 async def test_a_view_that_is_not_translated_is_opaque_for_that_reason() -> None:
-    refused = Translation(None, "a plan that is not the text's: x")
-    engine = Asked(Analyzed("a", IDS, ("flights",), translation=refused))
+    refused = QueryTranslation(None, "a plan that is not the text's: x")
+    engine = Asked(QueryAnalyzed("a", IDS, ("flights",), translation=refused))
     plan = await compile_view("select id from flights", TABLES, engine)
     assert (plan.mode, plan.reason) == ("opaque", "a plan that is not the text's: x")
     assert len(engine.asked) == 1
@@ -400,8 +409,8 @@ async def test_tables_are_those_that_the_engine_says() -> None:
     """A name that is only computed is given when it is missed; one that is only mentioned is not
     read."""
     sql = "select id as carriers from identifier('fli' || 'ghts')"
-    told = Analyzed("a", IDS, ("flights",), translation=Translation(None, "x"))
-    engine = Asked(Analyzed("a", missing="`FLIGHTS`"), told)
+    told = QueryAnalyzed("a", IDS, ("flights",), translation=QueryTranslation(None, "x"))
+    engine = Asked(QueryAnalyzed("a", missing="`FLIGHTS`"), told)
     plan = await compile_view(sql, TABLES, engine)
     assert plan.sources == ("flights",)
     assert [names for names, _ in engine.asked] == [["carriers"], ["carriers", "flights"]]
@@ -417,7 +426,7 @@ async def test_tables_are_those_that_the_engine_says() -> None:
     ],
 )
 async def test_a_name_that_nobody_has(missing: str, error: type[Exception], words: str) -> None:
-    engine = Asked(*[Analyzed("a", missing=missing)] * 2)
+    engine = Asked(*[QueryAnalyzed("a", missing=missing)] * 2)
     with pytest.raises(error, match=words):
         await compile_view("select id from flights", TABLES, engine)
     assert len(engine.asked) == 1

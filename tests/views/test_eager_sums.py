@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.plan.delta import DeltaPlan, EagerSums
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.analysis import analyze_in_memory
-from actors.testing.check_views import Report, check_scripts, read
-from actors.testing.checking import Options, Place
+from actors.testing.check_views import CheckReport, check_scripts, read
+from actors.testing.checking import CheckOptions, CheckPlace
 from actors.testing.engine import InMemoryExecutor
 from actors.views.compile import compile_view
 from actors.views.eager_choice import EagerChoice
@@ -22,31 +22,33 @@ from actors.views.fingerprint import fingerprint
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 TABLES = {
-    "sale": Schema(
+    "sale": TableSchema(
         (
-            Column("shop", "int"),
-            Column("item", "int"),
-            Column("day", "date"),
-            Column("price", "decimal(10,2)"),
-            Column("wide", "decimal(30,2)"),
-            Column("weight", "double"),
-            Column("count", "int"),
+            TableColumn("shop", "int"),
+            TableColumn("item", "int"),
+            TableColumn("day", "date"),
+            TableColumn("price", "decimal(10,2)"),
+            TableColumn("wide", "decimal(30,2)"),
+            TableColumn("weight", "double"),
+            TableColumn("count", "int"),
         )
     ),
-    "shop": Schema(
+    "shop": TableSchema(
         (
-            Column("id", "int", False),
-            Column("place", "int", False),
-            Column("name", "string"),
-            Column("owner", "int"),
-            Column("ratio", "double"),
+            TableColumn("id", "int", False),
+            TableColumn("place", "int", False),
+            TableColumn("name", "string"),
+            TableColumn("owner", "int"),
+            TableColumn("ratio", "double"),
         ),
         ("id",),
     ),
-    "stall": Schema((Column("id", "int"), Column("name", "string"))),
-    "day": Schema((Column("day", "date", False), Column("week", "int")), ("day",)),
-    "owner": Schema((Column("id", "int", False), Column("name", "string")), ("id",)),
-    "one": Schema((Column("id", "double", False), Column("name", "string")), ("id",)),
+    "stall": TableSchema((TableColumn("id", "int"), TableColumn("name", "string"))),
+    "day": TableSchema((TableColumn("day", "date", False), TableColumn("week", "int")), ("day",)),
+    "owner": TableSchema((TableColumn("id", "int", False), TableColumn("name", "string")), ("id",)),
+    "one": TableSchema(
+        (TableColumn("id", "double", False), TableColumn("name", "string")), ("id",)
+    ),
 }
 
 
@@ -167,12 +169,12 @@ async def test_a_view_that_is_compiled_again_keeps_what_was_chosen() -> None:
     assert (await plan_of(BY_NAME, EagerChoice(made=()))).fingerprint == few.fingerprint
 
 
-async def checked(name: str, seed: int) -> Report:
+async def checked(name: str, seed: int) -> CheckReport:
     with tempfile.TemporaryDirectory() as folder:
-        async with System(seed=1) as system:
+        async with ActorSystem(seed=1) as system:
             executor = system.spawn(InMemoryExecutor, "engine")
-            place = Place(system, executor, Settings(), Path(folder))
-            options = Options(3, seed, exact_decimals=False, batched=False)
+            place = CheckPlace(system, executor, Settings(), Path(folder))
+            options = CheckOptions(3, seed, exact_decimals=False, batched=False)
             return await check_scripts(read([SCRIPTS / f"{name}.view"]), place, options)
 
 

@@ -9,17 +9,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.kernel import System
-from actors.plan.schema import Column, Schema
+from actors.kernel import ActorSystem
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.maintain import Engine, Maintained, accumulated
-from actors.testing.oracle import Oracle, differences
+from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
+from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
 
 TABLES = {
-    "a": Schema((Column("k", "int"), Column("g", "string"), Column("v", "int"))),
-    "b": Schema((Column("k", "int"), Column("c", "int"), Column("w", "bigint"))),
-    "c": Schema((Column("c", "int"), Column("name", "string"))),
+    "a": TableSchema(
+        (TableColumn("k", "int"), TableColumn("g", "string"), TableColumn("v", "int"))
+    ),
+    "b": TableSchema(
+        (TableColumn("k", "int"), TableColumn("c", "int"), TableColumn("w", "bigint"))
+    ),
+    "c": TableSchema((TableColumn("c", "int"), TableColumn("name", "string"))),
 }
 
 VIEWS = {
@@ -69,11 +73,11 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], in
 async def maintained(
     sql: str, history: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
 ) -> None:
-    async with System(seed=1) as system:
-        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
+    async with ActorSystem(seed=1) as system:
+        engine = EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t")
         plan = await compile_view(sql, TABLES, engine.analyze())
         assert plan.strata, plan.reason
-        view = Maintained(engine, plan, "v")
+        view = MaintainedView(engine, plan, "v")
         await view.prepare()
         lo = 0
         for hi in cuts:
@@ -83,7 +87,7 @@ async def maintained(
             ]
             await view.advance(deltas, lo, hi)
             lo = hi
-    oracle = Oracle(TABLES)
+    oracle = QueryOracle(TABLES)
     for update in history:
         oracle.add(*update)
     # A global aggregate has its row from the end of the first step on.

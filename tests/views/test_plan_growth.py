@@ -16,16 +16,16 @@ import pytest
 from actors.plan import plan_splitting
 from actors.plan.delta import DeltaPlan, Node
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 from actors.views.operators import children_of, size_of
 
 COLUMNS = 33
-T = Schema(
+T = TableSchema(
     (
-        *(Column(name, "int") for name in "gabe"),
-        *(Column(f"x{i}", ("int", "bigint", "string", "date")[i % 4]) for i in range(COLUMNS)),
+        *(TableColumn(name, "int") for name in "gabe"),
+        *(TableColumn(f"x{i}", ("int", "bigint", "string", "date")[i % 4]) for i in range(COLUMNS)),
     )
 )
 SIZES = (1, 2, 4, 8, 16)

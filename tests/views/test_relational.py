@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Join,
+    AggregationNode,
+    DistinctNode,
+    FilterNode,
+    JoinNode,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     UnionAll,
     ViewPlan,
@@ -27,20 +27,20 @@ from actors.plan.relational import (
 )
 from actors.plan.relational_text import render
 from actors.plan.relational_walk import inputs_of, nodes
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.testing import tpch
 from actors.testing.analysis import analyze
 from actors.testing.oracle import differences, run_query
 from actors.testing.parsed.build import build, probe_texts
 from actors.testing.parsed.parse import read_tables
 from actors.testing.parsed.resolve import resolve
-from actors.testing.parsed.trees import Unsupported, factored, reads, text, tree_of
+from actors.testing.parsed.trees import UnsupportedConstruct, factored, reads, text, tree_of
 from actors.views.explain import explain_tree
 
-TABLES: dict[str, Schema] = view_corpus.TABLES
+TABLES: dict[str, TableSchema] = view_corpus.TABLES
 
 
-def plan_of(sql: str, tables: dict[str, Schema] = TABLES) -> ViewPlan:
+def plan_of(sql: str, tables: dict[str, TableSchema] = TABLES) -> ViewPlan:
     tree, reason, sources = read_tables(sql, tables)
     assert tree is not None, reason
     output = analyze(sql, {name: tables[name] for name in sources})
@@ -64,7 +64,7 @@ def tree_text(sql: str) -> list[str]:
 # What a plan means
 
 
-def rows(schema: Schema) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+def rows(schema: TableSchema) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     whole = st.integers(-1, 2)
     word = st.sampled_from("xpz")
     kinds = {"int": whole, "bigint": whole, "string": word}
@@ -96,17 +96,17 @@ def test_the_plan_means_the_query(name: str, contents: dict[str, list[tuple[Any,
 def expressions(node: Plan) -> list[str]:
     """All texts over the columns of a node's inputs."""
     match node:
-        case Filter():
+        case FilterNode():
             return [node.predicate]
-        case Project():
+        case ProjectNode():
             return [column.expression for column in node.columns]
-        case Join() | OuterJoin() | SemiJoin():
+        case JoinNode() | OuterJoin() | SemiJoin():
             sides = [side for e in node.equal for side in (e.left, e.right)]
             return sides + list(node.residual)
-        case Aggregate():
+        case AggregationNode():
             found = [key.expression for key in node.keys]
             return found + [call.argument for call in node.calls if call.argument is not None]
-        case Distinct():
+        case DistinctNode():
             return [column.expression for column in node.columns]
         case _:
             return []
@@ -114,22 +114,22 @@ def expressions(node: Plan) -> list[str]:
 
 def check_types(node: Plan) -> None:
     match node:
-        case Aggregate():
+        case AggregationNode():
             assert all(key.type for key in node.keys)
             assert all(call.type and call.argument_type for call in node.calls)
-        case Distinct():
+        case DistinctNode():
             assert all(column.type for column in node.columns)
             assert tuple(column.name for column in node.columns) == columns_of(node.input)
         case UnionAll():
             assert len({columns_of(each) for each in node.inputs}) == 1
-            assert all(isinstance(each, Project) for each in node.inputs)
+            assert all(isinstance(each, ProjectNode) for each in node.inputs)
 
 
 def check_joins(node: Plan) -> None:
     match node:
-        case Join():
+        case JoinNode():
             assert len(node.inputs) > 1
-            assert not any(isinstance(each, Join) for each in node.inputs)
+            assert not any(isinstance(each, JoinNode) for each in node.inputs)
             owner = {c: i for i, each in enumerate(node.inputs) for c in columns_of(each)}
             assert all(owner[e.left] != owner[e.right] for e in node.equal)
         case OuterJoin() | SemiJoin():
@@ -144,11 +144,11 @@ def check_made_once(plan: ViewPlan) -> None:
     unions = set()
     for node in nodes(plan.root):
         match node:
-            case Scan():
+            case ScanNode():
                 made.update(columns_of(node))
-            case Project():
+            case ProjectNode():
                 made.update(c.name for c in node.columns if c.name != c.expression)
-            case Aggregate():
+            case AggregationNode():
                 made.update(columns_of(node))
             case UnionAll():
                 unions |= set(columns_of(node))
@@ -168,7 +168,9 @@ def test_the_plan_is_well_formed(name: str) -> None:
         check_types(node)
         check_joins(node)
     check_made_once(plan)
-    scanned = {c for node in nodes(plan.root) if isinstance(node, Scan) for c in columns_of(node)}
+    scanned = {
+        c for node in nodes(plan.root) if isinstance(node, ScanNode) for c in columns_of(node)
+    }
     assert scanned <= read
     names = [column.name for column in plan.root.columns]
     assert names == list(plan.output.names)
@@ -296,13 +298,13 @@ def test_a_table_expression_used_twice_has_columns_of_its_own() -> None:
         "with q as (select g, count(*) as n from a group by g) "
         "select x.n from q x join q y on x.g = y.g and x.n < y.n"
     )
-    scans = [node for node in nodes(plan.root) if isinstance(node, Scan)]
+    scans = [node for node in nodes(plan.root) if isinstance(node, ScanNode)]
     assert [scan.columns for scan in scans] == [(("i0_g", "g"),), (("i0b_g", "g"),)]
 
 
 def test_the_argument_of_a_call_carries_what_spark_said() -> None:
     plan = plan_of("select count(id) as n, count(distinct x) as m, sum(t) as s from d")
-    calls = next(node.calls for node in nodes(plan.root) if isinstance(node, Aggregate))
+    calls = next(node.calls for node in nodes(plan.root) if isinstance(node, AggregationNode))
     assert [(c.argument, c.argument_type, c.argument_nullable) for c in calls] == [
         (None, "bigint", False),
         ("i0_x", "int", False),
@@ -331,14 +333,14 @@ def test_what_all_branches_share_is_pulled_out(written: str, parts: list[str]) -
 @pytest.mark.parametrize(("sql", "reason"), view_corpus.UNSUPPORTED.items())
 def test_the_reason_names_the_construct(sql: str, reason: str) -> None:
     tree, _, sources = read_tables(sql, TABLES)
-    with pytest.raises(Unsupported, match=reason.replace("(", r"\(")):
+    with pytest.raises(UnsupportedConstruct, match=reason.replace("(", r"\(")):
         resolve(tree, sources, TABLES)
         plan_of(sql)
 
 
 def test_a_name_without_meaning_is_not_guessed() -> None:
     tree, _, sources = read_tables("select `count(1)` as n from (select count(*) from a) q", TABLES)
-    with pytest.raises(Unsupported, match="does not resolve"):
+    with pytest.raises(UnsupportedConstruct, match="does not resolve"):
         resolve(tree, sources, TABLES)
 
 
@@ -348,7 +350,7 @@ def test_tables_that_multiply_are_bounded() -> None:
         f"q{n} as (select x.k from q{n - 1} x join q{n - 1} y on x.k = y.k)" for n in range(1, 9)
     ]
     tree, _, sources = read_tables(f"with {', '.join(parts)} select k from q8", TABLES)
-    with pytest.raises(Unsupported, match="occurrences"):
+    with pytest.raises(UnsupportedConstruct, match="occurrences"):
         resolve(tree, sources, TABLES)
 
 
@@ -361,7 +363,7 @@ def test_tpch_resolves(name: str) -> None:
     for node in nodes(plan.root):
         check_types(node)
         check_joins(node)
-        if isinstance(node, Join):
+        if isinstance(node, JoinNode):
             # Every input hangs on an equality.
             assert len(node.equal) >= len(node.inputs) - 1
 

@@ -11,19 +11,19 @@ import view_corpus  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.maintain import Engine, Maintained, accumulated
-from actors.testing.oracle import Oracle, differences
+from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
+from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
 
-TABLES: dict[str, Schema] = view_corpus.TABLES
+TABLES: dict[str, TableSchema] = view_corpus.TABLES
 Update = tuple[int, str, tuple[Any, ...], int]
 
 
-def rows(schema: Schema) -> st.SearchStrategy[tuple[Any, ...]]:
+def rows(schema: TableSchema) -> st.SearchStrategy[tuple[Any, ...]]:
     whole = st.integers(-1, 2)
     kinds = {"int": whole, "bigint": whole, "string": st.sampled_from("xpz")}
     return st.tuples(
@@ -61,13 +61,13 @@ PLANS: dict[str, DeltaPlan] = {}
 
 async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
     sql = view_corpus.PORTABLE[name]
-    async with System(seed=1) as system:
-        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
+    async with ActorSystem(seed=1) as system:
+        engine = EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t")
         if name not in PLANS:
             PLANS[name] = await compile_view(sql, TABLES, engine.analyze())
         plan = PLANS[name]
         assert plan.strata, plan.reason
-        view = Maintained(engine, plan, "v")
+        view = MaintainedView(engine, plan, "v")
         await view.prepare()
         lo = 0
         for hi in cuts:
@@ -77,7 +77,7 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
             ]
             await view.advance(deltas, lo, hi)
             lo = hi
-    oracle = Oracle({name: TABLES[name] for name in "abcd"})
+    oracle = QueryOracle({name: TABLES[name] for name in "abcd"})
     for update in history:
         oracle.add(*update)
     # A global aggregate has its row from the end of the first step on.

@@ -16,22 +16,22 @@ from typing import Any
 import pytest
 import view_corpus  # type: ignore[import-not-found]
 
-from actors.kernel import System
+from actors.kernel import ActorSystem
 from actors.plan.delta import DeltaPlan
-from actors.plan.relational import Aggregate, Distinct, ViewPlan
+from actors.plan.relational import AggregationNode, DistinctNode, ViewPlan
 from actors.plan.relational_text import render
 from actors.plan.relational_walk import nodes
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
 from actors.testing.check_views import for_short_lives
-from actors.testing.maintain import Engine
+from actors.testing.maintain import EngineCaller
 from actors.views.compile import compile_view
 from actors.views.query_analysis import analyzed_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-TABLES: dict[str, Schema] = view_corpus.TABLES
+TABLES: dict[str, TableSchema] = view_corpus.TABLES
 BATCH = 12
 PORTABLE = (
     "using_full_chain",
@@ -75,25 +75,29 @@ SHOWN_ONLY = {
 TEXTS = QUERIES | SHOWN_ONLY
 ASKED = ("count_pair", "spread", "decimals", "union_types")
 """Whose plans `check_spark_types` looks at."""
-REPORT = Schema((Column("query", "string"), Column("side", "int"), Column("row", "string")))
+REPORT = TableSchema(
+    (TableColumn("query", "string"), TableColumn("side", "int"), TableColumn("row", "string"))
+)
 NON_ANSI = (("spark.sql.ansi.enabled", "false"),)
 
 
-def contents(schema: Schema, seed: int) -> Counter[tuple[Any, ...]]:
+def contents(schema: TableSchema, seed: int) -> Counter[tuple[Any, ...]]:
     """Random rows, rich in NULLs and duplicates."""
     draw = random.Random(seed)
     values: dict[str, Any] = {"int": (-1, 0, 1, 2), "bigint": (-1, 0, 1, 2), "string": "xpz"}
     if any(column.type not in values for column in schema.columns):
         return Counter()  # structs do not hash
 
-    def cell(column: Column) -> Any:
+    def cell(column: TableColumn) -> Any:
         missing = column.nullable and draw.random() < 0.25
         return None if missing else draw.choice(values[column.type])
 
     return Counter(tuple(cell(column) for column in schema.columns) for _ in range(20))
 
 
-async def translated(engine: Engine, sql: str, conf: tuple[tuple[str, str], ...] = ()) -> ViewPlan:
+async def translated(
+    engine: EngineCaller, sql: str, conf: tuple[tuple[str, str], ...] = ()
+) -> ViewPlan:
     """The plan that Spark's own analysis gives."""
     told = await analyzed_query(sql, TABLES, engine.analyze(), conf, translate=True)
     assert told.translation is not None
@@ -101,7 +105,7 @@ async def translated(engine: Engine, sql: str, conf: tuple[tuple[str, str], ...]
     return ViewPlan(told.sources, told.translation.root, told.schema)
 
 
-async def check_meaning(engine: Engine, plans: dict[str, ViewPlan]) -> set[str]:
+async def check_meaning(engine: EngineCaller, plans: dict[str, ViewPlan]) -> set[str]:
     """The rows of each query's text and of its plans', compared. Returns the queries that have
     rows."""
     texts = [
@@ -137,9 +141,9 @@ def rounded(row: str) -> str:
 async def test_plans_mean_their_queries(tmp_path: Path, whole: bool) -> None:
     settings = for_short_lives(Settings(spark_master="local[2]", spark_driver_memory="512m"))
     names = list(TEXTS) if whole else list(TEXTS)[::4]
-    async with System() as system:
+    async with ActorSystem() as system:
         address = system.spawn(lambda: SparkExecutor(settings, tmp_path), "engine")
-        engine = Engine(address, "t")
+        engine = EngineCaller(address, "t")
         shown = {name: await translated(engine, TEXTS[name]) for name in names}
         filled: set[str] = set()
         for start in range(0, len(names), BATCH):
@@ -148,15 +152,15 @@ async def test_plans_mean_their_queries(tmp_path: Path, whole: bool) -> None:
         await check_settings(engine)
 
 
-async def check_settings(engine: Engine) -> None:
+async def check_settings(engine: EngineCaller) -> None:
     """Overflow is an error or NULL; names follow the session."""
     sql = "select g, sum(v) as s from a group by g"
     for conf, ansi in (((), True), (NON_ANSI, False)):
         plan = await translated(engine, sql, conf)
-        assert [n.ansi for n in nodes(plan.root) if isinstance(n, Aggregate)] == [ansi]
+        assert [n.ansi for n in nodes(plan.root) if isinstance(n, AggregationNode)] == [ansi]
     conf = (("spark.sql.caseSensitive", "true"),)
     view = await compile_view(sql, TABLES, engine.analyze(), conf)
     assert view.reason == "the setting spark.sql.caseSensitive"
     kept = await translated(engine, "select distinct t, x from d")
-    (node,) = [node for node in nodes(kept.root) if isinstance(node, Distinct)]
+    (node,) = [node for node in nodes(kept.root) if isinstance(node, DistinctNode)]
     assert [(c.type, c.nullable) for c in node.columns] == [("string", True), ("int", False)]

@@ -5,50 +5,52 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.plan.delta import Consolidate, RecomputeRows, WindowColumn
-from actors.plan.jobs import Analyzed, Translation
+from actors.plan.delta import ConsolidateRows, RecomputeRows, WindowColumn
+from actors.plan.jobs import QueryAnalyzed, QueryTranslation
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Constants,
-    Equal,
-    Expansion,
-    Generation,
-    Join,
-    Key,
-    Limit,
-    Named,
+    AggregationNode,
+    ColumnEquality,
+    ExpandNode,
+    GenerateNode,
+    GroupKey,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
+    ValuesNode,
     ViewPlan,
     WindowCall,
     WindowFunctions,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.views.compile import compile_view
 from actors.views.delta import derive
 from actors.views.explain import explain
-from actors.views.operators import Context
+from actors.views.operators import DerivationContext
 from actors.views.rule_kept import KeptOperator
 from actors.views.rule_linear import ProjectOperator, ScanOperator
 from actors.views.rule_window import WindowOperator
 
-KEYED = Schema((Column("k", "int"), Column("x", "int"), Column("l", "array<int>")), ("k", "x"))
-SCAN = Scan(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
-PAIRS = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
+KEYED = TableSchema(
+    (TableColumn("k", "int"), TableColumn("x", "int"), TableColumn("l", "array<int>")), ("k", "x")
+)
+SCAN = ScanNode(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
+PAIRS = ScanNode(0, (("i0_k", "k"), ("i0_x", "x")))
 TYPES = (("i0_k", "int"), ("i0_x", "int"))
 
 
 async def changes_of(plan: Plan, *columns: str) -> tuple[str, list[str]]:
     """The mode, and the nodes of all strata as `explain` tells them."""
-    output = Schema(tuple(Column(name, "int") for name in columns))
-    root = Project(plan, tuple(Named(name, name) for name in columns))
+    output = TableSchema(tuple(TableColumn(name, "int") for name in columns))
+    root = ProjectNode(plan, tuple(NamedExpression(name, name) for name in columns))
 
-    async def answer(*_: object, **__: object) -> Analyzed:
-        return Analyzed("a", output, ("t",), translation=Translation(root))
+    async def answer(*_: object, **__: object) -> QueryAnalyzed:
+        return QueryAnalyzed("a", output, ("t",), translation=QueryTranslation(root))
 
     made = await compile_view("select 1 from t", {"t": KEYED}, answer)
     lines = explain(made).splitlines()
@@ -70,10 +72,10 @@ async def test_touched_partitions_are_read_by_their_keys_and_computed_afresh() -
 
 async def test_partitions_that_nothing_leads_to_are_kept_in_a_hidden_state() -> None:
     """A computed key cannot be sought in the table."""
-    computed = (Named("c0", "i0_k % 2"), Named("i0_x", "i0_x"))
+    computed = (NamedExpression("c0", "i0_k % 2"), NamedExpression("i0_x", "i0_x"))
     call = WindowCall("w0", "rank()", "", "int", by_row=False)
     types = (("c0", "int"), ("i0_x", "int"))
-    plan = WindowFunctions(Project(PAIRS, computed), ("c0",), ("i0_x",), (call,), types)
+    plan = WindowFunctions(ProjectNode(PAIRS, computed), ("c0",), ("i0_x",), (call,), types)
     mode, lines = await changes_of(plan, "c0", "w0")
     assert mode == "keyed"
     assert any("lookup h0 by (c0) from " in line for line in lines)
@@ -88,9 +90,9 @@ async def test_a_window_keeps_its_frame_and_gets_an_order_of_all_columns(
     frame = "ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
     call = WindowCall("w0", "count(1)", frame, "bigint", by_row=True)
     plan = WindowFunctions(PAIRS, ("i0_k",), order, (call,), TYPES)
-    context = Context((KEYED,))
+    context = DerivationContext((KEYED,))
     made = WindowOperator(context, plan, ScanOperator(context, PAIRS)).delta()
-    assert isinstance(made, Consolidate)
+    assert isinstance(made, ConsolidateRows)
     assert isinstance(made.input, RecomputeRows)
     assert made.input.calls == (WindowColumn("w0", "count(1)", (*order, "i0_x"), frame),)
 
@@ -108,7 +110,7 @@ async def test_one_partition_of_all_rows_is_read_whole() -> None:
 async def test_a_limit_is_the_filter_of_a_row_number(
     count: int | None, offset: int, test: str
 ) -> None:
-    _, lines = await changes_of(Limit(PAIRS, ("i0_x",), count, offset, TYPES), "i0_x")
+    _, lines = await changes_of(LimitNode(PAIRS, ("i0_x",), count, offset, TYPES), "i0_x")
     (where,) = (line for line in lines if "Where" in line and "rank" in line)
     assert test in where
     assert any("RecomputeRows by () " in line and "row_number()" in line for line in lines)
@@ -116,32 +118,36 @@ async def test_a_limit_is_the_filter_of_a_row_number(
 
 async def test_a_limit_of_groups_beside_groups_reads_none_of_them_whole() -> None:
     """All rows are sought where there is a shortage alone, those without a match among them."""
-    left = Aggregate(
+    left = AggregationNode(
         PAIRS,
-        (Key("k0", "i0_k", "int"),),
+        (GroupKey("k0", "i0_k", "int"),),
         (AggregateCall("a0", "count", None, "bigint", ""),),
         True,
     )
-    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
-    right = Aggregate(
+    other = ScanNode(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    right = AggregationNode(
         other,
-        (Key("k1", "i0b_x", "int"),),
+        (GroupKey("k1", "i0b_x", "int"),),
         (AggregateCall("a1", "count", None, "bigint", ""),),
         True,
     )
     types = (("k0", "int"), ("a0", "bigint"), ("k1", "int"), ("a1", "bigint"))
-    joined = OuterJoin(left, right, "left", (Equal("k0", "k1"),), (), types)
-    mode, lines = await changes_of(Limit(joined, ("k0",), 3, 0, types), "k0", "a1")
+    joined = OuterJoin(left, right, "left", (ColumnEquality("k0", "k1"),), (), types)
+    mode, lines = await changes_of(LimitNode(joined, ("k0",), 3, 0, types), "k0", "a1")
     assert mode == "incremental", lines
 
 
 async def test_an_expansion_is_one_row_for_each_grouping_set() -> None:
     """Expressions that all sets share are not told apart by the tag."""
-    columns = (Key("e0", "e0", "int"), Key("e1", "e1", "int"), Key("e2", "e2", "bigint"))
+    columns = (
+        GroupKey("e0", "e0", "int"),
+        GroupKey("e1", "e1", "int"),
+        GroupKey("e2", "e2", "bigint"),
+    )
     rows = (("i0_k", "i0_x", "0L"), ("CAST(NULL AS int)", "i0_x", "1L"))
-    grouped = Aggregate(
-        Expansion(PAIRS, columns, rows),
-        (Key("k0", "e0", "int"), Key("k1", "e2", "bigint")),
+    grouped = AggregationNode(
+        ExpandNode(PAIRS, columns, rows),
+        (GroupKey("k0", "e0", "int"), GroupKey("k1", "e2", "bigint")),
         (AggregateCall("a0", "sum", "e1", "bigint", "int"),),
         True,
     )
@@ -156,7 +162,7 @@ async def test_an_expansion_is_one_row_for_each_grouping_set() -> None:
 
 @pytest.mark.parametrize("outer", [False, True])
 async def test_a_generator_is_applied_to_the_changes_alone(outer: bool) -> None:
-    made = Generation(SCAN, "explode(i0_l)", outer, (Key("g0", "g0", "int"),))
+    made = GenerateNode(SCAN, "explode(i0_l)", outer, (GroupKey("g0", "g0", "int"),))
     mode, lines = await changes_of(made, "i0_k", "g0")
     assert mode == "incremental"
     assert not any("lookup" in line for line in lines)
@@ -165,53 +171,59 @@ async def test_a_generator_is_applied_to_the_changes_alone(outer: bool) -> None:
 
 
 def test_a_key_is_what_decides_over_a_match() -> None:
-    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
-    wide = Scan(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
+    other = ScanNode(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    wide = ScanNode(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
     plan = SemiJoin(
         wide,
         other,
         anti=True,
-        equal=(Equal("i0_k", "i0b_k"),),
+        equal=(ColumnEquality("i0_k", "i0b_k"),),
         residual=("(i0_x <> i0b_x)",),
         types=(*TYPES, ("i0_l", "array<int>"), ("i0b_k", "int"), ("i0b_x", "int")),
     )
-    made = derive(ViewPlan(("t",), Project(plan, (Named("k", "i0_k"),)), KEYED), (KEYED,))
+    made = derive(
+        ViewPlan(("t",), ProjectNode(plan, (NamedExpression("k", "i0_k"),)), KEYED), (KEYED,)
+    )
     assert [len(state.keys) for state in made.hidden] == [2]
     assert made.mode == "incremental"
 
 
 def test_rows_that_never_change_are_asked_for_once_and_ask_for_nothing() -> None:
-    values = Constants(
-        (Key("v0", "v0", "int"),), "VALUES (1)", "inline(array(named_struct('c', 1)))"
+    values = ValuesNode(
+        (GroupKey("v0", "v0", "int"),), "VALUES (1)", "inline(array(named_struct('c', 1)))"
     )
-    plan = Join((PAIRS, values), (Equal("i0_k", "v0"),))
-    made = derive(ViewPlan(("t",), Project(plan, (Named("k", "i0_k"),)), KEYED), (KEYED,))
+    plan = JoinNode((PAIRS, values), (ColumnEquality("i0_k", "v0"),))
+    made = derive(
+        ViewPlan(("t",), ProjectNode(plan, (NamedExpression("k", "i0_k"),)), KEYED), (KEYED,)
+    )
     assert made.mode == "incremental"
     assert [stratum.lookups for stratum in made.strata] == [()]
 
 
 def test_what_cannot_be_sought_is_kept() -> None:
-    grouped = Aggregate(
+    grouped = AggregationNode(
         PAIRS,
-        (Key("k0", "i0_k", "int"),),
+        (GroupKey("k0", "i0_k", "int"),),
         (AggregateCall("a0", "max", "i0_x", "int", "int"),),
     )
-    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    other = ScanNode(0, (("i0b_k", "k"), ("i0b_x", "x")))
     types = (("k0", "int"), ("a0", "int"), ("i0b_k", "int"), ("i0b_x", "int"))
-    plan = Join((grouped, other), (Equal("a0", "i0b_x"),), (), types)
-    root = Project(plan, (Named("k", "k0"),))
+    plan = JoinNode((grouped, other), (ColumnEquality("a0", "i0b_x"),), (), types)
+    root = ProjectNode(plan, (NamedExpression("k", "k0"),))
     made = derive(ViewPlan(("t",), root, KEYED), (KEYED,))
     assert made.mode == "incremental"
     assert ("k0", "a0") in [state.keys for state in made.hidden]
     # Without types nothing can be kept: all groups are read.
     bare = msgspec.structs.replace(plan, types=())
-    root = Project(bare, (Named("k", "k0"),))
+    root = ProjectNode(bare, (NamedExpression("k", "k0"),))
     assert derive(ViewPlan(("t",), root, KEYED), (KEYED,)).mode == "opaque"
 
 
 def test_floats_are_kept_as_text_and_not_sought() -> None:
-    context = Context((Schema((Column("k", "int"), Column("f", "double"))),))
-    below = ScanOperator(context, Scan(0, (("i0_k", "k"), ("i0_f", "f"))))
+    context = DerivationContext(
+        (TableSchema((TableColumn("k", "int"), TableColumn("f", "double"))),)
+    )
+    below = ScanOperator(context, ScanNode(0, (("i0_k", "k"), ("i0_f", "f"))))
     kept = KeptOperator(context, below, {"i0_k": "int", "i0_f": "double"})
     assert kept.seekable(("i0_k",))
     assert not kept.seekable(("i0_f",))
@@ -222,7 +234,7 @@ def test_floats_are_kept_as_text_and_not_sought() -> None:
 
 async def test_the_greatest_value_of_all_rows_is_that_of_a_first_row() -> None:
     call = AggregateCall("a0", "max", "i0_x", "int", "int")
-    mode, lines = await changes_of(Aggregate(PAIRS, (), (call,)), "a0")
+    mode, lines = await changes_of(AggregationNode(PAIRS, (), (call,)), "a0")
     assert mode == "incremental"
     assert any("TopCandidates" in line for line in lines)
 
@@ -230,11 +242,16 @@ async def test_the_greatest_value_of_all_rows_is_that_of_a_first_row() -> None:
 def single_rows(count: int) -> Plan:
     """Sums of all rows beside one another, and beside the rows."""
     sums = tuple(
-        Aggregate(PAIRS, (), (AggregateCall(f"a{n}", "sum", f"i0_x * {n}", "bigint", "int"),))
+        AggregationNode(PAIRS, (), (AggregateCall(f"a{n}", "sum", f"i0_x * {n}", "bigint", "int"),))
         for n in range(count)
     )
     types = (*TYPES, *((f"a{n}", "bigint") for n in range(count)))
-    return Join((*sums, PAIRS), (Equal("i0_k", "a0", False), Equal("a1", "a2", True)), (), types)
+    return JoinNode(
+        (*sums, PAIRS),
+        (ColumnEquality("i0_k", "a0", False), ColumnEquality("a1", "a2", True)),
+        (),
+        types,
+    )
 
 
 async def test_single_rows_beside_one_another_are_one_input() -> None:
@@ -250,12 +267,14 @@ async def test_single_rows_beside_one_another_are_one_input() -> None:
 def test_an_origin_that_nobody_looks_up_leads_nowhere() -> None:
     """A constant never changes, so no row of the table is looked up for its sake; that the table
     is looked up for another's sake gives it none either."""
-    one = Constants((), "", "")
-    words = Constants((Key("v0", "v0", "int"),), "VALUES (1)", "inline(array(struct(1)))")
+    one = ValuesNode((), "", "")
+    words = ValuesNode((GroupKey("v0", "v0", "int"),), "VALUES (1)", "inline(array(struct(1)))")
     inner = SemiJoin(PAIRS, one, False, (), (), TYPES)
-    plan = SemiJoin(inner, words, False, (Equal("i0_x", "v0"),), (), (*TYPES, ("v0", "int")))
-    root = Project(plan, (Named("k", "i0_k"),))
-    made = derive(ViewPlan(("t",), root, Schema((Column("k", "int"),))), (KEYED,))
+    plan = SemiJoin(
+        inner, words, False, (ColumnEquality("i0_x", "v0"),), (), (*TYPES, ("v0", "int"))
+    )
+    root = ProjectNode(plan, (NamedExpression("k", "i0_k"),))
+    made = derive(ViewPlan(("t",), root, TableSchema((TableColumn("k", "int"),))), (KEYED,))
     looked_up: set[str] = set()
     for lookup in (each for stratum in made.strata for each in stratum.lookups):
         unknown = {name for name, _ in lookup.origins if name[0] in "sh"} - looked_up
@@ -266,11 +285,11 @@ def test_an_origin_that_nobody_looks_up_leads_nowhere() -> None:
 
 @pytest.mark.parametrize("kind", ["string", "decimal(8,2)", "decimal(8, 2)"])
 def test_a_null_of_any_type_is_sought_as_null(kind: str) -> None:
-    context = Context((KEYED,))
+    context = DerivationContext((KEYED,))
     made = (
-        Named("n", f"CAST(NULL AS {kind})"),
-        Named("k", "i0_k"),
-        Named("c", "CAST(NULL AS int) + 1"),
+        NamedExpression("n", f"CAST(NULL AS {kind})"),
+        NamedExpression("k", "i0_k"),
+        NamedExpression("c", "CAST(NULL AS int) + 1"),
     )
     rows = ProjectOperator(context, made, ScanOperator(context, PAIRS))
     rows.delta()

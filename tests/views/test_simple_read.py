@@ -9,30 +9,32 @@ from typing import Any
 import pytest
 
 from actors.errors import QueryRejected
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import Finishing, OrderBy
+from actors.protocol.compute import OrderBy, RowSetFinishing
 from actors.views.plain_sql import query_text
 from actors.views.simple import SimpleRead, simple_read
 
 TABLES = {
-    "Flights": Schema(
+    "Flights": TableSchema(
         (
-            Column("id", "bigint"),
-            Column("Carrier", "string"),
-            Column("delay", "int"),
-            Column("late", "boolean"),
-            Column("day", "date"),
-            Column("ratio", "double"),
-            Column("small", "float"),
-            Column("code", "char(3)"),
-            Column("tags", "array<string>"),
-            Column("at", "timestamp"),
-            Column("price", "decimal(10,2)"),
+            TableColumn("id", "bigint"),
+            TableColumn("Carrier", "string"),
+            TableColumn("delay", "int"),
+            TableColumn("late", "boolean"),
+            TableColumn("day", "date"),
+            TableColumn("ratio", "double"),
+            TableColumn("small", "float"),
+            TableColumn("code", "char(3)"),
+            TableColumn("tags", "array<string>"),
+            TableColumn("at", "timestamp"),
+            TableColumn("price", "decimal(10,2)"),
         )
     ),
-    "words": Schema((Column("distinct", "int"), Column("all", "int"), Column("id", "int"))),
-    "penstock.steps": Schema((Column("ms", "double"),)),
+    "words": TableSchema(
+        (TableColumn("distinct", "int"), TableColumn("all", "int"), TableColumn("id", "int"))
+    ),
+    "penstock.steps": TableSchema((TableColumn("ms", "double"),)),
 }
 
 
@@ -93,7 +95,7 @@ def test_order_limit_and_offset() -> None:
     sql = "SELECT id FROM flights ORDER BY delay DESC, carrier NULLS LAST, id LIMIT 5 OFFSET 2"
     found = read(sql)
     assert found is not None
-    assert found.finishing == Finishing(
+    assert found.finishing == RowSetFinishing(
         (
             OrderBy("delay", descending=True, nulls_first=False),
             OrderBy("Carrier", nulls_first=False),
@@ -104,7 +106,7 @@ def test_order_limit_and_offset() -> None:
     )
     alone = read("SELECT id FROM flights LIMIT 3")
     assert alone is not None
-    assert alone.finishing == Finishing((), 3, 0)
+    assert alone.finishing == RowSetFinishing((), 3, 0)
 
 
 @pytest.mark.parametrize(

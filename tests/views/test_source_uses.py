@@ -10,36 +10,36 @@ import pytest
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     DeltaPlan,
-    Input,
-    Lookup,
+    FilterRows,
+    NamedInput,
     Node,
-    Stratum,
-    Union,
-    Where,
+    PlanStratum,
+    StateLookup,
+    UnionRows,
     inputs_below,
 )
 from actors.plan.nearby import NearbyRows, SortColumn
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 from actors.views.source_uses import SourceUse, source_filter, source_uses
 
 TABLES = {
-    "t": Schema(
+    "t": TableSchema(
         (
-            Column("id", "bigint"),
-            Column("Name", "string"),
-            Column("n", "int"),
-            Column("ok", "boolean"),
-            Column("fare", "decimal(10,2)"),
-            Column("ratio", "double"),
-            Column("single", "float"),
-            Column("day", "date"),
-            Column("at", "timestamp"),
-            Column("odd `name", "int"),
+            TableColumn("id", "bigint"),
+            TableColumn("Name", "string"),
+            TableColumn("n", "int"),
+            TableColumn("ok", "boolean"),
+            TableColumn("fare", "decimal(10,2)"),
+            TableColumn("ratio", "double"),
+            TableColumn("single", "float"),
+            TableColumn("day", "date"),
+            TableColumn("at", "timestamp"),
+            TableColumn("odd `name", "int"),
         )
     ),
-    "u": Schema((Column("id", "bigint"), Column("x", "int"))),
+    "u": TableSchema((TableColumn("id", "bigint"), TableColumn("x", "int"))),
 }
 
 
@@ -153,46 +153,54 @@ async def test_changes_are_filtered_narrowed_and_summed_up() -> None:
 
 # -- plans by hand --------------------------------------------------------------------------------
 
-WIDE = Schema(tuple(Column(name, "int", False) for name in "abcdefgh"), ("a",))
-LARGE, SMALL = (Where(Input("d0", ("b",)), f"b {sign} 5") for sign in "><")
+WIDE = TableSchema(tuple(TableColumn(name, "int", False) for name in "abcdefgh"), ("a",))
+LARGE, SMALL = (FilterRows(NamedInput("d0", ("b",)), f"b {sign} 5") for sign in "><")
 
 
-def plan_by_hand(node: Node, *lookups: Lookup, **more: Any) -> DeltaPlan:
-    stratum = Stratum(lookups, node, tuple({each.name for each in inputs_below(node)}))
+def plan_by_hand(node: Node, *lookups: StateLookup, **more: Any) -> DeltaPlan:
+    stratum = PlanStratum(lookups, node, tuple({each.name for each in inputs_below(node)}))
     return DeltaPlan(("t",), (WIDE,), WIDE, "", "incremental", "", (stratum,), **more)
 
 
 def test_columns_are_read_by_nodes_lookups_neighbours_and_edges() -> None:
-    lookup = Lookup("s0", ("c",), (("d0", ("d", "")), ("h0", ("h",))))
+    lookup = StateLookup("s0", ("c",), (("d0", ("d", "")), ("h0", ("h",))))
     near = NearbyRows(0, ("e",), (SortColumn("f"),), "rows", 1)
     covered = CoveredChanges(0, 0, ("g",), (SortColumn("b"),), ("x", "y"))
-    of = plan_by_hand(Input("d0", ("b",)), lookup, nearby=(near,), covered=(covered,))
+    of = plan_by_hand(NamedInput("d0", ("b",)), lookup, nearby=(near,), covered=(covered,))
     (use,) = source_uses(of)
-    assert use.schema == Schema(WIDE.columns[1:7])
-    (use,) = source_uses(plan_by_hand(Input("d0", ("b", "a"))))
-    assert use.schema == Schema(WIDE.columns[:2], ("a",))
-    (use,) = source_uses(plan_by_hand(Input("d0", ())))
-    assert use.schema == Schema(WIDE.columns[:1], ("a",)), "what is only counted"
+    assert use.schema == TableSchema(WIDE.columns[1:7])
+    (use,) = source_uses(plan_by_hand(NamedInput("d0", ("b", "a"))))
+    assert use.schema == TableSchema(WIDE.columns[:2], ("a",))
+    (use,) = source_uses(plan_by_hand(NamedInput("d0", ())))
+    assert use.schema == TableSchema(WIDE.columns[:1], ("a",)), "what is only counted"
 
 
 def test_neighbours_are_among_the_rows_that_changes_are_told_by() -> None:
     near = (NearbyRows(0, ("e",), (SortColumn("f"),), "rows", 1),)
-    large = Where(Input("n0", ("b",)), "b > 5")
-    (use,) = source_uses(plan_by_hand(Union((LARGE, large)), nearby=near))
+    large = FilterRows(NamedInput("n0", ("b",)), "b > 5")
+    (use,) = source_uses(plan_by_hand(UnionRows((LARGE, large)), nearby=near))
     assert (str(use.changes), str(use.state)) == ("b > 5", "b > 5")
-    for both in ((LARGE, Input("n0", ("b",))), (Input("d0", ("b",)), large), (SMALL, large)):
-        (use,) = source_uses(plan_by_hand(Union(both), nearby=near))
+    for both in (
+        (LARGE, NamedInput("n0", ("b",))),
+        (NamedInput("d0", ("b",)), large),
+        (SMALL, large),
+    ):
+        (use,) = source_uses(plan_by_hand(UnionRows(both), nearby=near))
         assert (use.changes, use.state) == (None, None)
-    (use,) = source_uses(plan_by_hand(Union((SMALL, Where(Input("s0", ("b",)), "b > 5")))))
+    (use,) = source_uses(
+        plan_by_hand(UnionRows((SMALL, FilterRows(NamedInput("s0", ("b",)), "b > 5"))))
+    )
     assert (str(use.changes), str(use.state)) == ("b < 5", "b > 5"), "without neighbours"
 
 
 def test_changes_up_to_edges_are_changes() -> None:
     covered = (CoveredChanges(0, 0, ("b",), (SortColumn("b"),), ("x", "y")),)
-    found = Union((LARGE, Where(Input("k0", ("b",)), "b > 5")))
+    found = UnionRows((LARGE, FilterRows(NamedInput("k0", ("b",)), "b > 5")))
     (use,) = source_uses(plan_by_hand(found, covered=covered))
     assert str(use.changes) == "b > 5"
-    (use,) = source_uses(plan_by_hand(Union((LARGE, Input("k0", ("b",)))), covered=covered))
+    (use,) = source_uses(
+        plan_by_hand(UnionRows((LARGE, NamedInput("k0", ("b",)))), covered=covered)
+    )
     assert use.changes is None
 
 

@@ -15,37 +15,39 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from actors.errors import QueryRejected
-from actors.kernel import System, SystemClock
+from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Equal,
-    Join,
-    Key,
-    Named,
+    AggregationNode,
+    ColumnEquality,
+    GroupKey,
+    JoinNode,
+    NamedExpression,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     TemporalFilter,
     TimeBound,
     TimeEdge,
     ViewPlan,
 )
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.maintain import Engine, Maintained, accumulated
-from actors.testing.stage import Stage
+from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
+from actors.testing.stage import ScriptStage
 from actors.views.delta import derive
 from actors.views.policy import FULL, with_policy
 from actors.views.rule_temporal import first_ms
 
 DAY = 86_400_000_000
 TABLES = {
-    "event": Schema((Column("k", "int"), Column("a", "bigint"), Column("b", "bigint"))),
-    "kind": Schema((Column("k", "int"), Column("name", "string"))),
+    "event": TableSchema(
+        (TableColumn("k", "int"), TableColumn("a", "bigint"), TableColumn("b", "bigint"))
+    ),
+    "kind": TableSchema((TableColumn("k", "int"), TableColumn("name", "string"))),
 }
 TYPES = (("i0_k", "int"), ("i0_a", "bigint"), ("i0_b", "bigint"))
 """Times of the tables are microseconds, in whole numbers: the engine in memory has no instants."""
@@ -95,26 +97,34 @@ EQUAL = TimeBound(
     (TimeEdge("i0_a", ends=False, strict=False), TimeEdge("i0_a", ends=True, strict=True)),
 )
 BOUNDS = {"from": (LATER,), "until": (SOONER,), "between": (LATER, SOONER), "at": (EQUAL,)}
-EVENTS = Scan(0, (("i0_k", "k"), ("i0_a", "a"), ("i0_b", "b")))
+EVENTS = ScanNode(0, (("i0_k", "k"), ("i0_a", "a"), ("i0_b", "b")))
 
 
-def root_of(shape: str, bounds: tuple[TimeBound, ...]) -> tuple[Project, Schema]:
+def root_of(shape: str, bounds: tuple[TimeBound, ...]) -> tuple[ProjectNode, TableSchema]:
     rows: Plan = TemporalFilter(EVENTS, bounds, TYPES)
     if shape == "counted":
         calls = (AggregateCall("a0_n", "count", None, "bigint"),)
-        rows = Aggregate(rows, (Key("k0", "i0_k", "int"),), calls)
-        pair = (Named("k", "k0"), Named("n", "a0_n"))
-        return Project(rows, pair), Schema((Column("k", "int"), Column("n", "bigint")))
+        rows = AggregationNode(rows, (GroupKey("k0", "i0_k", "int"),), calls)
+        pair = (NamedExpression("k", "k0"), NamedExpression("n", "a0_n"))
+        return ProjectNode(rows, pair), TableSchema(
+            (TableColumn("k", "int"), TableColumn("n", "bigint"))
+        )
     if shape == "joined":
-        names = Scan(1, (("i1_k", "k"), ("i1_name", "name")))
+        names = ScanNode(1, (("i1_k", "k"), ("i1_name", "name")))
         types = (*TYPES, ("i1_k", "int"), ("i1_name", "string"))
-        rows = Join((rows, names), (Equal("i0_k", "i1_k"),), (), types)
-        pair = (Named("a", "i0_a"), Named("name", "i1_name"))
-        return Project(rows, pair), Schema((Column("a", "bigint"), Column("name", "string")))
+        rows = JoinNode((rows, names), (ColumnEquality("i0_k", "i1_k"),), (), types)
+        pair = (NamedExpression("a", "i0_a"), NamedExpression("name", "i1_name"))
+        return ProjectNode(rows, pair), TableSchema(
+            (TableColumn("a", "bigint"), TableColumn("name", "string"))
+        )
     if shape == "twice":
         rows = TemporalFilter(rows, (SOONER,), TYPES)
-    named = (Named("k", "i0_k"), Named("a", "i0_a"), Named("b", "i0_b"))
-    return Project(rows, named), TABLES["event"]
+    named = (
+        NamedExpression("k", "i0_k"),
+        NamedExpression("a", "i0_a"),
+        NamedExpression("b", "i0_b"),
+    )
+    return ProjectNode(rows, named), TABLES["event"]
 
 
 def plan_of(shape: str, bounds: tuple[TimeBound, ...]) -> DeltaPlan:
@@ -191,8 +201,10 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, Any, int]], list[in
 async def maintained(shape: str, bounds: str, history: Any, cuts: list[int]) -> None:
     plan = plan_of(shape, BOUNDS[bounds])
     assert plan.temporal
-    async with System(seed=1) as system:
-        view = Maintained(Engine(system.spawn(InMemoryExecutor, "engine"), "t"), plan, "v")
+    async with ActorSystem(seed=1) as system:
+        view = MaintainedView(
+            EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t"), plan, "v"
+        )
         await view.prepare()
         lo = 0
         for hi in cuts:
@@ -230,10 +242,10 @@ async def run_live(folder: Path, shape: str, history: Any, ends: list[int], byte
     changes = {"inflight_bytes_per_dataflow_max": bytes_max, "hidden_rows_whole_max": 1}
     limits = msgspec.structs.replace(Settings(), **changes)
     plan = plan_of(shape, BOUNDS["between"])
-    async with System(seed=1) as system:
+    async with ActorSystem(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
         persist = await PersistClient.in_memory(limits, SystemClock())
-        stage = Stage(system, executor, persist, folder, limits, "temporal")
+        stage = ScriptStage(system, executor, persist, folder, limits, "temporal")
         stage.wait_seconds = 60
         try:
             await stage.open(TABLES, {"v": plan})

@@ -6,21 +6,29 @@ import msgspec
 import pytest
 
 from actors.plan.nearby import NearbyRows, SortColumn
-from actors.plan.relational import Filter, Named, Plan, Project, Scan, ViewPlan, WindowCall
+from actors.plan.relational import (
+    FilterNode,
+    NamedExpression,
+    Plan,
+    ProjectNode,
+    ScanNode,
+    ViewPlan,
+    WindowCall,
+)
 from actors.plan.relational import WindowFunctions as Windows
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.views.delta import derive
 
-TABLE = Schema(
+TABLE = TableSchema(
     (
-        Column("k", "int"),
-        Column("x", "int"),
-        Column("f", "double"),
-        Column("s", "string collate UNICODE"),
-        Column("at", "timestamp"),
+        TableColumn("k", "int"),
+        TableColumn("x", "int"),
+        TableColumn("f", "double"),
+        TableColumn("s", "string collate UNICODE"),
+        TableColumn("at", "timestamp"),
     )
 )
-SCAN = Scan(0, tuple((f"i0_{name}", name) for name in TABLE.names))
+SCAN = ScanNode(0, tuple((f"i0_{name}", name) for name in TABLE.names))
 TYPES = tuple((f"i0_{column.name}", column.type) for column in TABLE.columns)
 LAG = WindowCall("w0", "lag(i0_x, 2)", "", "int", True, "rows", 2)
 WITHIN = WindowCall("w0", "count(1)", "RANGE …", "bigint", False, "range", 7)
@@ -43,8 +51,8 @@ def windows(
 
 def nearby(plan: Plan, *columns: str) -> tuple[NearbyRows, ...]:
     """What a view of these columns reads near changes."""
-    root = Project(plan, tuple(Named(name, name) for name in columns))
-    output = Schema(tuple(Column(name, "int") for name in columns))
+    root = ProjectNode(plan, tuple(NamedExpression(name, name) for name in columns))
+    output = TableSchema(tuple(TableColumn(name, "int") for name in columns))
     made = derive(ViewPlan(("t",), root, output), (TABLE,))
     read = {name for stratum in made.strata for name in stratum.inputs if name[0] == "n"}
     assert read == {f"n{number}" for number in range(len(made.nearby))}
@@ -63,19 +71,26 @@ def test_neighbours_frames_and_intervals() -> None:
 def test_first_ranks_are_those_that_a_filter_leaves() -> None:
     """Ranks with gaps are kept with a reserve (`rule_top`): nothing is read near changes."""
     for text, size in (("(w0 <= 3)", 3), ("(w0 < 3) AND (i0_k > 1)", 2), ("(w0 = 1)", 1)):
-        assert nearby(Filter(windows(RANK), text), "w0") == ()
-        (found,) = nearby(Filter(windows(DENSE), text.replace("w0", "w1")), "w1")
+        assert nearby(FilterNode(windows(RANK), text), "w0") == ()
+        (found,) = nearby(FilterNode(windows(DENSE), text.replace("w0", "w1")), "w1")
         assert (found.reach, found.size) == ("distinct", size)
-    (found,) = nearby(Filter(windows(RANK, DENSE), "(i0_k > 1) AND (w1 <= 4)"), "w0")
+    (found,) = nearby(FilterNode(windows(RANK, DENSE), "(i0_k > 1) AND (w1 <= 4)"), "w0")
     assert (found.reach, found.size) == ("distinct", 4)
     for text in ("(w0 > 3)", "((w0 <= 3) OR (i0_k = 1))", "(w0 <= i0_x)", "(w0 <= 0)"):
-        assert nearby(Filter(windows(RANK), text), "w0") == (), text
+        assert nearby(FilterNode(windows(RANK), text), "w0") == (), text
     assert nearby(windows(RANK), "w0") == ()
-    assert nearby(Filter(windows(RANK, LAG), "(w0 <= 3)"), "w0") == ()
+    assert nearby(FilterNode(windows(RANK, LAG), "(w0 <= 3)"), "w0") == ()
 
 
-SOME = Filter(SCAN, "(i0_k > 1)")
-COMPUTED = Project(SCAN, (Named("i0_k", "i0_k"), Named("c1", "i0_x + 1"), Named("i0_x", "i0_x")))
+SOME = FilterNode(SCAN, "(i0_k > 1)")
+COMPUTED = ProjectNode(
+    SCAN,
+    (
+        NamedExpression("i0_k", "i0_k"),
+        NamedExpression("c1", "i0_x + 1"),
+        NamedExpression("i0_x", "i0_x"),
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -118,20 +133,25 @@ def sessions(
     *,
     flag: str = "CASE WHEN ((w0 IS NULL) OR (c1 > w0)) THEN c1 END",
     before: str = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING",
-    more: tuple[Named, ...] = (),
+    more: tuple[NamedExpression, ...] = (),
     end: str = "timestamp_micros(unix_micros((i0_at + CAST('{gap}' AS interval))))",
 ) -> Windows:
     """Sessions as the front end writes them."""
     start = "timestamp_micros(unix_micros(i0_at))"
     struct = f"named_struct('start', {start}, 'end', {end.format(gap=gap)})"
-    key = Named("i0_k", "i0_k")
-    rows: Plan = Filter(SCAN, "(i0_at IS NOT NULL)")
-    rows = Project(rows, (key, Named("c0", struct)))
-    ends = (Named("c1", "unix_micros((c0).`start`)"), Named("c2", "unix_micros((c0).`end`)"))
-    rows = Project(rows, (key, *ends))
+    key = NamedExpression("i0_k", "i0_k")
+    rows: Plan = FilterNode(SCAN, "(i0_at IS NOT NULL)")
+    rows = ProjectNode(rows, (key, NamedExpression("c0", struct)))
+    ends = (
+        NamedExpression("c1", "unix_micros((c0).`start`)"),
+        NamedExpression("c2", "unix_micros((c0).`end`)"),
+    )
+    rows = ProjectNode(rows, (key, *ends))
     last = WindowCall("w0", "max(c2)", before, "bigint", False)
     rows = windows(last, below=rows, order=BY_TIME)
-    begun = Project(rows, (key, Named("c1", "c1"), Named("c3", flag), *more))
+    begun = ProjectNode(
+        rows, (key, NamedExpression("c1", "c1"), NamedExpression("c3", flag), *more)
+    )
     upto = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
     first = WindowCall("w1", "max(c3)", upto, "bigint", False)
     return windows(first, below=begun, order=BY_TIME)
@@ -159,8 +179,8 @@ def test_a_window_over_the_rows_of_many_sessions_reads_whole_partitions() -> Non
     [
         sessions("1 month"),
         sessions("1 hour 2 minutes"),
-        sessions(more=(Named("w0", "w0"),)),
-        sessions(more=(Named("c4", "w0 + 1"),)),
+        sessions(more=(NamedExpression("w0", "w0"),)),
+        sessions(more=(NamedExpression("c4", "w0 + 1"),)),
         sessions(flag="CASE WHEN (c1 > w0) THEN c1 END"),
         sessions(before="RANGE BETWEEN UNBOUNDED PRECEDING AND 2L PRECEDING"),
         sessions(end="timestamp_micros(unix_micros((i0_at + i0_x)))"),

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 
 TABLES: Final = {
-    "a": Schema((Column("k", "int"), Column("g", "string"), Column("v", "int"))),
-    "b": Schema((Column("k", "int"), Column("c", "int"), Column("w", "bigint"))),
-    "c": Schema((Column("c", "int"), Column("name", "string"))),
-    "e": Schema((Column("id", "int"), Column("s", "struct<x:int,y:string>"))),
-    "d": Schema((Column("id", "int", False), Column("x", "int", False), Column("t", "string"))),
+    "a": TableSchema(
+        (TableColumn("k", "int"), TableColumn("g", "string"), TableColumn("v", "int"))
+    ),
+    "b": TableSchema(
+        (TableColumn("k", "int"), TableColumn("c", "int"), TableColumn("w", "bigint"))
+    ),
+    "c": TableSchema((TableColumn("c", "int"), TableColumn("name", "string"))),
+    "e": TableSchema((TableColumn("id", "int"), TableColumn("s", "struct<x:int,y:string>"))),
+    "d": TableSchema(
+        (
+            TableColumn("id", "int", False),
+            TableColumn("x", "int", False),
+            TableColumn("t", "string"),
+        )
+    ),
 }
 
 _JOINS: Final = {

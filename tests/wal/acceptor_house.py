@@ -10,15 +10,15 @@ from wal_disks import (  # type: ignore[import-not-found]
     MemoryWal,
 )
 
-from actors.wal.acceptor import Acceptor
+from actors.wal.acceptor import AcceptorCore
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
-    Entry,
-    Member,
-    Membership,
+    ConfigMember,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -43,7 +43,7 @@ class House:
         """A new process over what is on disk."""
         self.control = MemoryControl(self.disk)
         self.wal = MemoryWal(self.disk)
-        self.acceptor = Acceptor(NODE, self.control, self.wal)
+        self.acceptor = AcceptorCore(NODE, self.control, self.wal)
         self.acceptor.validate()
 
     def crash(self, kept_bytes: int = 0) -> None:
@@ -63,7 +63,7 @@ class House:
         assert isinstance(vote, VoteResponse)
         assert vote.vote_given
         begin = vote.flush_lsn or START
-        history = (*vote.history, Entry(term, begin))
+        history = (*vote.history, TermEntry(term, begin))
         assert self.tell(ProposerElected(generation, term, begin, history)) is None
 
     def append(self, term: int, wal: bytes, commit_lsn: int = 0) -> AppendResponse:
@@ -83,7 +83,7 @@ def greeting(**changes: Any) -> ProposerGreeting:
     fields: dict[str, Any] = {
         "tenant": TENANT,
         "timeline": TIMELINE,
-        "membership": Membership(),
+        "membership": MembershipConfig(),
         "pg_version": 170005,
         "system_id": 7,
         "segment_bytes": SEGMENT,
@@ -91,6 +91,6 @@ def greeting(**changes: Any) -> ProposerGreeting:
     return ProposerGreeting(**fields | changes)
 
 
-def members(*ids: int) -> tuple[Member, ...]:
+def members(*ids: int) -> tuple[ConfigMember, ...]:
     """Of a configuration."""
-    return tuple(Member(node_id, f"sk{node_id}", 5454) for node_id in ids)
+    return tuple(ConfigMember(node_id, f"sk{node_id}", 5454) for node_id in ids)

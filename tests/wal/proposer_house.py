@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from actors.errors import PenstockError
 from actors.wal import codec_v3
-from actors.wal.acceptor import Acceptor
+from actors.wal.acceptor import AcceptorCore
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
@@ -90,7 +90,7 @@ class House:
 
     async def up(self) -> None:
         self.wal.must_truncate = True
-        self.acceptor = Acceptor(self.node_id, self.control, self.wal)
+        self.acceptor = AcceptorCore(self.node_id, self.control, self.wal)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -17,15 +17,15 @@ from acceptor_house import (  # type: ignore[import-not-found]
 )
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, WalRefused
-from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal, Peer
+from actors.errors import CorruptData, InvalidUsage, WalRefused
+from actors.wal.acceptor import AcceptorCore, AcceptorPeer, AppendUnflushed, FlushWal
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    Entry,
-    Membership,
+    MembershipConfig,
     ProposerElected,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -39,7 +39,7 @@ A, B = b"a" * 8, b"b" * 8
 
 def test_a_greeting_is_answered_with_number_membership_and_term() -> None:
     house = House(term=5)
-    assert house.tell(greeting()) == AcceptorGreeting(NODE, Membership(), 5)
+    assert house.tell(greeting()) == AcceptorGreeting(NODE, MembershipConfig(), 5)
     state = house.disk.state
     assert (state.pg_version, state.system_id, state.segment_bytes) == (170005, 7, SEGMENT)
     persists = house.disk.persists
@@ -60,12 +60,12 @@ def test_a_greeting_is_answered_with_number_membership_and_term() -> None:
         ({}, {"segment_bytes": 1000}, "segments of 1000 bytes: it must be a power of two"),
         (
             {},
-            {"membership": Membership(1, members(1, 3), members(4))},
+            {"membership": MembershipConfig(1, members(1, 3), members(4))},
             "generation 1 has the members [1, 3, 4], not 2, which is in generation 0",
         ),
         (
-            {"membership": Membership(1, members(1, 2))},
-            {"membership": Membership(1, members(2, 3))},
+            {"membership": MembershipConfig(1, members(1, 2))},
+            {"membership": MembershipConfig(1, members(2, 3))},
             "generation 1 has the members ([2, 3], []) there, and ([1, 2], []) here",
         ),
     ],
@@ -94,13 +94,13 @@ def test_minor_versions_pass_and_another_system_is_stored(
 
 def test_a_higher_generation_is_adopted_and_a_lower_one_answered() -> None:
     house = House()
-    newer = Membership(3, members(1, 4), members(NODE))
+    newer = MembershipConfig(3, members(1, 4), members(NODE))
     assert house.tell(greeting(membership=newer)).membership == newer
     assert house.disk.state.membership == newer
-    older = Membership(2, members(1))
+    older = MembershipConfig(2, members(1))
     assert house.tell(greeting(membership=older)).membership == newer
     # the same one at another address is the same one
-    moved = Membership(3, members(4, 1), (replace(members(NODE)[0], host="elsewhere"),))
+    moved = MembershipConfig(3, members(4, 1), (replace(members(NODE)[0], host="elsewhere"),))
     assert house.tell(greeting(membership=moved)).membership == newer
 
 
@@ -122,7 +122,7 @@ def test_a_vote_flushes_first_and_tells_what_is_held() -> None:
     house.lead(1)
     house.tell(AppendUnflushed(replace(house.request(1, A), truncate_lsn=START + 8)))
     assert house.acceptor.flush_lsn == START
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     expected = VoteResponse(0, 2, True, START + 8, START + 8, history)
     assert house.tell(VoteRequest(0, 2)) == expected
     assert house.disk.unflushed_bytes == 0
@@ -135,7 +135,7 @@ def test_the_history_in_a_vote_is_the_visible_one() -> None:
     house.lead(1)
     house.append(1, A)
     # the leader of term 5 has a log that is longer, and ours is not there yet
-    history = (Entry(1, START), Entry(3, START + 16), Entry(5, START + 24))
+    history = (TermEntry(1, START), TermEntry(3, START + 16), TermEntry(5, START + 24))
     house.tell(ProposerElected(0, 5, START + 8, history))
     assert house.tell(VoteRequest(0, 6)).history == history[:1]
     assert house.acceptor.last_log_term == 1
@@ -147,12 +147,12 @@ def test_the_history_in_a_vote_is_the_visible_one() -> None:
     [
         (VoteRequest(1, 9), "VoteRequest of generation 1, this acceptor is in 2"),
         (VoteRequest(3, 9), "VoteRequest of generation 3, this acceptor is in 2"),
-        (ProposerElected(1, 9, START, (Entry(9, START),)), "ProposerElected of generation 1"),
+        (ProposerElected(1, 9, START, (TermEntry(9, START),)), "ProposerElected of generation 1"),
         (AppendRequest(0, 9, START, START, 0, 0), "AppendRequest of generation 0"),
     ],
 )
 def test_another_generation_is_refused(message: Any, text: str) -> None:
-    house = House(membership=Membership(2, members(NODE)))
+    house = House(membership=MembershipConfig(2, members(NODE)))
     before = house.disk.state
     with pytest.raises(WalRefused, match=text):
         house.tell(message)
@@ -164,7 +164,7 @@ def test_another_generation_is_refused(message: Any, text: str) -> None:
 
 def test_the_first_leader_begins_the_timeline() -> None:
     house = House()
-    house.tell(ProposerElected(0, 1, START, (Entry(1, START),)))
+    house.tell(ProposerElected(0, 1, START, (TermEntry(1, START),)))
     state = house.disk.state
     assert state.term == 1, "no vote is needed"
     lsns = (state.timeline_start_lsn, state.local_start_lsn, state.commit_lsn)
@@ -182,7 +182,7 @@ def test_a_leader_cuts_off_what_is_not_its_own() -> None:
     house.append(1, A)
     house.append(1, B)
     house.tell(AppendUnflushed(house.request(1, A)))
-    history = (Entry(1, START), Entry(2, START + 8))
+    history = (TermEntry(1, START), TermEntry(2, START + 8))
     house.tell(ProposerElected(0, 2, START + 8, history))
     assert house.acceptor.flush_lsn == house.wal.write_lsn == START + 8
     assert bytes(house.disk.wal) == A
@@ -200,7 +200,7 @@ def test_the_same_leader_connects_again() -> None:
     house.lead(3)
     house.append(3, A)
     assert not house.tell(VoteRequest(0, 3)).vote_given
-    house.tell(ProposerElected(0, 3, START + 8, (Entry(3, START),)))
+    house.tell(ProposerElected(0, 3, START + 8, (TermEntry(3, START),)))
     assert house.append(3, B).flush_lsn == START + 16
 
 
@@ -209,7 +209,7 @@ def test_a_leader_whose_term_is_over_is_ignored_until_it_appends() -> None:
     house.lead(1)
     house.lead(4)
     before = house.acceptor.state
-    assert house.tell(ProposerElected(0, 3, START, (Entry(3, START),))) is None
+    assert house.tell(ProposerElected(0, 3, START, (TermEntry(3, START),))) is None
     assert house.acceptor.state == before
     assert house.tell(AppendRequest(0, 3, 0, 8, 99, 99, A)) == AppendResponse(0, 4)
     assert house.tell(AppendUnflushed(AppendRequest(0, 3, 0, 0, 0, 0))) == AppendResponse(0, 4)
@@ -217,7 +217,7 @@ def test_a_leader_whose_term_is_over_is_ignored_until_it_appends() -> None:
 
 
 def elected(term: int, start: int, *pairs: tuple[int, int]) -> ProposerElected:
-    return ProposerElected(0, term, start, tuple(Entry(*pair) for pair in pairs))
+    return ProposerElected(0, term, start, tuple(TermEntry(*pair) for pair in pairs))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_nothing_is_appended_before_the_leader_announced_itself() -> None:
     assert house.acceptor.commit_lsn == START
     with pytest.raises(InvalidUsage, match="not truncated since it was opened"):
         house.wal.write(house.wal.write_lsn, A)
-    house.tell(ProposerElected(0, 3, START + 8, (Entry(1, START), Entry(3, START + 8))))
+    house.tell(ProposerElected(0, 3, START + 8, (TermEntry(1, START), TermEntry(3, START + 8))))
     assert house.append(3, B).flush_lsn == START + 16
 
 
@@ -347,7 +347,7 @@ def test_a_flush_is_always_answered() -> None:
 
 
 def test_answers_carry_the_generation() -> None:
-    house = House(membership=Membership(4, members(NODE)))
+    house = House(membership=MembershipConfig(4, members(NODE)))
     house.lead(1, generation=4)
     request = replace(house.request(1, A), generation=4)
     assert house.tell(request) == AppendResponse(4, 1, START + 8, START)
@@ -434,18 +434,18 @@ def test_the_overlay_only_rises() -> None:
 
 def test_peers_of_the_same_last_term_move_the_commit() -> None:
     house = House()
-    house.acceptor.record_peer(Peer(0, START))
+    house.acceptor.record_peer(AcceptorPeer(0, START))
     assert house.acceptor.commit_lsn == 0
     house.lead(2)
     house.append(2, A)
-    house.acceptor.record_peer(Peer(1, START + 8, START + 1, START + 2, START + 3))
-    house.acceptor.record_peer(Peer(3, START + 8))
+    house.acceptor.record_peer(AcceptorPeer(1, START + 8, START + 1, START + 2, START + 3))
+    house.acceptor.record_peer(AcceptorPeer(3, START + 8))
     house.acceptor.validate()
     state = house.acceptor.state
     assert state.commit_lsn == START
     assert (state.backup_lsn, state.peer_horizon_lsn) == (START + 1, START + 2)
     assert state.remote_consistent_lsn == START + 3
-    house.acceptor.record_peer(Peer(2, START + 99))
+    house.acceptor.record_peer(AcceptorPeer(2, START + 99))
     house.acceptor.validate()
     assert house.acceptor.commit_lsn == START + 8
 
@@ -467,7 +467,7 @@ def test_a_log_that_lost_committed_bytes_is_not_opened() -> None:
     house.append(1, A, commit_lsn=START + 8)
     house.acceptor.checkpoint()
     del house.disk.wal[:]
-    with pytest.raises(Corrupt, match="the log ends at 0/100028, but 0/100030 was committed"):
+    with pytest.raises(CorruptData, match="the log ends at 0/100028, but 0/100030 was committed"):
         house.crash()
 
 
@@ -496,14 +496,14 @@ def test_validate_compares_with_the_disk(on_disk: dict[str, Any], rule: str) -> 
     house = House()
     house.lead(1)
     house.acceptor._control = Disagreeing(replace(house.disk.state, **on_disk))
-    with pytest.raises(Corrupt, match=rule):
+    with pytest.raises(CorruptData, match=rule):
         house.acceptor.validate()
 
 
 @pytest.mark.parametrize(
     ("state", "rule"),
     [
-        ({"history": (Entry(3, START),), "term": 2}, "last term <= term"),
+        ({"history": (TermEntry(3, START),), "term": 2}, "last term <= term"),
         ({"timeline_start_lsn": START, "local_start_lsn": START - 8}, "<= local_start_lsn"),
         (
             {"timeline_start_lsn": START, "local_start_lsn": START, "commit_lsn": START - 8},
@@ -513,5 +513,5 @@ def test_validate_compares_with_the_disk(on_disk: dict[str, Any], rule: str) -> 
 )
 def test_validate_finds_a_state_that_cannot_be(state: dict[str, Any], rule: str) -> None:
     control = Disagreeing(ControlState(TENANT, TIMELINE, **state))
-    with pytest.raises(Corrupt, match=f"an acceptor broke its rule .*{rule}"):
-        Acceptor(NODE, control, House().wal).validate()
+    with pytest.raises(CorruptData, match=f"an acceptor broke its rule .*{rule}"):
+        AcceptorCore(NODE, control, House().wal).validate()

@@ -16,12 +16,18 @@ from msgspec.structs import replace
 from wal_disks import Fault  # type: ignore[import-not-found]
 
 from actors.errors import StorageError
-from actors.wal.acceptor import AppendUnflushed, FlushWal, Peer
-from actors.wal.messages import AppendRequest, Entry, Membership, ProposerElected, VoteRequest
+from actors.wal.acceptor import AcceptorPeer, AppendUnflushed, FlushWal
+from actors.wal.messages import (
+    AppendRequest,
+    MembershipConfig,
+    ProposerElected,
+    TermEntry,
+    VoteRequest,
+)
 
 A, B = b"a" * 8, b"b" * 8
 END = START + 16
-LEADER = ProposerElected(0, 2, START + 8, (Entry(1, START), Entry(2, START + 8)))
+LEADER = ProposerElected(0, 2, START + 8, (TermEntry(1, START), TermEntry(2, START + 8)))
 VOTE = VoteRequest(0, 2)
 APPEND = AppendRequest(0, 1, END, END + 8, END, 0, A)
 CROSSING = AppendRequest(0, 2, START + 8, START + 16, START + 8, 0, B)
@@ -58,7 +64,7 @@ def calls(made: House) -> list[Callable[[], Any]]:
         lambda: acceptor.process(VoteRequest(0, 9)),
         lambda: acceptor.process(FlushWal()),
         lambda: acceptor.process(APPEND),
-        lambda: acceptor.record_peer(Peer(1, END)),
+        lambda: acceptor.record_peer(AcceptorPeer(1, END)),
         lambda: acceptor.record_backup(END),
         lambda: acceptor.record_remote_consistent(END),
         lambda: acceptor.bump_term(),
@@ -71,7 +77,7 @@ def calls(made: House) -> list[Callable[[], Any]]:
     ("operation", "message"),
     [
         ("persist", VOTE),
-        ("persist", greeting(membership=Membership(1, members(2)))),
+        ("persist", greeting(membership=MembershipConfig(1, members(2)))),
         ("persist", LEADER),
         ("truncate", LEADER),
         ("write", APPEND),
@@ -138,7 +144,7 @@ def test_an_election_that_is_cut_short_is_none() -> None:
         made.tell(LEADER)
     made.acceptor.validate()
     state = made.disk.state
-    assert (state.term, state.history) == (2, (Entry(1, START),))
+    assert (state.term, state.history) == (2, (TermEntry(1, START),))
     assert bytes(made.disk.wal) == A
     with pytest.raises(Exception, match="before its leader was announced"):
         made.tell(CROSSING)
@@ -166,7 +172,7 @@ def test_a_truncation_that_was_cut_short_is_repeated(fault: Fault) -> None:
 @pytest.mark.parametrize("fault", list(Fault)[1:])
 def test_the_first_segment_is_begun_anew(fault: Fault) -> None:
     made = House()
-    first = ProposerElected(0, 1, START, (Entry(1, START),))
+    first = ProposerElected(0, 1, START, (TermEntry(1, START),))
     fail(made, "initialize", fault)
     with pytest.raises(StorageError, match="initialize"):
         made.tell(first)

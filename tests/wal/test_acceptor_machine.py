@@ -26,14 +26,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from wal_disks import OPERATIONS, Fault  # type: ignore[import-not-found]
 
 from actors.errors import StorageError, WalRefused
-from actors.wal.acceptor import AppendUnflushed, FlushWal, Peer
+from actors.wal.acceptor import AcceptorPeer, AppendUnflushed, FlushWal
 from actors.wal.history import highest_common_point, visible
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
-    Entry,
-    Membership,
+    MembershipConfig,
     ProposerElected,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -134,7 +134,7 @@ class AcceptorMachine(RuleBasedStateMachine):
         if vote is None or not self.alive:
             return
         begin = vote.flush_lsn or START
-        history = (*vote.history, Entry(vote.term, begin))
+        history = (*vote.history, TermEntry(vote.term, begin))
         self.tell(ProposerElected(generation, vote.term, begin, history))
         if self.alive:
             self.append(count, 0, 0, 0, 0, 0, True)
@@ -143,7 +143,7 @@ class AcceptorMachine(RuleBasedStateMachine):
     @rule(generation=st.integers(0, 3), is_member=st.booleans())
     def greet(self, generation: int, is_member: bool) -> None:
         ids = members(1, NODE if is_member else 3) if generation else ()
-        self.tell(greeting(membership=Membership(generation, ids)))
+        self.tell(greeting(membership=MembershipConfig(generation, ids)))
 
     @precondition(lambda self: self.alive)
     @rule(step=st.integers(-1, 2), wrong=STEPS)
@@ -166,7 +166,7 @@ class AcceptorMachine(RuleBasedStateMachine):
         ours = visible(acceptor.state.history, acceptor.flush_lsn)
         older = tuple(entry for entry in ours if entry.term < term)[: kept or None]
         begin = max(acceptor.flush_lsn - cut, older[-1].lsn if older else START)
-        history = (*older, Entry(term, begin))
+        history = (*older, TermEntry(term, begin))
         if ours and ours[-1].term == term:
             history = ours  # that very leader connects again
         point = highest_common_point(history, ours, acceptor.flush_lsn)
@@ -216,7 +216,7 @@ class AcceptorMachine(RuleBasedStateMachine):
         before = acceptor.commit_lsn
         term = max(0, acceptor.last_log_term + step)
         try:
-            acceptor.record_peer(Peer(term, commit, lsn, lsn, lsn))
+            acceptor.record_peer(AcceptorPeer(term, commit, lsn, lsn, lsn))
             acceptor.record_backup(lsn)
             acceptor.record_remote_consistent(lsn)
         except StorageError:

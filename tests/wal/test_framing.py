@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import Corrupt, InvalidUsage
+from actors.errors import CorruptData, InvalidUsage
 from actors.wal.framing import (
     MANAGER,
     PAYLOAD_BYTES_MAX,
     PG_VERSION,
     START_LSN,
-    Decoder,
-    Framed,
+    FramedPayload,
+    RecordDecoder,
     encode,
     framed_bytes_max,
 )
@@ -41,7 +41,7 @@ PAYLOADS = st.lists(
 )
 
 
-def written(payloads: list[bytes], lsn: int) -> tuple[bytes, list[Framed]]:
+def written(payloads: list[bytes], lsn: int) -> tuple[bytes, list[FramedPayload]]:
     """The log from `lsn` on, and what should be read of it."""
     log = b""
     expected = []
@@ -49,7 +49,7 @@ def written(payloads: list[bytes], lsn: int) -> tuple[bytes, list[Framed]]:
         framed = encode(payload, lsn + len(log), system_id=7)
         assert len(framed) <= framed_bytes_max(len(payload))
         log += framed
-        expected.append(Framed(payload, lsn + len(log)))
+        expected.append(FramedPayload(payload, lsn + len(log)))
     return log, expected
 
 
@@ -76,8 +76,8 @@ def test_the_header_of_a_page_and_of_a_segment() -> None:
 @given(payloads=PAYLOADS, cuts=st.lists(st.integers(0, 40_000), max_size=5))
 def test_what_is_read_is_what_was_written(lsn: int, payloads: list[bytes], cuts: list[int]) -> None:
     log, expected = written(payloads, lsn)
-    decoder, scanner = Decoder(lsn), RecordScanner(lsn, pg_version=PG_VERSION)
-    found: list[Framed] = []
+    decoder, scanner = RecordDecoder(lsn), RecordScanner(lsn, pg_version=PG_VERSION)
+    found: list[FramedPayload] = []
     edges = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
     for begin, end in pairwise(edges):
         found += decoder.feed(log[begin:end])
@@ -87,7 +87,7 @@ def test_what_is_read_is_what_was_written(lsn: int, payloads: list[bytes], cuts:
     assert found == expected
     assert scanner.record_lsn == lsn + len(log)
     for number, framed in enumerate(expected[:-1], 1):  # reading can begin at every end
-        again = Decoder(framed.end_lsn).feed(log[framed.end_lsn - lsn :])
+        again = RecordDecoder(framed.end_lsn).feed(log[framed.end_lsn - lsn :])
         assert again == expected[number:]
 
 
@@ -100,8 +100,8 @@ def test_a_byte_that_is_wrong_is_never_given(at: int, flip: int) -> None:
     bad = bytearray(log)
     bad[at] ^= flip
     try:
-        found = Decoder(START_LSN).feed(bytes(bad))
-    except Corrupt:
+        found = RecordDecoder(START_LSN).feed(bytes(bad))
+    except CorruptData:
         return
     assert found == expected[: len(found)], "nothing wrong is given"
 
@@ -109,10 +109,10 @@ def test_a_byte_that_is_wrong_is_never_given(at: int, flip: int) -> None:
 def test_the_log_of_somebody_else_is_refused() -> None:
     log = bytearray(encode(b"x", START_LSN))
     log[17] = 10
-    with pytest.raises(Corrupt, match="resource manager 10"):
-        Decoder(START_LSN).feed(bytes(log))
-    with pytest.raises(Corrupt, match="a record of 4294967295 bytes"):
-        Decoder(START_LSN).feed(b"\xff" * 24)
+    with pytest.raises(CorruptData, match="resource manager 10"):
+        RecordDecoder(START_LSN).feed(bytes(log))
+    with pytest.raises(CorruptData, match="a record of 4294967295 bytes"):
+        RecordDecoder(START_LSN).feed(b"\xff" * 24)
 
 
 def test_where_no_record_can_begin() -> None:
@@ -120,7 +120,7 @@ def test_where_no_record_can_begin() -> None:
         with pytest.raises(InvalidUsage, match="no record can begin"):
             encode(b"", lsn)
         with pytest.raises(InvalidUsage, match="no record can begin"):
-            Decoder(lsn)
+            RecordDecoder(lsn)
 
 
 def test_a_payload_has_a_limit() -> None:

@@ -20,11 +20,11 @@ from wal_nodes import (  # type: ignore[import-not-found]
     nodes,
 )
 
-from actors.errors import Broken
+from actors.errors import ConnectionBroken
 from actors.kernel import SystemClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
-from actors.wal.following import AllRemoved, Follower, choose_furthest
-from actors.wal.framing import START_LSN, Decoder
+from actors.wal.following import AllRemoved, WalFollower, choose_furthest
+from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
@@ -55,8 +55,8 @@ class Reading:
     def __init__(self, those: list[Any], lsn: int = START_LSN, **more: int) -> None:
         times = {"silence_ms": 30_000, "look_ms": 3_600_000} | more
         addresses = [getattr(each, "address", each) for each in those]
-        self.follower = Follower(addresses, lsn, connect, SystemClock(), **times)
-        self.decoder = Decoder(lsn)
+        self.follower = WalFollower(addresses, lsn, connect, SystemClock(), **times)
+        self.decoder = RecordDecoder(lsn)
         self.ids: list[int] = []
 
     async def until(self, count: int) -> None:
@@ -124,7 +124,7 @@ async def test_where_one_goes_down_the_next_goes_on_at_the_same_byte(tmp_path: P
             assert found.ids == list(range(950))
             await those[0].down()
             await those[2].down()
-            with pytest.raises(Broken, match="cannot connect to acceptor"):
+            with pytest.raises(ConnectionBroken, match="cannot connect to acceptor"):
                 await found.take()
 
 
@@ -187,7 +187,7 @@ async def test_one_that_says_nothing_is_left_for_another(tmp_path: Path) -> None
             while len(found.ids) < 10:
                 try:
                     await found.take()
-                except Broken:  # where this machine is slower than that
+                except ConnectionBroken:  # where this machine is slower than that
                     continue
             assert "said nothing for 0.3 s" in found.follower.seen[silent].error
 
@@ -198,7 +198,9 @@ async def test_one_that_is_no_acceptor_is_named(tmp_path: Path) -> None:
         nodes(tmp_path, 1) as those,
         reading([other, *those]) as found,
     ):
-        with pytest.raises(Broken, match=r"is it one\?; acceptor .* has no such timeline"):
+        with pytest.raises(
+            ConnectionBroken, match=r"is it one\?; acceptor .* has no such timeline"
+        ):
             await found.take()
         await found.follower.look()
         assert found.follower.seen[those[0].address].is_absent
@@ -223,7 +225,9 @@ async def test_what_all_have_removed(tmp_path: Path) -> None:
                     await found.take()
             await those[0].down()
             async with reading(those) as found:
-                with pytest.raises(Broken, match="cannot be read: cannot connect") as failed:
+                with pytest.raises(
+                    ConnectionBroken, match="cannot be read: cannot connect"
+                ) as failed:
                     await found.take()
                 assert not isinstance(failed.value, AllRemoved)
         finally:

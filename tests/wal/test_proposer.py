@@ -17,37 +17,37 @@ from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    Entry,
-    Member,
-    Membership,
+    ConfigMember,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
 from actors.wal.proposer import (
+    AcceptorSession,
     CommitMoved,
-    Drop,
+    DropConnection,
     Effect,
-    Elected,
-    Fatal,
-    Fetch,
-    Phase,
-    Proposer,
+    FetchLog,
+    LeadTerm,
     ProposerConfig,
-    Send,
-    Session,
-    Synced,
+    ProposerPhase,
+    SendMessage,
+    StopProposer,
+    SyncFinished,
+    WalProposer,
 )
 
 E = TypeVar("E")
 START = 0x100_0028
 CHUNK = WAL_BYTES_MAX
-NONE = Membership()
+NONE = MembershipConfig()
 
 
-def proposer(count: int = 3, **options: Any) -> Proposer:
-    return Proposer(
+def proposer(count: int = 3, **options: Any) -> WalProposer:
+    return WalProposer(
         ProposerConfig("aa" * 16, "bb" * 16, options.pop("start_lsn", START), **options),
         range(count),
     )
@@ -58,11 +58,11 @@ def of(kind: type[E], effects: Sequence[Effect]) -> list[E]:
 
 
 def sent(effects: Sequence[Effect], acceptor: int) -> list[Any]:
-    return [effect.message for effect in of(Send, effects) if effect.acceptor == acceptor]
+    return [effect.message for effect in of(SendMessage, effects) if effect.acceptor == acceptor]
 
 
 def greet(
-    subject: Proposer, acceptor: int, term: int = 0, membership: Membership = NONE
+    subject: WalProposer, acceptor: int, term: int = 0, membership: MembershipConfig = NONE
 ) -> list[Effect]:
     first = subject.connected(acceptor)
     [greeting] = sent(first, acceptor)
@@ -71,10 +71,10 @@ def greet(
 
 
 def vote(
-    subject: Proposer,
+    subject: WalProposer,
     acceptor: int,
     flush_lsn: int = 0,
-    history: tuple[Entry, ...] = (),
+    history: tuple[TermEntry, ...] = (),
     **options: Any,
 ) -> list[Effect]:
     given = options.pop("given", True)
@@ -85,7 +85,9 @@ def vote(
     return subject.received(acceptor, response)
 
 
-def answer(subject: Proposer, acceptor: int, flush_lsn: int, commit_lsn: int = 0) -> list[Effect]:
+def answer(
+    subject: WalProposer, acceptor: int, flush_lsn: int, commit_lsn: int = 0
+) -> list[Effect]:
     generation = subject.membership.generation
     effects = subject.received(
         acceptor, AppendResponse(generation, subject.term, flush_lsn, commit_lsn)
@@ -94,7 +96,7 @@ def answer(subject: Proposer, acceptor: int, flush_lsn: int, commit_lsn: int = 0
     return effects
 
 
-def leader(count: int = 3, voters: int | None = None, **options: Any) -> Proposer:
+def leader(count: int = 3, voters: int | None = None, **options: Any) -> WalProposer:
     """One that was elected by `voters` of empty acceptors."""
     subject = proposer(count, **options)
     voting = range(count if voters is None else voters)
@@ -102,7 +104,7 @@ def leader(count: int = 3, voters: int | None = None, **options: Any) -> Propose
         greet(subject, acceptor)
     for acceptor in voting:
         vote(subject, acceptor)
-    assert subject.phase is Phase.ELECTED
+    assert subject.phase is ProposerPhase.ELECTED
     subject.validate()
     return subject
 
@@ -113,7 +115,7 @@ def leader(count: int = 3, voters: int | None = None, **options: Any) -> Propose
 def test_a_quorum_of_greetings_gives_the_term() -> None:
     subject = proposer()
     assert greet(subject, 0, term=4) == []
-    assert subject.phase is Phase.COLLECTING
+    assert subject.phase is ProposerPhase.COLLECTING
     effects = greet(subject, 2, term=7)
     assert subject.term == 8
     assert sent(effects, 0) == sent(effects, 2) == [VoteRequest(0, 8)]
@@ -132,9 +134,9 @@ def test_those_who_left_again_are_no_quorum() -> None:
 
 def test_a_later_greeting_of_a_higher_term_is_fatal() -> None:
     subject = leader(3, voters=2)
-    [fatal] = of(Fatal, greet(subject, 2, term=subject.term + 1))
+    [fatal] = of(StopProposer, greet(subject, 2, term=subject.term + 1))
     assert "in term 2, after 1" in fatal.reason
-    assert subject.phase is Phase.FAILED
+    assert subject.phase is ProposerPhase.FAILED
     assert subject.connected(0) == subject.tick(99_999) == [], "nothing has an effect any more"
 
 
@@ -142,20 +144,20 @@ def test_a_refused_vote_is_fatal_before_the_election() -> None:
     subject = proposer()
     greet(subject, 0)
     greet(subject, 1)
-    assert of(Fatal, vote(subject, 0, given=False)), "even of this very term"
+    assert of(StopProposer, vote(subject, 0, given=False)), "even of this very term"
 
 
 def test_a_refused_vote_of_a_higher_term_is_fatal_after_it_too() -> None:
     subject = leader(3, voters=2)
     greet(subject, 2)
-    assert of(Fatal, vote(subject, 2, given=False, term=5))
+    assert of(StopProposer, vote(subject, 2, given=False, term=5))
 
 
 def test_a_refused_vote_of_this_term_is_no_harm_after_the_election() -> None:
     subject = leader(3, voters=2)
     subject.disconnected(1)
     greet(subject, 1, term=subject.term)
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     effects = vote(subject, 1, START, history, given=False)
     assert [type(each) for each in sent(effects, 1)] == [ProposerElected, AppendRequest]
 
@@ -164,14 +166,16 @@ def test_the_donor_is_the_highest_in_term_then_position() -> None:
     subject = proposer()
     for acceptor in range(3):
         greet(subject, acceptor, term=6)
-    old = (Entry(1, START), Entry(3, START + 100))
-    new = (Entry(1, START), Entry(5, START + 40), Entry(6, START + 999))
+    old = (TermEntry(1, START), TermEntry(3, START + 100))
+    new = (TermEntry(1, START), TermEntry(5, START + 40), TermEntry(6, START + 999))
     vote(subject, 0, START + 900, old)
-    [elected] = of(Elected, vote(subject, 1, START + 80, new))
-    assert elected == Elected(7, START + 80, 1)
-    assert subject.history == (Entry(1, START), Entry(5, START + 40), Entry(7, START + 80)), (
-        "what lies behind the donor's log is not of it"
-    )
+    [elected] = of(LeadTerm, vote(subject, 1, START + 80, new))
+    assert elected == LeadTerm(7, START + 80, 1)
+    assert subject.history == (
+        TermEntry(1, START),
+        TermEntry(5, START + 40),
+        TermEntry(7, START + 80),
+    ), "what lies behind the donor's log is not of it"
     late = vote(subject, 2, START + 40, new[:2], given=False)
     assert sent(late, 2)[0] == ProposerElected(0, 7, START + 40, subject.history)
 
@@ -181,11 +185,11 @@ def test_where_each_is_streamed_from() -> None:
     subject = proposer(5)
     for acceptor in range(5):
         greet(subject, acceptor, term=4)
-    donor = (Entry(1, START), Entry(4, START + 1000))
+    donor = (TermEntry(1, START), TermEntry(4, START + 1000))
     vote(subject, 0, START + 2000, donor)
-    vote(subject, 1, START + 1500, (Entry(1, START), Entry(2, START + 700)))
+    vote(subject, 1, START + 1500, (TermEntry(1, START), TermEntry(2, START + 700)))
     effects = vote(subject, 2)
-    starts = {each.acceptor: each.message.start_streaming_at for each in of(Send, effects)
+    starts = {each.acceptor: each.message.start_streaming_at for each in of(SendMessage, effects)
               if isinstance(each.message, ProposerElected)}  # fmt: skip
     assert starts == {0: START + 2000, 1: START + 700, 2: START}
     subject.validate()
@@ -194,88 +198,88 @@ def test_where_each_is_streamed_from() -> None:
 def test_an_empty_log_begins_where_it_was_told() -> None:
     subject = leader(1)
     assert (subject.start_lsn, subject.end_lsn) == (START, START)
-    assert subject.history == (Entry(1, START),)
+    assert subject.history == (TermEntry(1, START),)
 
 
 def test_one_node_cannot_vote_twice() -> None:
     subject = proposer()
     greet(subject, 0)
     subject.connected(1)
-    [fatal] = of(Fatal, subject.received(1, AcceptorGreeting(1, NONE, 0)))
+    [fatal] = of(StopProposer, subject.received(1, AcceptorGreeting(1, NONE, 0)))
     assert "both node 1" in fatal.reason
 
 
 def test_what_an_acceptor_may_not_say_now_ends_its_connection_only() -> None:
     subject = leader()
-    [drop] = of(Drop, vote(subject, 1))
-    assert drop == Drop(1, "VoteResponse while active")
-    assert subject.session(1) is Session.OFFLINE
+    [drop] = of(DropConnection, vote(subject, 1))
+    assert drop == DropConnection(1, "VoteResponse while active")
+    assert subject.session(1) is AcceptorSession.OFFLINE
     assert answer(subject, 1, START) == [], "nothing of the old connection counts"
-    assert subject.phase is Phase.ELECTED
+    assert subject.phase is ProposerPhase.ELECTED
 
 
 # -- membership --
 
 
-def members(*ids: int) -> tuple[Member, ...]:
-    return tuple(Member(each, f"host-{each}", 5454) for each in ids)
+def members(*ids: int) -> tuple[ConfigMember, ...]:
+    return tuple(ConfigMember(each, f"host-{each}", 5454) for each in ids)
 
 
 def test_a_newer_membership_is_adopted_before_the_campaign() -> None:
-    subject = proposer(membership=Membership(1, members(1, 2, 3)))
-    greet(subject, 0, membership=Membership(1, members(1, 2, 3)))
-    newer = Membership(2, members(1, 2))
+    subject = proposer(membership=MembershipConfig(1, members(1, 2, 3)))
+    greet(subject, 0, membership=MembershipConfig(1, members(1, 2, 3)))
+    newer = MembershipConfig(2, members(1, 2))
     effects = greet(subject, 1, membership=newer)
-    assert [each.acceptor for each in of(Drop, effects)] == [0]
+    assert [each.acceptor for each in of(DropConnection, effects)] == [0]
     assert subject.membership == newer
     assert sent(subject.connected(0), 0)[0].membership == newer
     subject.received(0, AcceptorGreeting(1, newer, 3))
     assert subject.term == 4
     assert vote(subject, 0) == []
-    assert of(Elected, vote(subject, 1))
+    assert of(LeadTerm, vote(subject, 1))
 
 
 def test_a_newer_membership_is_fatal_after_it_began() -> None:
     subject = leader(3, voters=2)
-    assert of(Fatal, greet(subject, 2, membership=Membership(1, members(1, 2, 3))))
+    assert of(StopProposer, greet(subject, 2, membership=MembershipConfig(1, members(1, 2, 3))))
 
 
 def test_one_that_did_not_adopt_ours_is_dropped() -> None:
-    subject = proposer(membership=Membership(2, members(1, 2, 3)))
-    assert of(Drop, greet(subject, 0, membership=Membership(1, members(1, 2))))
+    subject = proposer(membership=MembershipConfig(2, members(1, 2, 3)))
+    assert of(DropConnection, greet(subject, 0, membership=MembershipConfig(1, members(1, 2))))
 
 
 def test_one_that_is_no_member_is_not_asked() -> None:
-    membership = Membership(1, members(1, 2))
+    membership = MembershipConfig(1, members(1, 2))
     subject = proposer(membership=membership)
     for acceptor in (2, 0, 1):
         effects = greet(subject, acceptor, membership=membership)
-    assert {each.acceptor for each in of(Send, effects)} == {0, 1}
+    assert {each.acceptor for each in of(SendMessage, effects)} == {0, 1}
 
 
 def test_an_answer_of_another_generation_is_fatal() -> None:
     subject = leader()
-    assert of(Fatal, subject.received(0, AppendResponse(3, subject.term, START)))
+    assert of(StopProposer, subject.received(0, AppendResponse(3, subject.term, START)))
 
 
 def test_an_answer_of_a_higher_term_is_fatal() -> None:
     subject = leader()
-    [fatal] = of(Fatal, subject.received(0, AppendResponse(0, subject.term + 1)))
+    [fatal] = of(StopProposer, subject.received(0, AppendResponse(0, subject.term + 1)))
     assert "another leads" in fatal.reason
 
 
 def test_a_joint_membership_needs_a_quorum_of_both() -> None:
-    joint = Membership(1, members(1, 2, 3), members(3, 4, 5))
+    joint = MembershipConfig(1, members(1, 2, 3), members(3, 4, 5))
     subject = proposer(5, membership=joint)
     for acceptor in (0, 1):
         assert greet(subject, acceptor, membership=joint) == []
     assert greet(subject, 3, membership=joint) == []
     greet(subject, 2, membership=joint)
-    assert subject.phase is Phase.CAMPAIGN
+    assert subject.phase is ProposerPhase.CAMPAIGN
     for acceptor in (0, 1, 3):
         vote(subject, acceptor)
-    assert subject.phase is Phase.CAMPAIGN, "4 alone is no quorum of the new set"
-    assert of(Elected, vote(subject, 2))
+    assert subject.phase is ProposerPhase.CAMPAIGN, "4 alone is no quorum of the new set"
+    assert of(LeadTerm, vote(subject, 2))
     subject.append(b"x" * 64)
     for acceptor in (0, 1, 2):
         assert not of(CommitMoved, answer(subject, acceptor, START + 64))
@@ -301,7 +305,7 @@ def test_heartbeats_are_a_second_after_what_was_sent_last() -> None:
     subject = leader()
     assert subject.tick(999) == []
     beats = subject.tick(1000)
-    assert [(each.acceptor, each.message) for each in of(Send, beats)] == [
+    assert [(each.acceptor, each.message) for each in of(SendMessage, beats)] == [
         (acceptor, AppendRequest(0, 1, START, START, 0, 0)) for acceptor in range(3)
     ]
     subject.append(b"12345678")
@@ -315,11 +319,11 @@ def test_the_silent_are_dropped_and_come_back_by_the_whole_handshake() -> None:
     subject.tick(5000)
     answer(subject, 0, START + 64)
     answer(subject, 1, START + 64)
-    drops = of(Drop, subject.tick(10_000))
+    drops = of(DropConnection, subject.tick(10_000))
     assert [each.acceptor for each in drops] == [2]
     assert sent(subject.tick(11_000), 2) == []
     assert sent(greet(subject, 2, term=1), 2) == [VoteRequest(0, 1)]
-    effects = vote(subject, 2, START + 8, (Entry(1, START),), given=False)
+    effects = vote(subject, 2, START + 8, (TermEntry(1, START),), given=False)
     elected, beat, rest = sent(effects, 2)
     assert elected.start_streaming_at == beat.begin_lsn == rest.begin_lsn == START + 8
     assert rest.end_lsn == START + 64
@@ -328,10 +332,10 @@ def test_the_silent_are_dropped_and_come_back_by_the_whole_handshake() -> None:
 def test_one_that_owes_nothing_is_not_dropped() -> None:
     subject = proposer()
     greet(subject, 0)
-    assert of(Drop, subject.tick(60_000)) == []
+    assert of(DropConnection, subject.tick(60_000)) == []
     subject.connected(1)
-    assert of(Drop, subject.tick(69_999)) == []
-    assert [each.acceptor for each in of(Drop, subject.tick(70_000))] == [1]
+    assert of(DropConnection, subject.tick(69_999)) == []
+    assert [each.acceptor for each in of(DropConnection, subject.tick(70_000))] == [1]
 
 
 def test_a_new_commit_is_told_at_once() -> None:
@@ -370,7 +374,7 @@ def test_within_the_rest_of_a_switched_segment_nothing_is_committed() -> None:
 
 def test_what_lies_before_the_term_counts_as_nothing() -> None:
     subject = proposer()
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     for acceptor in range(3):
         greet(subject, acceptor, term=1)
     vote(subject, 0, START + 500, history)
@@ -406,17 +410,17 @@ def test_nothing_is_appended_before_the_election() -> None:
 def test_the_recovery_of_what_the_donor_alone_has() -> None:
     """The proposer holds nothing of it: it is read from the donor, in the proposer's term."""
     subject = proposer()
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     for acceptor in range(2):
         greet(subject, acceptor, term=1)
     vote(subject, 0, START + CHUNK + 100, history)
     effects = vote(subject, 1, START + 60, history)
-    assert of(Fetch, effects) == [Fetch(1, 0, START + 60, START + 60 + CHUNK, 2)]
+    assert of(FetchLog, effects) == [FetchLog(1, 0, START + 60, START + 60 + CHUNK, 2)]
     subject.append(b"new-")
     effects = subject.fetched(1, START + 60, bytes(CHUNK))
     [request] = sent(effects, 1)
     assert (request.begin_lsn, request.end_lsn) == (START + 60, START + 60 + CHUNK)
-    [fetch] = of(Fetch, effects)
+    [fetch] = of(FetchLog, effects)
     assert (fetch.begin_lsn, fetch.end_lsn) == (START + 60 + CHUNK, START + CHUNK + 100)
     effects = subject.fetched(1, fetch.begin_lsn, bytes(40))
     assert [each.wal for each in sent(effects, 1)] == [bytes(40), b"new-"]
@@ -431,15 +435,15 @@ def test_a_fetch_that_fails_is_tried_elsewhere_later() -> None:
     answer(subject, 1, START + 48)
     answer(subject, 1, START + 64)
     greet(subject, 2, term=1)
-    [fetch] = of(Fetch, vote(subject, 2, given=False))
+    [fetch] = of(FetchLog, vote(subject, 2, given=False))
     assert (fetch.source, fetch.begin_lsn, fetch.end_lsn) == (0, START, START + 64)
     assert subject.fetch_failed(2, START) == []
-    assert of(Fetch, subject.append(bytes(8))) == [], "not before time goes by"
-    [again] = of(Fetch, subject.tick(100))
+    assert of(FetchLog, subject.append(bytes(8))) == [], "not before time goes by"
+    [again] = of(FetchLog, subject.tick(100))
     assert again.source == 1
     subject.fetch_failed(2, START)
-    assert of(Fetch, subject.tick(200)) == []
-    assert [each.source for each in of(Fetch, subject.tick(300))] == [0], "then from the first"
+    assert of(FetchLog, subject.tick(200)) == []
+    assert [each.source for each in of(FetchLog, subject.tick(300))] == [0], "then from the first"
 
 
 def test_an_answer_to_a_fetch_of_an_older_connection_is_ignored() -> None:
@@ -449,7 +453,7 @@ def test_an_answer_to_a_fetch_of_an_older_connection_is_ignored() -> None:
     answer(subject, 0, START + 64)
     answer(subject, 1, START + 64)
     greet(subject, 2, term=1)
-    assert of(Fetch, vote(subject, 2, given=False))
+    assert of(FetchLog, vote(subject, 2, given=False))
     subject.disconnected(2)
     assert subject.fetched(2, START, bytes(64)) == []
     subject.validate()
@@ -463,22 +467,22 @@ def test_what_a_laggard_needs_is_kept_for_a_while() -> None:
         answer(subject, 0, subject.end_lsn)
         answer(subject, 1, subject.end_lsn)
     greet(subject, 2, term=1)
-    effects = vote(subject, 2, START + 2 * CHUNK, (Entry(1, START),), given=False)
-    assert not of(Fetch, effects)
+    effects = vote(subject, 2, START + 2 * CHUNK, (TermEntry(1, START),), given=False)
+    assert not of(FetchLog, effects)
     assert sent(effects, 2)[-1].end_lsn == subject.end_lsn
 
 
 def test_without_the_donor_another_campaign_is_needed() -> None:
     subject = proposer(donor_absent_ms_max=30_000, silence_ms_max=10**9)
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     for acceptor in range(3):
         greet(subject, acceptor, term=1)
     vote(subject, 0, START + 500, history)
     vote(subject, 1, START, history)
     subject.disconnected(0)
-    assert not of(Fatal, subject.tick(40_000)), "one is no quorum that could do without it"
+    assert not of(StopProposer, subject.tick(40_000)), "one is no quorum that could do without it"
     vote(subject, 2, START, history)
-    [fatal] = of(Fatal, subject.tick(40_001))
+    [fatal] = of(StopProposer, subject.tick(40_001))
     assert "needed of acceptor 0" in fatal.reason
 
 
@@ -490,12 +494,12 @@ def test_sync_of_nothing_ends_with_zero() -> None:
     for acceptor in range(2):
         greet(subject, acceptor)
     vote(subject, 0)
-    assert of(Synced, vote(subject, 1)) == [Synced(0)]
+    assert of(SyncFinished, vote(subject, 1)) == [SyncFinished(0)]
 
 
 def test_sync_ends_when_all_connected_have_it_committed() -> None:
     subject = proposer(is_sync=True)
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     for acceptor in range(3):
         greet(subject, acceptor, term=1)
     for acceptor in range(3):
@@ -507,18 +511,20 @@ def test_sync_ends_when_all_connected_have_it_committed() -> None:
     answer(subject, 1, START + 64)
     assert subject.commit_lsn == START + 64
     answer(subject, 0, START + 64, START + 64)
-    assert not of(Synced, answer(subject, 1, START + 64, START + 64)), "2 is connected and behind"
-    assert of(Synced, subject.disconnected(2)) == [Synced(START + 64)]
+    assert not of(SyncFinished, answer(subject, 1, START + 64, START + 64)), (
+        "2 is connected and behind"
+    )
+    assert of(SyncFinished, subject.disconnected(2)) == [SyncFinished(START + 64)]
 
 
 def test_sync_ends_at_once_when_all_had_it() -> None:
     subject = proposer(is_sync=True)
-    history = (Entry(1, START),)
+    history = (TermEntry(1, START),)
     for acceptor in range(2):
         greet(subject, acceptor, term=1)
     vote(subject, 0, START + 64, history)
     effects = vote(subject, 1, START + 64, history, truncate_lsn=START + 64)
-    assert of(Synced, effects) == [Synced(START + 64)]
+    assert of(SyncFinished, effects) == [SyncFinished(START + 64)]
 
 
 # -- the commit rule --

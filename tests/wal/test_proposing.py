@@ -14,16 +14,16 @@ from proposer_house import (  # type: ignore[import-not-found]
     houses,
 )
 
-from actors.errors import BadSettings, Broken, Closed, InvalidUsage, PeerRejected
+from actors.errors import BadSettings, ConnectionBroken, InvalidUsage, PeerRejected, ResourceClosed
 from actors.settings import Settings, load
 from actors.wal.dialling import AcceptorAddress, parse_addresses
-from actors.wal.proposer import Effect, Phase, ProposerConfig
-from actors.wal.proposing import Timing, propose
+from actors.wal.proposer import Effect, ProposerConfig, ProposerPhase
+from actors.wal.proposing import ProposerTiming, propose
 
 pytestmark = pytest.mark.anyio
 
 START = 0x100_0028
-FAST = Timing(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
+FAST = ProposerTiming(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def test_another_leader_ends_this_one() -> None:
         await log.append(b"mine----")
         async with leading(those) as other:
             await other.append(b"theirs--")
-            with pytest.raises(Broken, match="leads no more") as failed:
+            with pytest.raises(ConnectionBroken, match="leads no more") as failed:
                 await log.append(b"too late")
         assert b"too late" not in those[0].wal.wal
         assert "in term 2" in str(failed.value)
@@ -131,7 +131,7 @@ async def test_another_leader_ends_this_one() -> None:
 
 async def test_who_waits_hears_of_the_end() -> None:
     async with houses() as those:
-        failures: list[Closed] = []
+        failures: list[ResourceClosed] = []
         async with anyio.create_task_group() as group, leading(those) as log:
             await log.append(b"x" * 8)
             for house in those:
@@ -140,7 +140,7 @@ async def test_who_waits_hears_of_the_end() -> None:
             async def appends() -> None:
                 try:
                     await log.append(b"y" * 8)
-                except Closed as error:
+                except ResourceClosed as error:
                     failures.append(error)
 
             group.start_soon(appends)
@@ -170,7 +170,7 @@ async def test_sync_brings_them_to_agree() -> None:
             assert await log.synced() == START + 200_000
             agreed = [each for each in those if each.acceptor.commit_lsn == START + 200_000]
             assert len(agreed) >= 2
-            assert log.core.phase is Phase.SYNCED
+            assert log.core.phase is ProposerPhase.SYNCED
             with pytest.raises(InvalidUsage, match="sync mode"):
                 await log.append(b"x")
 
@@ -257,7 +257,7 @@ def test_times_are_settings() -> None:
     config = ProposerConfig(TENANT, TIMELINE, 8).timed(settings)
     assert (config.tenant, config.start_lsn) == (TENANT, 8)
     assert (config.heartbeat_ms, config.silence_ms_max, config.donor_absent_ms_max) == (7, 70, 700)
-    timing = Timing.of(settings)
+    timing = ProposerTiming.of(settings)
     assert (timing.fetch_timeout_ms, timing.connect_timeout_ms) == (7_000, 777)
     assert timing.retry_delay_ms_max == 77
     with pytest.raises(BadSettings, match="wal_heartbeat_ms must be"):

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from actors import wal_push
-from actors.wal.framing import START_LSN, Decoder
+from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.pushing import parse_pushed
 
@@ -84,5 +84,5 @@ def test_no_acknowledged_line_is_lost(tmp_path: Path) -> None:
     assert log_of(tmp_path, 2) == log_of(tmp_path, 3)
     written = parse_pushed(end).lsn - START_LSN
     wal = log_of(tmp_path, 3)[START_LSN % SEGMENT_BYTES :][:written]
-    rows = [json.loads(framed.payload)["row"] for framed in Decoder(START_LSN).feed(wal)]
+    rows = [json.loads(framed.payload)["row"] for framed in RecordDecoder(START_LSN).feed(wal)]
     assert [row["id"] for row in rows] == list(range(COUNT + 1))

@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from actors import wal_push
 from actors.errors import InvalidUsage, WalRefused
-from actors.wal.framing import START_LSN, Decoder
+from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.proposer import ProposerConfig
-from actors.wal.proposing import Timing, propose
+from actors.wal.proposing import ProposerTiming, propose
 from actors.wal.pushing import (
     BATCH_BYTES,
     PAUSE,
-    Pushed,
+    LinesPushed,
     parse_pushed,
     payload_of,
     push,
@@ -37,7 +37,7 @@ from actors.wal.pushing import (
 
 pytestmark = pytest.mark.anyio
 
-FAST = Timing(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
+FAST = ProposerTiming(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def lines(count: int, width: int = 10) -> list[bytes]:
 
 
 def ids(house: House) -> list[int]:
-    found = Decoder(START_LSN).feed(bytes(house.wal.wal))
+    found = RecordDecoder(START_LSN).feed(bytes(house.wal.wal))
     return [json.loads(framed.payload)["row"]["id"] for framed in found]
 
 
 async def test_all_lines_are_in_the_log_in_order() -> None:
     given = lines(1000, width=1000)
-    told: list[Pushed] = []
+    told: list[LinesPushed] = []
     async with houses() as those, leading(those) as log:
         done = await push(log, [*given, b"\n"], [], told=told.append)
-        assert done == Pushed(1000, log.commit_lsn)
+        assert done == LinesPushed(1000, log.commit_lsn)
         assert len(told) >= 1000 * 1000 // BATCH_BYTES, "more than one batch"
         assert told == sorted(told, key=lambda each: each.lines)
         whole = [each for each in those if each.wal.flush_lsn == log.commit_lsn]
@@ -76,11 +76,11 @@ async def test_all_lines_are_in_the_log_in_order() -> None:
 
 
 async def test_a_line_that_is_no_change_stops_it_behind_those_before() -> None:
-    told: list[Pushed] = []
+    told: list[LinesPushed] = []
     async with houses(1) as those, leading(those) as log:
         with pytest.raises(InvalidUsage, match="line 4 is no change"):
             await push(log, [*lines(3), b'{"table": 5}'], [], told=told.append)
-        assert told == [Pushed(3, log.commit_lsn)]
+        assert told == [LinesPushed(3, log.commit_lsn)]
         assert ids(those[0]) == [0, 1, 2]
 
 
@@ -108,7 +108,7 @@ async def test_going_on_behind_somebody_else_is_refused() -> None:
             with pytest.raises(WalRefused, match="not line 11"):
                 await push(log, lines(30), addresses, resume=known)
             with pytest.raises(InvalidUsage, match="it is another one"):
-                await push(log, [], addresses, resume=Pushed(1, log.end_lsn + 8))
+                await push(log, [], addresses, resume=LinesPushed(1, log.end_lsn + 8))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,9 @@ def test_lines_of_a_pipe() -> None:
 
 
 def test_how_far_it_came_as_text() -> None:
-    assert parse_pushed(pushed_text(Pushed(12, 0x16_B374D848))) == Pushed(12, 0x16_B374D848)
+    assert parse_pushed(pushed_text(LinesPushed(12, 0x16_B374D848))) == LinesPushed(
+        12, 0x16_B374D848
+    )
     for wrong in ("12", "a@0/1", "1@x", ""):
         with pytest.raises(InvalidUsage):
             parse_pushed(wrong)

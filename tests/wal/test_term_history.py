@@ -14,11 +14,11 @@ from actors.wal.history import (
     last_log_term,
     visible,
 )
-from actors.wal.messages import Entry
+from actors.wal.messages import TermEntry
 
 
-def history(*pairs: tuple[int, int]) -> tuple[Entry, ...]:
-    return tuple(Entry(*pair) for pair in pairs)
+def history(*pairs: tuple[int, int]) -> tuple[TermEntry, ...]:
+    return tuple(TermEntry(*pair) for pair in pairs)
 
 
 def test_an_entry_at_the_end_of_the_log_is_visible() -> None:
@@ -37,24 +37,32 @@ def test_an_entry_at_the_end_of_the_log_is_visible() -> None:
         (history(), history((1, 1)), 5, None),
         (history((2, 1)), history((1, 1)), 5, None),
         # the last common term is the proposer's last: it goes on there without end
-        (history((1, 1)), history((1, 1)), 7, Entry(1, 7)),
-        (history((1, 1), (2, 5)), history((1, 1), (2, 5)), 9, Entry(2, 9)),
+        (history((1, 1)), history((1, 1)), 7, TermEntry(1, 7)),
+        (history((1, 1), (2, 5)), history((1, 1), (2, 5)), 9, TermEntry(2, 9)),
         # ... also when the acceptor has later terms
-        (history((1, 1)), history((1, 1), (3, 5)), 9, Entry(1, 9)),
+        (history((1, 1)), history((1, 1), (3, 5)), 9, TermEntry(1, 9)),
         # the acceptor's log ends within the common term, or behind its end
-        (history((1, 1), (2, 5)), history((1, 1)), 3, Entry(1, 3)),
-        (history((1, 1), (2, 5)), history((1, 1)), 5, Entry(1, 5)),
-        (history((1, 1), (2, 5)), history((1, 1)), 9, Entry(1, 5)),
+        (history((1, 1), (2, 5)), history((1, 1)), 3, TermEntry(1, 3)),
+        (history((1, 1), (2, 5)), history((1, 1)), 5, TermEntry(1, 5)),
+        (history((1, 1), (2, 5)), history((1, 1)), 9, TermEntry(1, 5)),
         # both go on, in other terms
-        (history((1, 1), (3, 5)), history((1, 1), (2, 4)), 9, Entry(1, 4)),
-        (history((1, 1), (3, 5)), history((1, 1), (2, 7)), 9, Entry(1, 5)),
-        (history((1, 1), (2, 10), (3, 20)), history((1, 1), (2, 10), (4, 20)), 30, Entry(2, 20)),
+        (history((1, 1), (3, 5)), history((1, 1), (2, 4)), 9, TermEntry(1, 4)),
+        (history((1, 1), (3, 5)), history((1, 1), (2, 7)), 9, TermEntry(1, 5)),
+        (
+            history((1, 1), (2, 10), (3, 20)),
+            history((1, 1), (2, 10), (4, 20)),
+            30,
+            TermEntry(2, 20),
+        ),
         # a term that has an equal again behind the first difference does not count
-        (history((1, 1), (3, 5), (4, 7)), history((1, 1), (2, 5), (4, 7)), 9, Entry(1, 5)),
+        (history((1, 1), (3, 5), (4, 7)), history((1, 1), (2, 5), (4, 7)), 9, TermEntry(1, 5)),
     ],
 )
 def test_highest_common_point(
-    proposer: tuple[Entry, ...], acceptor: tuple[Entry, ...], end: int, expected: Entry | None
+    proposer: tuple[TermEntry, ...],
+    acceptor: tuple[TermEntry, ...],
+    end: int,
+    expected: TermEntry | None,
 ) -> None:
     assert highest_common_point(proposer, acceptor, end) == expected
 
@@ -92,7 +100,7 @@ def logs(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
     return left, right, len(common)
 
 
-def history_of(terms: list[int]) -> tuple[Entry, ...]:
+def history_of(terms: list[int]) -> tuple[TermEntry, ...]:
     firsts: dict[int, int] = {}
     for lsn, term in enumerate(terms):
         firsts.setdefault(term, lsn)
@@ -111,6 +119,6 @@ def test_the_common_point_is_where_bytes_begin_to_differ(
         assert found is None
     elif len(left) == common:
         # the proposer's log goes on in its last term without end: all the rest could be its own
-        assert found == Entry(left[-1], len(right))
+        assert found == TermEntry(left[-1], len(right))
     else:
-        assert found == Entry(left[common - 1], common)
+        assert found == TermEntry(left[common - 1], common)

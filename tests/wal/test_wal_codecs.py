@@ -24,12 +24,12 @@ from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    Entry,
-    Member,
-    Membership,
+    ConfigMember,
+    MembershipConfig,
     PageserverFeedback,
     ProposerElected,
     ProposerGreeting,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -87,7 +87,7 @@ def test_every_truncation_is_malformed(name: str) -> None:
 
 
 def test_sizes_of_the_specification() -> None:
-    entry = Entry(1, 2)
+    entry = TermEntry(1, 2)
     for history in ((), (entry,), (entry, entry, entry)):
         extra = 16 * len(history)
         vote = VoteResponse(0, 1, True, 2, 3, history)
@@ -96,8 +96,8 @@ def test_sizes_of_the_specification() -> None:
         assert len(codec_v2.encode_acceptor(vote)) == 52 + extra
         assert len(codec_v3.encode_proposer(elected)) == 25 + extra
         assert len(codec_v2.encode_proposer(elected)) == 36 + extra
-    assert len(codec_v3.encode_acceptor(AcceptorGreeting(1, Membership(), 2))) == 29
-    assert len(codec_v2.encode_acceptor(AcceptorGreeting(1, Membership(), 2))) == 24
+    assert len(codec_v3.encode_acceptor(AcceptorGreeting(1, MembershipConfig(), 2))) == 29
+    assert len(codec_v2.encode_acceptor(AcceptorGreeting(1, MembershipConfig(), 2))) == 24
     assert len(codec_v3.encode_proposer(VoteRequest(0, 1))) == 13
     assert len(codec_v2.encode_proposer(VoteRequest(0, 1))) == 32
     append = AppendRequest(0, 1, 8, 16, 0, 0, bytes(8))
@@ -105,7 +105,7 @@ def test_sizes_of_the_specification() -> None:
     assert len(codec_v2.encode_proposer(append)) == 72 + 8
     assert len(codec_v3.encode_acceptor(AppendResponse(0, 1))) == 53
     assert len(codec_v2.encode_acceptor(AppendResponse(0, 1))) == 56
-    greeting = ProposerGreeting("0" * 32, "1" * 32, Membership(), 0, 0, 0)
+    greeting = ProposerGreeting("0" * 32, "1" * 32, MembershipConfig(), 0, 0, 0)
     assert len(codec_v2.encode_proposer(greeting)) == 80
     feedback = PageserverFeedback()
     assert len(encode_feedback(feedback)) == 132
@@ -285,7 +285,7 @@ def test_a_count_allocates_nothing_before_it_was_checked() -> None:
         tracemalloc.stop()
 
 
-ONE = (Member(1, "a", 1),)
+ONE = (ConfigMember(1, "a", 1),)
 
 
 @pytest.mark.parametrize(
@@ -299,10 +299,14 @@ ONE = (Member(1, "a", 1),)
         (2, VoteRequest(0, 1, b"short"), "a proposer's id has 16 bytes, not 5"),
         (2, ProposerElected(1, 1, 1, ()), "generation 1 cannot be said in version 2"),
         (3, VoteRequest(0, -1), "cannot be said on the wire: (0, -1)"),
-        (3, ProposerGreeting("A" * 32, "0" * 32, Membership(), 0, 0, 0), "is not 32 digits"),
-        (3, ProposerGreeting("0" * 32, "0" * 31, Membership(), 0, 0, 0), "is not 32 digits"),
-        (2, ProposerGreeting("0" * 31, "0" * 32, Membership(), 0, 0, 0), "is not 32 digits"),
-        (2, ProposerGreeting("0" * 32, "0" * 32, Membership(1, ONE), 0, 0, 0), "in version 2"),
+        (3, ProposerGreeting("A" * 32, "0" * 32, MembershipConfig(), 0, 0, 0), "is not 32 digits"),
+        (3, ProposerGreeting("0" * 32, "0" * 31, MembershipConfig(), 0, 0, 0), "is not 32 digits"),
+        (2, ProposerGreeting("0" * 31, "0" * 32, MembershipConfig(), 0, 0, 0), "is not 32 digits"),
+        (
+            2,
+            ProposerGreeting("0" * 32, "0" * 32, MembershipConfig(1, ONE), 0, 0, 0),
+            "in version 2",
+        ),
     ],
 )
 def test_what_a_proposer_cannot_say(version: int, message: object, text: str) -> None:
@@ -314,12 +318,20 @@ def test_what_a_proposer_cannot_say(version: int, message: object, text: str) ->
 @pytest.mark.parametrize(
     ("version", "message", "text"),
     [
-        (3, AcceptorGreeting(1, Membership(1), 1), "generation 1 has no members"),
-        (3, AcceptorGreeting(1, Membership(0, ONE), 1), "generation 0 is no configuration"),
-        (3, AcceptorGreeting(1, Membership(1, ONE + ONE), 1), "a member comes twice"),
-        (3, AcceptorGreeting(1, Membership(1, ONE, ONE + ONE), 1), "a member comes twice"),
-        (3, AcceptorGreeting(1, Membership(1, (Member(1, "a\0", 1),)), 1), "none of them 0"),
-        (3, AcceptorGreeting(1, Membership(1, (Member(1, "a" * 256, 1),)), 1), "at most 255"),
+        (3, AcceptorGreeting(1, MembershipConfig(1), 1), "generation 1 has no members"),
+        (3, AcceptorGreeting(1, MembershipConfig(0, ONE), 1), "generation 0 is no configuration"),
+        (3, AcceptorGreeting(1, MembershipConfig(1, ONE + ONE), 1), "a member comes twice"),
+        (3, AcceptorGreeting(1, MembershipConfig(1, ONE, ONE + ONE), 1), "a member comes twice"),
+        (
+            3,
+            AcceptorGreeting(1, MembershipConfig(1, (ConfigMember(1, "a\0", 1),)), 1),
+            "none of them 0",
+        ),
+        (
+            3,
+            AcceptorGreeting(1, MembershipConfig(1, (ConfigMember(1, "a" * 256, 1),)), 1),
+            "at most 255",
+        ),
         (2, AppendResponse(1, 1), "generation 1 cannot be said in version 2"),
         (2, VoteResponse(1, 1, True, 0, 0), "generation 1 cannot be said in version 2"),
         (3, AppendResponse(0, 2**64), "cannot be said on the wire"),
@@ -332,5 +344,5 @@ def test_what_an_acceptor_cannot_say(version: int, message: object, text: str) -
 
 
 def test_version_2_leaves_an_acceptors_membership_out() -> None:
-    greeting = AcceptorGreeting(42, Membership(3, ONE), 5)
+    greeting = AcceptorGreeting(42, MembershipConfig(3, ONE), 5)
     assert codec_v2.encode_acceptor(greeting) == BYTES["v2 acceptor greeting"]

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import Corrupt, InvalidUsage, StorageError
-from actors.testing.wal.files import Crashed, MemoryFiles
+from actors.errors import CorruptData, InvalidUsage, StorageError
+from actors.testing.wal.files import MachineCrashed, MemoryFiles
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
-from actors.wal.messages import Entry, Member, Membership
+from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 from actors.wal.stores import ControlState
 
 TENANT, TIMELINE = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -25,7 +25,7 @@ PLAIN = ControlState(
     tenant=TENANT,
     timeline=TIMELINE,
     term=3,
-    history=(Entry(1, 0x16B9188), Entry(3, 0x1700000)),
+    history=(TermEntry(1, 0x16B9188), TermEntry(3, 0x1700000)),
     pg_version=150004,
     system_id=0x1122334455667788,
     segment_bytes=16 * 1024 * 1024,
@@ -39,8 +39,10 @@ PLAIN = ControlState(
 )
 MEMBERS = msgspec.structs.replace(
     PLAIN,
-    membership=Membership(
-        2, (Member(1, "a.example", 5454), Member(2, "b", 6000)), (Member(9, "c", 1),)
+    membership=MembershipConfig(
+        2,
+        (ConfigMember(1, "a.example", 5454), ConfigMember(2, "b", 6000)),
+        (ConfigMember(9, "c", 1),),
     ),
     created_at_ms=1_700_000_000_123,
 )
@@ -89,7 +91,7 @@ def test_every_flipped_byte_and_every_truncation_is_corrupt(state: ControlState)
     data = encode(state)
     for at in range(len(data)):
         for wrong in (data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], data[:at]):
-            with pytest.raises(Corrupt):
+            with pytest.raises(CorruptData):
                 decode(wrong)
 
 
@@ -101,34 +103,36 @@ def test_wrong_bytes_under_a_right_sum_are_a_state_or_corrupt(text: str) -> None
         for value in (0, 0xFF, data[at] ^ 0x80):
             wrong = data[:at] + bytes([value]) + data[at + 1 :]
             wrong += google_crc32c.value(wrong).to_bytes(4, "little")
-            with contextlib.suppress(Corrupt):
+            with contextlib.suppress(CorruptData):
                 decode(wrong)
     for short in (data[:-1], data + b"\0"):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptData):
             decode(short + google_crc32c.value(short).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("tail", ["01" + "00" * 11, "00" * 8 + "01000000" + "00" * 8])
 def test_what_is_not_known_here_is_refused(tail: str) -> None:
     text = NINE.replace(" ", "")[: -2 * 12] + tail
-    with pytest.raises(Corrupt, match="which this acceptor does not know"):
+    with pytest.raises(CorruptData, match="which this acceptor does not know"):
         decode(sealed(text))
 
 
 U64 = st.integers(0, 2**64 - 1)
 IDENTITY = st.binary(min_size=16, max_size=16).map(bytes.hex)
-MEMBER = st.builds(Member, U64, st.text(max_size=20), st.integers(0, 65535))
+MEMBER = st.builds(ConfigMember, U64, st.text(max_size=20), st.integers(0, 65535))
 GROUP = st.lists(MEMBER, min_size=1, max_size=3).map(tuple)
 STATES = st.builds(
     ControlState,
     tenant=IDENTITY,
     timeline=IDENTITY,
     membership=st.one_of(
-        st.just(Membership()),
-        st.builds(Membership, st.integers(1, 2**32 - 1), GROUP, st.one_of(st.just(()), GROUP)),
+        st.just(MembershipConfig()),
+        st.builds(
+            MembershipConfig, st.integers(1, 2**32 - 1), GROUP, st.one_of(st.just(()), GROUP)
+        ),
     ),
     term=U64,
-    history=st.lists(st.builds(Entry, U64, U64), max_size=5).map(tuple),
+    history=st.lists(st.builds(TermEntry, U64, U64), max_size=5).map(tuple),
     pg_version=st.integers(0, 2**32 - 1),
     system_id=U64,
     segment_bytes=st.integers(0, 2**32 - 1),
@@ -187,7 +191,7 @@ def test_a_crash_at_every_call_leaves_the_old_or_the_new(keep: bool) -> None:
         disk.crash_at(call)
         try:
             control.persist(MEMBERS)
-        except Crashed:
+        except MachineCrashed:
             disk.restart(keep=keep)
             state = FileControl.open(FOLDER, disk).state
             assert state in (PLAIN, MEMBERS)
@@ -207,7 +211,7 @@ def test_a_crash_while_a_timeline_is_made_leaves_all_or_nothing(keep: bool) -> N
         files.crash_at(call)
         try:
             create_timeline(FOLDER, PLAIN, files)
-        except Crashed:
+        except MachineCrashed:
             files.restart(keep=keep)
             if FOLDER.name not in files.names(FOLDER.parent):
                 create_timeline(FOLDER, PLAIN, files)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.wal.messages import Entry
+from actors.wal.messages import TermEntry
 
 PROOF = Path(__file__).parents[1] / "proof"
 sys.path.insert(0, str(PROOF))
@@ -69,7 +69,7 @@ def test_a_log_that_can_be_is_not_blamed() -> None:
     ledger = read(written())
     ledger.check_acknowledged({(0, 3): BEGIN + 40, (1, 0): MIDDLE + 10, (1, COUNT): END + 10})
     ledger.check_attempted([COUNT, COUNT + 1])
-    ledger.check_history((Entry(1, BEGIN), Entry(2, MIDDLE)))
+    ledger.check_history((TermEntry(1, BEGIN), TermEntry(2, MIDDLE)))
 
 
 def lost(transfers: list[Transfer]) -> None:
@@ -112,14 +112,14 @@ def test_what_was_acknowledged_stands_where_it_was_said() -> None:
 @pytest.mark.parametrize(
     "history",
     [
-        (Entry(1, BEGIN), Entry(2, MIDDLE - 10)),
-        (Entry(1, BEGIN), Entry(2, MIDDLE + 10)),
-        (Entry(2, MIDDLE),),
-        (Entry(1, BEGIN),),
+        (TermEntry(1, BEGIN), TermEntry(2, MIDDLE - 10)),
+        (TermEntry(1, BEGIN), TermEntry(2, MIDDLE + 10)),
+        (TermEntry(2, MIDDLE),),
+        (TermEntry(1, BEGIN),),
         (),
     ],
 )
-def test_records_stand_within_their_terms(history: tuple[Entry, ...]) -> None:
+def test_records_stand_within_their_terms(history: tuple[TermEntry, ...]) -> None:
     with pytest.raises(Wrong):
         read(written()).check_history(history)
 
@@ -128,10 +128,12 @@ def test_a_term_has_one_leader_and_one_begin() -> None:
     leaders = Leaders()
     leaders.elected(0, 1, BEGIN)
     leaders.elected(1, 2, BEGIN + 40)
-    leaders.check_history((Entry(1, BEGIN), Entry(2, BEGIN + 40), Entry(3, BEGIN + 80)), "one")
+    leaders.check_history(
+        (TermEntry(1, BEGIN), TermEntry(2, BEGIN + 40), TermEntry(3, BEGIN + 80)), "one"
+    )
     with pytest.raises(Wrong, match="lives 1 and 2 both lead term 2"):
         leaders.elected(2, 2, BEGIN + 40)
     with pytest.raises(Wrong, match="term 3 began"):
         leaders.elected(2, 3, BEGIN + 70)
     with pytest.raises(Wrong, match="comes behind"):
-        leaders.check_history((Entry(2, BEGIN + 40), Entry(1, BEGIN)), "one")
+        leaders.check_history((TermEntry(2, BEGIN + 40), TermEntry(1, BEGIN)), "one")

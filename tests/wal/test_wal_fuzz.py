@@ -41,7 +41,7 @@ def test_any_bytes(name: str, data: bytes) -> None:
 
 @NAMES
 def test_mutated_messages(name: str) -> None:
-    refusals = {"MalformedFrame", "WalRefused", "PeerRejected", "Unauthenticated"}
+    refusals = {"MalformedFrame", "WalRefused", "PeerRejected", "AuthenticationFailed"}
     outcomes: Counter[str] = Counter()
     rng = Random(name)
     for _ in range(2000):

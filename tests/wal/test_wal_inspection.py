@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.cli import app
-from actors.errors import Corrupt, InvalidUsage, StorageError
+from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.inspection import inspect, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
@@ -76,7 +76,7 @@ def test_damage_is_told_with_its_place(tmp_path: Path) -> None:
     assert found.ends == f"the CRC of a record of 44 bytes is wrong at 0/{at:X}"
     assert len(found.records) == 1
     path.write_bytes(bytes(len(data)))
-    with pytest.raises(Corrupt, match="is zeros"):
+    with pytest.raises(CorruptData, match="is zeros"):
         inspect(path)
     path.write_bytes(bytes(12))
     with pytest.raises(InvalidUsage, match="has 12 bytes"):
@@ -99,4 +99,4 @@ def test_the_command(tmp_path: Path) -> None:
     found = json.loads(run(app, ["wal", "inspect", str(path), "--json"]).output)
     assert [record["lsn"] for record in found["records"]] == [log.records[0][0]]
     path.write_bytes(bytes(SEGMENT_BYTES))
-    assert isinstance(run(app, ["wal", "inspect", str(path)]).exception, Corrupt)
+    assert isinstance(run(app, ["wal", "inspect", str(path)]).exception, CorruptData)

@@ -18,26 +18,32 @@ from test_wal_command import started  # type: ignore[import-not-found]
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
 from actors import timelines as commands
-from actors.errors import Corrupt, InvalidUsage, StorageError, WalRemoved
+from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
 from actors.kernel import SystemClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
-from actors.persist.location import Blob
+from actors.persist.location import BlobStore
 from actors.settings import Settings
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal import codec_v3
 from actors.wal.acceptor import AppendUnflushed, FlushWal
-from actors.wal.archive import Archive, Stamp
+from actors.wal.archive import SegmentStamp, WalArchive
 from actors.wal.control import FileControl
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial, start_push
 from actors.wal.inspection import inspect_bytes
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
-from actors.wal.messages import WAL_BYTES_MAX, AppendRequest, AppendResponse, Entry, ProposerElected
-from actors.wal.offload import TURNS, Offload, archive_turn, is_due, next_segment
+from actors.wal.messages import (
+    WAL_BYTES_MAX,
+    AppendRequest,
+    AppendResponse,
+    ProposerElected,
+    TermEntry,
+)
+from actors.wal.offload import TURNS, SegmentOffload, archive_turn, is_due, next_segment
 from actors.wal.reading import LogReader
 from actors.wal.segments import NEW_NAME
-from actors.wal.timeline import Timeline
-from actors.wal.timelines import FileDisk, Timelines
+from actors.wal.timeline import WalTimeline
+from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
 R = TypeVar("R")
 
@@ -46,7 +52,7 @@ START = 2 * SEGMENT_BYTES - 98_304 + 0x18
 LOG = MadeUpLog(START, magic=0xD116, system_id=GREETING.system_id)
 while LOG.end_lsn < 3 * SEGMENT_BYTES + 300_000:
     LOG.record(Random(LOG.end_lsn).randbytes(40_000))
-ELECTED = ProposerElected(0, 1, START, (Entry(1, START),))
+ELECTED = ProposerElected(0, 1, START, (TermEntry(1, START),))
 SETTINGS = Settings(wal_blob_timeout_ms=600_000, wal_offload_turn_ms=1_000)
 
 
@@ -96,12 +102,12 @@ class Bucket(MemoryBlob):
             raise KeyboardInterrupt
 
 
-def archive_on(bucket: Blob, settings: Settings = SETTINGS) -> Archive:
-    async def opened(tenant: str) -> Blob:
+def archive_on(bucket: BlobStore, settings: Settings = SETTINGS) -> WalArchive:
+    async def opened(tenant: str) -> BlobStore:
         assert tenant == TENANT
         return bucket
 
-    return Archive(opened, settings)
+    return WalArchive(opened, settings)
 
 
 class Node:
@@ -110,22 +116,24 @@ class Node:
     def __init__(
         self,
         folder: Path,
-        bucket: Blob | Archive,
+        bucket: BlobStore | WalArchive,
         node_id: int = 1,
         settings: Settings = SETTINGS,
     ) -> None:
         self.clock = Hands()
-        self.archive = bucket if isinstance(bucket, Archive) else archive_on(bucket, settings)
-        self.timelines = Timelines(folder, node_id, FileDisk(), self.clock, settings, self.archive)
-        self.offload = Offload(
+        self.archive = bucket if isinstance(bucket, WalArchive) else archive_on(bucket, settings)
+        self.timelines = TimelineRegistry(
+            folder, node_id, FileTimelineStore(), self.clock, settings, self.archive
+        )
+        self.offload = SegmentOffload(
             lambda: self.timelines.all, node_id, self.archive, self.clock, settings, Random(1)
         )
 
-    async def open(self) -> Timeline | None:
+    async def open(self) -> WalTimeline | None:
         await self.timelines.open()
         return self.timelines.find(TENANT, TIMELINE)
 
-    async def lead(self) -> Timeline:
+    async def lead(self) -> WalTimeline:
         timeline = await self.timelines.get_or_create(GREETING, may_create=True)
         assert timeline is not None
         told = await timeline.process([GREETING, VOTE, ELECTED])
@@ -142,7 +150,7 @@ class Node:
         self.timelines.close()
 
 
-async def pushed(timeline: Timeline, end_lsn: int, commit_lsn: int) -> None:
+async def pushed(timeline: WalTimeline, end_lsn: int, commit_lsn: int) -> None:
     """The log from where the timeline's ends up to `end_lsn`, and a commit."""
     at = max(timeline.acceptor.flush_lsn, START)
     while at < end_lsn:
@@ -225,7 +233,7 @@ async def test_the_next_segment_is_made_before_it_is_needed(tmp_path: Path) -> N
 
 async def test_without_an_archive_nothing_goes(tmp_path: Path) -> None:
     clock = Hands()
-    timelines = Timelines(tmp_path, 1, FileDisk(), clock, SETTINGS)
+    timelines = TimelineRegistry(tmp_path, 1, FileTimelineStore(), clock, SETTINGS)
     await timelines.open()
     timeline = await timelines.get_or_create(GREETING, may_create=True)
     assert timeline is not None
@@ -313,7 +321,7 @@ async def test_another_log_is_neither_overwritten_nor_believed(
     with caplog.at_level(logging.WARNING, "penstock.wal"):
         node.clock.at_ms += 10_000
         assert not await node.offload.look()
-    assert "Corrupt: segment" in caplog.text
+    assert "CorruptData: segment" in caplog.text
     assert "one of the two logs is wrong" in caplog.text
     assert timeline.acceptor.state.backup_lsn == START
     assert bucket.peek(f"{TIMELINE}/{NAMES[0]}") == theirs
@@ -332,14 +340,14 @@ async def test_what_was_damaged_is_named_and_written_again() -> None:
             await bucket.delete(key)
         else:
             await MemoryBlob.set(bucket, key, damaged)
-        with pytest.raises(Corrupt, match="was kept with Stamp"):
+        with pytest.raises(CorruptData, match="was kept with Stamp"):
             await archive_on(bucket).segment(TENANT, TIMELINE, 7)
         assert await archive.keep(TENANT, TIMELINE, 7, data)
         assert await archive_on(bucket).segment(TENANT, TIMELINE, 7) == data
         assert not await archive.keep(TENANT, TIMELINE, 7, data)
     for stamp in (b"{", b'{"size": 5, "crc32": 1}'):
         await MemoryBlob.set(bucket, key + ".json", stamp)
-        with pytest.raises(Corrupt, match="json"):
+        with pytest.raises(CorruptData, match="json"):
             await archive_on(bucket).segment(TENANT, TIMELINE, 7)
     assert await archive_on(bucket).segment(TENANT, TIMELINE, 8) is None
 
@@ -351,7 +359,7 @@ async def test_what_is_read_back_otherwise_does_not_count() -> None:
             return found and found[:-1]
 
     bucket = Rotten()
-    with pytest.raises(Corrupt, match="read back otherwise"):
+    with pytest.raises(CorruptData, match="read back otherwise"):
         await archive_on(bucket).keep(TENANT, TIMELINE, 7, bytes(SEGMENT_BYTES))
     assert bucket.written == [f"{TIMELINE}/{segment_name(7)}"]
 
@@ -442,7 +450,7 @@ async def test_two_processes_may_write_one_key_and_a_killed_one_is_in_nobodys_wa
 
 
 def test_a_stamp_tells_what_it_is_of() -> None:
-    assert Stamp.of(b"abc") == Stamp(3, zlib.crc32(b"abc"))
+    assert SegmentStamp.of(b"abc") == SegmentStamp(3, zlib.crc32(b"abc"))
 
 
 async def dialled(port: int) -> AcceptorConnection:

@@ -18,7 +18,7 @@ from test_wal_offload import (  # type: ignore[import-not-found]
 )
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.wal.archive import Archive
+from actors.wal.archive import WalArchive
 from actors.wal.lsn import SEGMENT_BYTES
 from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
 
@@ -39,7 +39,7 @@ async def test_a_bucket_keeps_segments_and_gives_them_back(
             return None
 
         served.rule = late_once
-        node = Node(tmp_path, await Archive.at(f"s3://{bucket}/logs", SETTINGS, Hands()))
+        node = Node(tmp_path, await WalArchive.at(f"s3://{bucket}/logs", SETTINGS, Hands()))
         await node.open()
         timeline = await node.lead()
         await pushed(timeline, SHORT, SHORT)

@@ -29,11 +29,11 @@ from actors.wal.donors import (
 )
 from actors.wal.framing import PG_VERSION, START_LSN, encode, framed_bytes_max
 from actors.wal.lsn import lsn_text, parse_lsn
-from actors.wal.messages import AppendRequest, Entry, VoteResponse
+from actors.wal.messages import AppendRequest, TermEntry, VoteResponse
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import LeadingProposer, propose
 
-HISTORY = (Entry(1, 0x1000), Entry(3, 0x2000))
+HISTORY = (TermEntry(1, 0x1000), TermEntry(3, 0x2000))
 DONOR = PeerStatus(9, 3, 0x3000, 0x2800, 0x2100, 0x2000, 0x1000, HISTORY)
 
 
@@ -43,7 +43,7 @@ def other(**changes: Any) -> PeerStatus:
 
 def test_whom_an_acceptor_believes() -> None:
     assert is_useful_donor(DONOR, other(flush_lsn=0x2FFF))
-    assert is_useful_donor(DONOR, other(term=2, history=(Entry(2, 0x1000),), flush_lsn=0x9000))
+    assert is_useful_donor(DONOR, other(term=2, history=(TermEntry(2, 0x1000),), flush_lsn=0x9000))
     assert is_useful_donor(DONOR, other(term=0, history=(), flush_lsn=0))
     assert not is_useful_donor(DONOR, other()), "nothing to gain"
     assert not is_useful_donor(DONOR, other(term=4, flush_lsn=0x1000)), "promised to a later leader"

@@ -16,29 +16,29 @@ from wal_disks import Fault  # type: ignore[import-not-found]
 from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
 
 from actors import spans
-from actors.errors import ActorDead, Broken, MalformedFrame, StorageError, WalRefused
-from actors.kernel import Reply
+from actors.errors import ActorDead, ConnectionBroken, MalformedFrame, StorageError, WalRefused
+from actors.kernel import ReplySlot
 from actors.settings import Settings
 from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
-from actors.testing.isolation import Isolation, Subject
+from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.wal import codec_v3
-from actors.wal.accepting import GATHERED_BYTES_MAX, Queued, gathered_max
+from actors.wal.accepting import GATHERED_BYTES_MAX, QueueMeter, gathered_max
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.messages import (
     WAL_BYTES_MAX,
     AcceptorGreeting,
     AppendResponse,
-    Entry,
     HotStandbyFeedback,
     PageserverFeedback,
     ProposerElected,
     ProposerMessage,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.receiver import CopyEnd, Outcome, Receiver
-from actors.wal.registry import ReceiverState, Stage
-from actors.wal.timeline import Processed
+from actors.wal.receiver import ConnectionOutcome, CopyEnd, WalReceiver
+from actors.wal.registry import ReceiverStage, ReceiverState
+from actors.wal.timeline import ProcessedMessages
 
 SMALL = Settings(wal_messages_max=16, wal_replies_max=4)
 
@@ -46,17 +46,17 @@ SMALL = Settings(wal_messages_max=16, wal_replies_max=4)
 class House:
     """A receiver with its wire, its timeline and its disk."""
 
-    def __init__(self, stage: Isolation, settings: Settings = SMALL) -> None:
+    def __init__(self, stage: ActorIsolation, settings: Settings = SMALL) -> None:
         self.stage = stage
         self.timeline, self.disk = timeline_on(stage)
         self.settings = settings
         self.wires = 0
 
-    def connect(self) -> tuple[MemoryWire, Reply[Outcome], Subject[Any]]:
-        wire, outcome = MemoryWire(), Reply[Outcome]()
+    def connect(self) -> tuple[MemoryWire, ReplySlot[ConnectionOutcome], SubjectActor[Any]]:
+        wire, outcome = MemoryWire(), ReplySlot[ConnectionOutcome]()
         self.wires += 1
         receiver = self.stage.start(
-            lambda: Receiver(wire, codec_v3, self.timeline, GREETING, outcome, self.settings),
+            lambda: WalReceiver(wire, codec_v3, self.timeline, GREETING, outcome, self.settings),
             f"receiver{self.wires}",
         )
         return wire, outcome, receiver
@@ -65,15 +65,15 @@ class House:
         """From now on each call to the disk waits for a turn, which `release` gives."""
         process, turns = self.timeline.process, anyio.Semaphore(0)
 
-        async def gated(messages: Sequence[Message]) -> Processed:
+        async def gated(messages: Sequence[Message]) -> ProcessedMessages:
             await turns.acquire()
-            done: Processed = await process(messages)
+            done: ProcessedMessages = await process(messages)
             return done
 
         monkeypatch.setattr(self.timeline, "process", gated)
         return turns
 
-    async def lead(self, *more: ProposerMessage) -> tuple[MemoryWire, Reply[Outcome]]:
+    async def lead(self, *more: ProposerMessage) -> tuple[MemoryWire, ReplySlot[ConnectionOutcome]]:
         """A proposer that was elected, and has heard all answers so far."""
         wire, outcome, _ = self.connect()
         wire.say(VOTE, ELECTED, *more)
@@ -83,12 +83,14 @@ class House:
         return wire, outcome
 
 
-async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> None:
+async def test_a_proposer_is_greeted_elected_and_answered(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, outcome, _ = house.connect()
     await stage.advance(0)
     assert isinstance(wire.heard.pop(0), AcceptorGreeting)
-    assert house.timeline.registry.receivers == [ReceiverState(0, "a proposer", Stage.VOTING)]
+    assert house.timeline.registry.receivers == [
+        ReceiverState(0, "a proposer", ReceiverStage.VOTING)
+    ]
     wire.say(VOTE)
     await stage.advance(0)
     vote = wire.heard.pop(0)
@@ -101,16 +103,16 @@ async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> N
     assert house.timeline.registry.streaming == 1
     wire.say(CopyEnd.DONE)
     await stage.advance(0)
-    assert await outcome.wait() == Outcome(CopyEnd.DONE)
+    assert await outcome.wait() == ConnectionOutcome(CopyEnd.DONE)
     assert house.timeline.registry.count == 0
 
 
 async def test_the_queue_is_measured_as_often_as_the_settings_say(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[float] = []
     clock = stage.system.clock
-    monkeypatch.setattr(Queued, "sample", lambda _: measured.append(clock.monotonic_ms()))
+    monkeypatch.setattr(QueueMeter, "sample", lambda _: measured.append(clock.monotonic_ms()))
     house = House(stage, msgspec.structs.replace(SMALL, wal_sample_ms=70))
     began_ms = clock.monotonic_ms()
     house.connect()
@@ -119,7 +121,7 @@ async def test_the_queue_is_measured_as_often_as_the_settings_say(
 
 
 async def test_an_election_is_in_the_log(
-    stage: Isolation, caplog: pytest.LogCaptureFixture
+    stage: ActorIsolation, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = House(stage)
     wire, _ = await house.lead(append(START))
@@ -132,7 +134,7 @@ async def test_an_election_is_in_the_log(
         ends % ("told that term 1 was elected, to go on at 0/1000000", "term 2, last log term 1"),
     ]
     caplog.clear()
-    entries = (Entry(1, START), Entry(2, START + 8))
+    entries = (TermEntry(1, START), TermEntry(2, START + 8))
     with caplog.at_level(logging.INFO, "penstock.wal"):
         wire.say(ProposerElected(0, 2, START + 8, entries))
         await stage.advance(0)
@@ -141,7 +143,7 @@ async def test_an_election_is_in_the_log(
     ]
 
 
-async def test_a_lone_append_is_flushed_at_once(stage: Isolation) -> None:
+async def test_a_lone_append_is_flushed_at_once(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, _ = await house.lead()
     for n in range(3):
@@ -152,7 +154,7 @@ async def test_a_lone_append_is_flushed_at_once(stage: Isolation) -> None:
         assert house.disk.unflushed_bytes == 0
 
 
-async def test_a_heartbeat_is_answered(stage: Isolation) -> None:
+async def test_a_heartbeat_is_answered(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, _ = await house.lead(append(START))
     wire.say(append(START + 8, 0))
@@ -161,7 +163,7 @@ async def test_a_heartbeat_is_answered(stage: Isolation) -> None:
     assert house.disk.flushes == 0
 
 
-async def test_a_burst_shares_one_flush(stage: Isolation) -> None:
+async def test_a_burst_shares_one_flush(stage: ActorIsolation) -> None:
     """Fewer flushes than messages, whatever the order of what is ready; and all is answered."""
     house = House(stage, Settings())
     wire, _ = await house.lead()
@@ -172,7 +174,7 @@ async def test_a_burst_shares_one_flush(stage: Isolation) -> None:
 
 
 async def test_a_burst_that_never_pauses_is_flushed_every_second(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk so slow that more always waits: each call takes 300 ms."""
     house = House(stage)
@@ -181,10 +183,10 @@ async def test_a_burst_that_never_pauses_is_flushed_every_second(
     flushed_ms: list[float] = []
     process = house.timeline.process
 
-    async def slow(messages: Sequence[Message]) -> Processed:
+    async def slow(messages: Sequence[Message]) -> ProcessedMessages:
         calls.append(len(messages))
         await anyio.sleep(0.3)
-        done: Processed = await process(messages)
+        done: ProcessedMessages = await process(messages)
         return done
 
     def noted(operation: str) -> Fault:
@@ -205,7 +207,7 @@ async def test_a_burst_that_never_pauses_is_flushed_every_second(
 
 
 async def test_messages_wait_when_answers_are_not_taken(
-    stage: Isolation, caplog: pytest.LogCaptureFixture
+    stage: ActorIsolation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The chain: a stalled socket, full answers, full messages, an unread socket."""
     house = House(stage)
@@ -235,13 +237,13 @@ async def test_messages_wait_when_answers_are_not_taken(
     assert wire.heard[-1] == AppendResponse(0, 1, START + 8 * count, START)
 
 
-async def test_what_was_read_is_flushed_before_the_connection_ends(stage: Isolation) -> None:
+async def test_what_was_read_is_flushed_before_the_connection_ends(stage: ActorIsolation) -> None:
     """A disconnect behind a burst: whoever asks afterwards sees all of it."""
     house = House(stage)
     wire, outcome = await house.lead()
-    wire.say(*(append(START + 8 * n) for n in range(50)), Broken("the proposer is gone"))
+    wire.say(*(append(START + 8 * n) for n in range(50)), ConnectionBroken("the proposer is gone"))
     ended = await outcome.wait()
-    assert isinstance(ended.error, Broken)
+    assert isinstance(ended.error, ConnectionBroken)
     assert not ended.from_acceptor
     assert house.timeline.ends.value.flush_lsn == START + 400
     assert house.disk.unflushed_bytes == 0
@@ -249,7 +251,7 @@ async def test_what_was_read_is_flushed_before_the_connection_ends(stage: Isolat
 
 @pytest.mark.parametrize("waiting", [2, gathered_max(SMALL)])
 async def test_what_waits_when_the_connection_ends_is_taken_and_flushed_before_it_does(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch, waiting: int
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
     """The proposer goes while the disk is at its first append and the rest waits behind that. Who
     asks for the status once the connection has ended must see all of it: the next proposer would
@@ -259,21 +261,23 @@ async def test_what_waits_when_the_connection_ends_is_taken_and_flushed_before_i
     turns = house.gate(monkeypatch)
     wire.say(append(START))
     await stage.advance(0)
-    wire.say(*(append(START + 8 * n) for n in range(1, waiting + 1)), Broken("it is gone"))
+    wire.say(
+        *(append(START + 8 * n) for n in range(1, waiting + 1)), ConnectionBroken("it is gone")
+    )
     await stage.advance(0)
     assert (wire.read, house.disk.wal) == (3 + waiting, b"")
     while not outcome.answered:
         assert house.timeline.registry.count == 1
         turns.release()
         await stage.advance(0)
-    assert isinstance((await outcome.wait()).error, Broken)
+    assert isinstance((await outcome.wait()).error, ConnectionBroken)
     assert house.timeline.ends.value.flush_lsn == START + 8 * (1 + waiting)
     assert house.disk.unflushed_bytes == 0
     assert house.timeline.registry.count == 0
 
 
 async def test_a_disk_that_fails_at_the_last_flush_is_told(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not that the proposer had ended its copy, which happened first."""
     house = House(stage)
@@ -293,7 +297,7 @@ async def test_a_disk_that_fails_at_the_last_flush_is_told(
 
 
 async def test_a_call_to_the_disk_takes_so_many_messages_and_bytes(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for messages_max, many in ((8, 2), (256, 64), (4_096, 64)):
         assert gathered_max(Settings(wal_messages_max=messages_max)) == many
@@ -301,9 +305,9 @@ async def test_a_call_to_the_disk_takes_so_many_messages_and_bytes(
     wire, _ = await house.lead()
     process, sizes = house.timeline.process, []
 
-    async def noted(messages: Sequence[Message]) -> Processed:
+    async def noted(messages: Sequence[Message]) -> ProcessedMessages:
         sizes.append(sum(len(m.request.wal) for m in messages if isinstance(m, AppendUnflushed)))
-        done: Processed = await process(messages)
+        done: ProcessedMessages = await process(messages)
         return done
 
     monkeypatch.setattr(house.timeline, "process", noted)
@@ -314,7 +318,7 @@ async def test_a_call_to_the_disk_takes_so_many_messages_and_bytes(
 
 
 async def test_an_answer_that_cannot_be_sent_stops_the_acceptor(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was in hand is flushed, what waits behind it is dropped: nobody would hear of it."""
     house = House(stage)
@@ -332,26 +336,26 @@ async def test_an_answer_that_cannot_be_sent_stops_the_acceptor(
     while not outcome.answered:  # the vote's has nobody to go to
         turns.release()
         await stage.advance(0)
-    assert isinstance((await outcome.wait()).error, Broken)
+    assert isinstance((await outcome.wait()).error, ConnectionBroken)
     assert house.timeline.ends.value.flush_lsn == START + 8 * 4
     assert len(house.disk.wal) == 8 * 4
     assert house.timeline.registry.count == 0
 
 
-async def test_answers_that_cannot_be_sent_stop_the_stream_flushed(stage: Isolation) -> None:
+async def test_answers_that_cannot_be_sent_stop_the_stream_flushed(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, outcome = await house.lead()
     wire.broken = True
     wire.say(append(START))
     await stage.advance(0)
     ended = await outcome.wait()
-    assert isinstance(ended.error, Broken)
+    assert isinstance(ended.error, ConnectionBroken)
     assert house.disk.unflushed_bytes == 0
     assert house.timeline.registry.count == 0
 
 
 async def test_a_refusal_is_told_and_ends_the_connection_alone(
-    stage: Isolation, caplog: pytest.LogCaptureFixture
+    stage: ActorIsolation, caplog: pytest.LogCaptureFixture
 ) -> None:
     house = House(stage)
     wire, outcome = await house.lead(append(START))
@@ -368,7 +372,7 @@ async def test_a_refusal_is_told_and_ends_the_connection_alone(
     assert not still_open.answered
 
 
-async def test_a_failed_disk_is_told(stage: Isolation) -> None:
+async def test_a_failed_disk_is_told(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, outcome = await house.lead()
     house.disk.fault = lambda operation: Fault.LOST if operation == "flush" else Fault.NONE
@@ -380,7 +384,7 @@ async def test_a_failed_disk_is_told(stage: Isolation) -> None:
 
 
 async def test_an_acceptor_that_crashes_ends_its_own_connection(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = House(stage)
     wire, outcome = await house.lead()
@@ -403,7 +407,7 @@ async def test_an_acceptor_that_crashes_ends_its_own_connection(
     assert isinstance(other.heard[-1], VoteResponse)
 
 
-async def test_bytes_that_are_no_message_end_the_stream_flushed(stage: Isolation) -> None:
+async def test_bytes_that_are_no_message_end_the_stream_flushed(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, outcome = await house.lead()
     wire.say(append(START), MalformedFrame("no message"))
@@ -425,7 +429,9 @@ class Measured:
             self.depths.append(value)
 
 
-async def test_what_waits_is_measured(stage: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_measured(
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = Measured()
     monkeypatch.setattr(spans, "_instruments", measured)
     house = House(stage)
@@ -456,7 +462,7 @@ async def test_what_waits_is_measured(stage: Isolation, monkeypatch: pytest.Monk
     assert (measured.sums[WAL_RECEIVERS], queued()) == (0, (0, 0))
 
 
-async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: Isolation) -> None:
+async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, _ = await house.lead()
     told = PageserverFeedback(remote_consistent_lsn=START)
@@ -475,7 +481,7 @@ async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: Isolation) -> N
     assert AppendResponse(0, 1, START + 8, START, HotStandbyFeedback(9, 500, 0)) in wire.heard
 
 
-async def test_a_stopped_receiver_neither_drains_nor_flushes(stage: Isolation) -> None:
+async def test_a_stopped_receiver_neither_drains_nor_flushes(stage: ActorIsolation) -> None:
     house = House(stage)
     wire, outcome, receiver = house.connect()
     wire.say(VOTE, ELECTED)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import Corrupt
+from actors.errors import CorruptData
 from actors.testing.wal.fuzzing import read, seeds
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
@@ -128,7 +128,7 @@ def test_a_changed_byte_of_a_record_or_header_is_seen(data: st.DataObject) -> No
     whole = whole_before(log, ends(log), lsn)
     try:
         scanner.feed(bytes(wal))
-    except Corrupt:
+    except CorruptData:
         assert scanner.bad is not None
         assert scanner.bad.record_lsn <= max(lsn, whole)
         assert scanner.lsn == scanner.record_lsn == log.start_lsn, "nothing was taken"
@@ -151,14 +151,14 @@ def test_a_page_that_does_not_fit_is_refused(offset: int, value: int, why: str) 
     page = -(-log.start_lsn // PAGE_BYTES) * PAGE_BYTES - log.start_lsn
     log.wal[page + offset] = value
     scanner = RecordScanner(log.start_lsn, pg_version=150004)
-    with pytest.raises(Corrupt, match=why):
+    with pytest.raises(CorruptData, match=why):
         scanner.feed(bytes(log.wal))
 
 
 def test_a_record_that_goes_on_where_none_did_is_refused() -> None:
     log = made_up([16, 16], 3 * PAGE_BYTES)
     log.wal[2] |= 1
-    with pytest.raises(Corrupt, match="the page says that a record goes on"):
+    with pytest.raises(CorruptData, match="the page says that a record goes on"):
         RecordScanner(log.start_lsn).feed(bytes(log.wal))
 
 
@@ -167,7 +167,7 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_kept(length: int)
     log = made_up([64])
     pack_into("<I", log.wal, 0, length)
     scanner = RecordScanner(log.start_lsn)
-    with pytest.raises(Corrupt, match=f"a record cannot have {length} bytes"):
+    with pytest.raises(CorruptData, match=f"a record cannot have {length} bytes"):
         scanner.feed(bytes(log.wal))
     assert scanner.bad is not None
     assert scanner.bad.lsn == log.start_lsn
@@ -178,7 +178,7 @@ def test_the_place_of_the_first_bad_record_is_told() -> None:
     begin = log.records[2][0]
     log.wal[begin - log.start_lsn + 30] ^= 0x80
     scanner = RecordScanner(log.start_lsn)
-    with pytest.raises(Corrupt, match="the CRC of a record of 54 bytes is wrong"):
+    with pytest.raises(CorruptData, match="the CRC of a record of 54 bytes is wrong"):
         scanner.feed(bytes(log.wal))
     assert scanner.bad is not None
     assert (scanner.bad.lsn, scanner.bad.record_lsn) == (begin, log.records[1][1])
@@ -197,12 +197,12 @@ def test_each_version_has_its_magic(major: int) -> None:
     RecordScanner(log.start_lsn).feed(bytes(log.wal))
     assert scanner.record_lsn == log.end_lsn
     other = 31 - major
-    with pytest.raises(Corrupt, match="magic"):
+    with pytest.raises(CorruptData, match="magic"):
         RecordScanner(log.start_lsn, pg_version=other * 10_000).feed(bytes(log.wal))
 
 
 def test_a_version_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(Corrupt, match="WAL of PostgreSQL 130004 cannot be read here"):
+    with pytest.raises(CorruptData, match="WAL of PostgreSQL 130004 cannot be read here"):
         RecordScanner(0, pg_version=130004)
 
 
@@ -232,7 +232,7 @@ def test_a_record_that_was_never_finished_gives_way() -> None:
     data = unfinished(0xD0)
     scanner.feed(data)
     assert scanner.record_lsn == START + len(data)
-    with pytest.raises(Corrupt, match="an unfinished record is not followed"):
+    with pytest.raises(CorruptData, match="an unfinished record is not followed"):
         RecordScanner(START).feed(unfinished(0x30))
 
 
@@ -266,7 +266,7 @@ def test_a_bad_record_at_the_begin_of_a_page_leaves_the_end_before_the_header() 
     log = made_up([10, 20], 3 * PAGE_BYTES)
     log.wal[30] ^= 1
     scanner = RecordScanner(log.start_lsn)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptData):
         scanner.feed(bytes(log.wal))
     assert scanner.bad is not None
     assert (scanner.bad.record_lsn, scanner.bad.lsn) == (log.start_lsn, log.start_lsn + 24)

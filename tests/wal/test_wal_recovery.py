@@ -15,17 +15,17 @@ import pytest
 from wal_disks import Fault, MemoryDisk  # type: ignore[import-not-found]
 from wal_wires import GREETING, START, TIMELINE, append, timeline_on  # type: ignore[import-not-found]
 
-from actors.errors import Broken
+from actors.errors import ConnectionBroken
 from actors.settings import Settings
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.donors import PeerStatus, status_row
-from actors.wal.messages import Entry, VoteRequest
-from actors.wal.peers import QUERY, Peers
-from actors.wal.registry import ReceiverState, Stage
+from actors.wal.messages import TermEntry, VoteRequest
+from actors.wal.peers import QUERY, PeerExchange
+from actors.wal.registry import ReceiverStage, ReceiverState
 from actors.wal.replication import keepalive, xlog_data
-from actors.wal.timeline import Processed, Timeline
+from actors.wal.timeline import ProcessedMessages, WalTimeline
 
 SETTINGS = Settings(wal_peers="donor:5454", wal_peer_interval_ms=1_000)
 PIECE = 8
@@ -36,9 +36,9 @@ class Donor:
     """An acceptor that has `size` bytes of log: connections to it, and what they are given."""
 
     def __init__(self, size: int) -> None:
-        history = (Entry(TERM, START),)
+        history = (TermEntry(TERM, START),)
         self.status = PeerStatus(9, TERM, START + size, START, START, START, START, history)
-        self._says: deque[bytes | Broken] = deque()
+        self._says: deque[bytes | ConnectionBroken] = deque()
         self._said = asyncio.Event()
         self.asked: list[str] = []
         self._at = START
@@ -56,9 +56,9 @@ class Donor:
 
     def end(self) -> None:
         """It is gone."""
-        self._say(Broken("the donor is gone"))
+        self._say(ConnectionBroken("the donor is gone"))
 
-    def _say(self, body: bytes | Broken) -> None:
+    def _say(self, body: bytes | ConnectionBroken) -> None:
         self._says.append(body)
         self._said.set()
 
@@ -79,7 +79,7 @@ class Donor:
             self._said.clear()
             await self._said.wait()
         body = self._says.popleft()
-        if isinstance(body, Broken):
+        if isinstance(body, ConnectionBroken):
             raise body
         return body
 
@@ -88,21 +88,23 @@ class Donor:
 
 
 @asynccontextmanager
-async def recovering(stage: Isolation, donor: Donor) -> AsyncIterator[tuple[Timeline, MemoryDisk]]:
+async def recovering(
+    stage: ActorIsolation, donor: Donor
+) -> AsyncIterator[tuple[WalTimeline, MemoryDisk]]:
     """A timeline that has nothing, and asks that donor."""
     timeline, disk = timeline_on(stage)
     await timeline.process([GREETING])
-    peers = Peers(lambda: [timeline], 5, donor.dial, stage.system.clock, SETTINGS)
+    peers = PeerExchange(lambda: [timeline], 5, donor.dial, stage.system.clock, SETTINGS)
     task = asyncio.create_task(peers.run())
     await stage.advance(0)
     assert donor.asked == [f"START_REPLICATION PHYSICAL 0/1000000 (term='{TERM}')"]
-    assert timeline.registry.receivers == [ReceiverState(0, None, Stage.STREAMING)]
+    assert timeline.registry.receivers == [ReceiverState(0, None, ReceiverStage.STREAMING)]
     yield timeline, disk
     task.cancel()
     await asyncio.wait([task])
 
 
-async def test_a_piece_that_nothing_follows_is_flushed_at_once(stage: Isolation) -> None:
+async def test_a_piece_that_nothing_follows_is_flushed_at_once(stage: ActorIsolation) -> None:
     donor = Donor(10 * PIECE)
     async with recovering(stage, donor) as (timeline, disk):
         for count in range(1, 4):
@@ -115,7 +117,7 @@ async def test_a_piece_that_nothing_follows_is_flushed_at_once(stage: Isolation)
         assert disk.flushes == 3
 
 
-async def test_a_burst_shares_one_flush(stage: Isolation) -> None:
+async def test_a_burst_shares_one_flush(stage: ActorIsolation) -> None:
     donor = Donor(40 * PIECE)
     async with recovering(stage, donor) as (timeline, disk):
         donor.give(40)
@@ -126,7 +128,7 @@ async def test_a_burst_shares_one_flush(stage: Isolation) -> None:
 
 
 async def test_a_burst_that_never_pauses_is_flushed_every_second(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk so slow that more always waits: each call takes 300 ms."""
     donor = Donor(100 * PIECE)
@@ -140,7 +142,7 @@ async def test_a_burst_that_never_pauses_is_flushed_every_second(
     async with recovering(stage, donor) as (timeline, disk):
         process = timeline.process
 
-        async def slow(messages: Sequence[Message]) -> Processed:
+        async def slow(messages: Sequence[Message]) -> ProcessedMessages:
             await anyio.sleep(0.3)
             return await process(messages)
 
@@ -155,7 +157,7 @@ async def test_a_burst_that_never_pauses_is_flushed_every_second(
         assert len(flushed_ms) < 50
 
 
-async def test_a_later_promise_ends_it(stage: Isolation) -> None:
+async def test_a_later_promise_ends_it(stage: ActorIsolation) -> None:
     donor = Donor(10 * PIECE)
     async with recovering(stage, donor) as (timeline, _):
         donor.give(1)
@@ -168,14 +170,14 @@ async def test_a_later_promise_ends_it(stage: Isolation) -> None:
 
 
 async def test_what_was_taken_is_flushed_when_the_next_piece_is_refused(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The leader itself has come, and has gone on where the next piece belongs."""
     donor = Donor(10 * PIECE)
     async with recovering(stage, donor) as (timeline, disk):
         process = timeline.process
 
-        async def overtaken(messages: Sequence[Message]) -> Processed:
+        async def overtaken(messages: Sequence[Message]) -> ProcessedMessages:
             done = await process(messages)
             monkeypatch.setattr(timeline, "process", process)
             await process([AppendUnflushed(append(START + PIECE, PIECE, TERM))])
@@ -192,7 +194,7 @@ async def test_what_was_taken_is_flushed_when_the_next_piece_is_refused(
 
 @pytest.mark.parametrize("ending", ["the donor is gone", "a proposer streams", "it says nothing"])
 async def test_what_was_read_is_flushed_however_it_ends(
-    stage: Isolation,
+    stage: ActorIsolation,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     ending: str,
@@ -201,7 +203,7 @@ async def test_what_was_read_is_flushed_however_it_ends(
     async with recovering(stage, donor) as (timeline, disk):
         process, turns = timeline.process, anyio.Semaphore(0)
 
-        async def gated(messages: Sequence[Message]) -> Processed:
+        async def gated(messages: Sequence[Message]) -> ProcessedMessages:
             await turns.acquire()
             return await process(messages)
 

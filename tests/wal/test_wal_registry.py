@@ -6,10 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 from actors.wal.messages import PageserverFeedback
-from actors.wal.registry import FEEDBACK_MAX, Feeds, Guard, Registry, Stage
-from actors.wal.watch import Watch
+from actors.wal.registry import (
+    FEEDBACK_MAX,
+    ReceiverRegistry,
+    ReceiverStage,
+    SlotGuard,
+    TimelineFeeds,
+)
+from actors.wal.watch import ValueWatch
 
 
 class Slots(RuleBasedStateMachine):
@@ -17,8 +23,8 @@ class Slots(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = Registry()
-        self.open: dict[int, tuple[Guard, str | None, bool]] = {}
+        self.registry = ReceiverRegistry()
+        self.open: dict[int, tuple[SlotGuard, str | None, bool]] = {}
         self.most = 0
 
     @rule(connection=st.sampled_from(["a", "b", None]))
@@ -49,7 +55,7 @@ class Slots(RuleBasedStateMachine):
     @invariant()
     def they_are_as_registered(self) -> None:
         found = {
-            state.slot: (state.connection, state.stage is Stage.STREAMING)
+            state.slot: (state.connection, state.stage is ReceiverStage.STREAMING)
             for state in self.registry.receivers
         }
         assert found == {slot: (name, moved) for slot, (_, name, moved) in self.open.items()}
@@ -69,7 +75,7 @@ def feedback(number: int) -> PageserverFeedback:
 
 
 def test_a_feed_holds_the_newest_and_wakes_once() -> None:
-    feeds = Feeds()
+    feeds = TimelineFeeds()
     woken: list[str] = []
     slow = feeds.open(lambda: woken.append("slow"))
     quick = feeds.open(lambda: woken.append("quick"))
@@ -86,8 +92,8 @@ def test_a_feed_holds_the_newest_and_wakes_once() -> None:
     assert quick.take() == [feedback(99)]
 
 
-async def test_a_watch_wakes_who_waits_for_the_value(stage: Isolation) -> None:
-    watch = Watch(0)
+async def test_a_watch_wakes_who_waits_for_the_value(stage: ActorIsolation) -> None:
+    watch = ValueWatch(0)
     async with asyncio.TaskGroup() as group:
         three = group.create_task(watch.until(lambda value: value >= 3))
         gone = group.create_task(watch.until(lambda value: value >= 100))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from wal_wires import GREETING, TENANT, TIMELINE  # type: ignore[import-not-found]
 
 from actors.cli import cause_of
-from actors.errors import Corrupt, InvalidUsage
+from actors.errors import CorruptData, InvalidUsage
 from actors.testing.postgres_server import binary, postgres_server
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.dialling import AcceptorAddress
@@ -25,8 +25,8 @@ from actors.wal.first_record import FirstRecord
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import RecordScanner
 from actors.wal_relay.command import relay
-from actors.wal_relay.relay import STALL_MS, Stall, check_system
-from actors.wal_relay.server import Identity, replication_dsn
+from actors.wal_relay.relay import STALL_MS, StallDetector, check_system
+from actors.wal_relay.server import ServerIdentity, replication_dsn
 
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "wal_relay.py"
 VERSION = 150_018
@@ -105,9 +105,9 @@ def test_the_first_record_is_where_a_log_can_begin(sizes: list[int], page: int, 
 def test_what_is_no_log_has_no_first_record() -> None:
     log = MadeUpLog(SEGMENT_BYTES)
     log.record(b"r" * 10_000)
-    with pytest.raises(Corrupt, match="its magic is D110"):
+    with pytest.raises(CorruptData, match="its magic is D110"):
         FirstRecord(SEGMENT_BYTES, 160_000).feed(bytes(log.wal))
-    with pytest.raises(Corrupt, match="0/1000000"):
+    with pytest.raises(CorruptData, match="0/1000000"):
         FirstRecord(2 * SEGMENT_BYTES, VERSION).feed(bytes(log.wal))
     with pytest.raises(InvalidUsage, match="no begin of a page"):
         FirstRecord(SEGMENT_BYTES + 8, VERSION)
@@ -118,8 +118,8 @@ def test_what_is_no_log_has_no_first_record() -> None:
 
 async def test_a_timeline_is_of_one_system(tmp_path: Path) -> None:
     absent = AcceptorAddress("127.0.0.1", 1)
-    own = Identity(GREETING.system_id, 1, 0, VERSION)
-    other = Identity(GREETING.system_id + 1, 1, 0, VERSION)
+    own = ServerIdentity(GREETING.system_id, 1, 0, VERSION)
+    other = ServerIdentity(GREETING.system_id + 1, 1, 0, VERSION)
     async with served(tmp_path) as node:
         addresses = (absent, node.address)
         await check_system(other, addresses, TENANT, TIMELINE)  # there is none yet
@@ -130,7 +130,7 @@ async def test_a_timeline_is_of_one_system(tmp_path: Path) -> None:
 
 
 def test_a_stall_is_told_of_and_told_of_again() -> None:
-    stall = Stall(0)
+    stall = StallDetector(0)
     assert not stall.is_warning_due(STALL_MS - 1, 100, 200)  # the first commit
     assert not stall.is_warning_due(2 * STALL_MS - 2, 100, 300)
     assert stall.is_warning_due(2 * STALL_MS - 1, 100, 300)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import Corrupt
+from actors.errors import CorruptData
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal import records, runs
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
@@ -49,7 +49,7 @@ class Scanners:
             try:
                 scanner.feed(piece)
                 taken.append(True)
-            except Corrupt:
+            except CorruptData:
                 taken.append(False)
         assert taken[0] == taken[1]
         assert self.fast.bad == self.slow.bad

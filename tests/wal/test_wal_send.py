@@ -25,24 +25,24 @@ from wal_wires import (  # type: ignore[import-not-found]
 
 from actors.errors import PenstockError, StorageError, WalRefused
 from actors.settings import Settings
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 from actors.wal.feedback import encode_feedback
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import (
     WAL_BYTES_MAX,
-    Entry,
     HotStandbyFeedback,
     PageserverFeedback,
     ProposerElected,
+    TermEntry,
     VoteRequest,
 )
 from actors.wal.receiver import CopyEnd
-from actors.wal.registry import Stage
-from actors.wal.send import Sender
+from actors.wal.registry import ReceiverStage
+from actors.wal.send import WalSender
 from actors.wal.startup import StartReplication
 from actors.wal.stores import ControlState
-from actors.wal.timeline import Timeline, horizon
-from actors.wal.timelines import Timelines, must_save
+from actors.wal.timeline import WalTimeline, horizon
+from actors.wal.timelines import TimelineRegistry, must_save
 
 
 class Reader:
@@ -74,10 +74,10 @@ class Reader:
 
 @asynccontextmanager
 async def reading(
-    stage: Isolation, timeline: Timeline, asked: StartReplication
+    stage: ActorIsolation, timeline: WalTimeline, asked: StartReplication
 ) -> AsyncIterator[tuple[Reader, asyncio.Task[CopyEnd | None]]]:
     reader = Reader()
-    sender = Sender(reader, timeline, asked, 1, stage.system.clock)
+    sender = WalSender(reader, timeline, asked, 1, stage.system.clock)
     task = asyncio.get_running_loop().create_task(sender.run())
     await stage.advance(0)
     yield reader, task
@@ -85,7 +85,7 @@ async def reading(
     await asyncio.wait([task])
 
 
-async def led(stage: Isolation, size: int) -> Timeline:
+async def led(stage: ActorIsolation, size: int) -> WalTimeline:
     """A timeline of so many bytes, of which nothing is committed."""
     timeline, _ = timeline_on(stage)
     done = await timeline.process([GREETING, VOTE, ELECTED])
@@ -93,11 +93,11 @@ async def led(stage: Isolation, size: int) -> Timeline:
     for at in range(START, START + size, WAL_BYTES_MAX):
         part = min(WAL_BYTES_MAX, START + size - at)
         assert (await timeline.process([append(at, part)])).error is None
-    found: Timeline = timeline
+    found: WalTimeline = timeline
     return found
 
 
-async def test_what_is_committed_comes_in_pieces_that_end_at_pages(stage: Isolation) -> None:
+async def test_what_is_committed_comes_in_pieces_that_end_at_pages(stage: ActorIsolation) -> None:
     size = 3 * WAL_BYTES_MAX + 800
     timeline = await led(stage, size)
     begin = START + 8
@@ -116,7 +116,7 @@ async def test_what_is_committed_comes_in_pieces_that_end_at_pages(stage: Isolat
         assert not task.done()
 
 
-async def test_a_keepalive_goes_every_idle_second(stage: Isolation) -> None:
+async def test_a_keepalive_goes_every_idle_second(stage: ActorIsolation) -> None:
     timeline = await led(stage, 64)
     async with reading(stage, timeline, StartReplication(START)) as (reader, task):
         await stage.advance(5_500)
@@ -126,7 +126,7 @@ async def test_a_keepalive_goes_every_idle_second(stage: Isolation) -> None:
         assert task.result() is CopyEnd.DONE
 
 
-async def test_with_a_term_all_that_is_flushed_comes_while_it_lasts(stage: Isolation) -> None:
+async def test_with_a_term_all_that_is_flushed_comes_while_it_lasts(stage: ActorIsolation) -> None:
     timeline = await led(stage, 64)
     async with reading(stage, timeline, StartReplication(START, 1)) as (reader, task):
         assert reader.pieces() == [(START, 64)]
@@ -138,15 +138,15 @@ async def test_with_a_term_all_that_is_flushed_comes_while_it_lasts(stage: Isola
         assert reader.pieces() == [(START, 64)]
 
 
-@pytest.mark.parametrize("stage_of", Stage)
+@pytest.mark.parametrize("stage_of", ReceiverStage)
 async def test_a_consumer_that_has_all_is_let_go_when_nobody_is_connected(
-    stage: Isolation, stage_of: Stage
+    stage: ActorIsolation, stage_of: ReceiverStage
 ) -> None:
     """A proposer that only votes yet is about to bring more."""
     timeline = await led(stage, 64)
     await timeline.process([append(START + 64, 0, commit=START + 64)])
     guard = timeline.registry.register("a proposer")
-    if stage_of is Stage.STREAMING:
+    if stage_of is ReceiverStage.STREAMING:
         guard.streaming()
     async with reading(stage, timeline, StartReplication(START)) as (reader, task):
         told = encode_feedback(PageserverFeedback(remote_consistent_lsn=START + 64))
@@ -159,7 +159,7 @@ async def test_a_consumer_that_has_all_is_let_go_when_nobody_is_connected(
         assert task.result() is None
 
 
-async def test_a_standby_counts_while_it_is_there(stage: Isolation) -> None:
+async def test_a_standby_counts_while_it_is_there(stage: ActorIsolation) -> None:
     timeline = await led(stage, 64)
     async with reading(stage, timeline, StartReplication(START)) as (reader, _):
         reader.said.put_nowait(b"h" + struct.pack("!qIIII", 7, 700, 0, 0, 0))
@@ -209,11 +209,11 @@ class MemoryDisks:
 
 
 async def test_positions_are_saved_off_the_path_of_appends(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     disks = MemoryDisks()
     settings = Settings(wal_save_ms=300, wal_control_age_ms=300_000)
-    timelines = Timelines(tmp_path, 5, disks, stage.system.clock, settings)
+    timelines = TimelineRegistry(tmp_path, 5, disks, stage.system.clock, settings)
     await timelines.open()
     timeline = await timelines.get_or_create(GREETING, may_create=True)
     assert timeline is not None
@@ -238,13 +238,13 @@ async def test_positions_are_saved_off_the_path_of_appends(
 
 
 async def test_a_timeline_whose_disk_failed_is_opened_anew(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     disks = MemoryDisks()
-    timelines = Timelines(tmp_path, 5, disks, stage.system.clock, Settings(wal_save_ms=300))
+    timelines = TimelineRegistry(tmp_path, 5, disks, stage.system.clock, Settings(wal_save_ms=300))
     await timelines.open()
 
-    async def failed() -> Timeline:
+    async def failed() -> WalTimeline:
         """The timeline, after a flush of it went wrong."""
         timeline = await timelines.get_or_create(GREETING, may_create=True)
         assert timeline is not None
@@ -252,7 +252,7 @@ async def test_a_timeline_whose_disk_failed_is_opened_anew(
         vote = msgspec.structs.replace(VOTE, term=term)
         done = await timeline.process([GREETING, vote])
         begin = timeline.acceptor.flush_lsn or START
-        history = (*timeline.acceptor.state.history, Entry(term, begin))
+        history = (*timeline.acceptor.state.history, TermEntry(term, begin))
         elected = ProposerElected(0, term, begin, history)
         assert (await timeline.process([elected])).error is None
         [disk] = disks.disks.values()
@@ -287,7 +287,7 @@ async def test_a_timeline_whose_disk_failed_is_opened_anew(
 
 
 async def test_one_timeline_that_cannot_be_opened_harms_no_other(
-    stage: Isolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path
 ) -> None:
     disks = MemoryDisks()
     bad = tmp_path / TENANT / ("0" * 32)
@@ -296,7 +296,7 @@ async def test_one_timeline_that_cannot_be_opened_harms_no_other(
         folder.mkdir(parents=True)
     disks.create(good, ControlState(TENANT, TIMELINE))
     disks.create(bad, ControlState(TENANT, "1" * 32))  # it says that it is another
-    timelines = Timelines(tmp_path, 5, disks, stage.system.clock, Settings())
+    timelines = TimelineRegistry(tmp_path, 5, disks, stage.system.clock, Settings())
     await timelines.open()
     assert [each.name for each in timelines.all] == [TIMELINE]
     greeting = msgspec.structs.replace(GREETING, timeline="0" * 32)

@@ -24,9 +24,15 @@ from wal_wires import (  # type: ignore[import-not-found]
     VOTE,
 )
 
-from actors.cluster.security import Security
-from actors.errors import Broken, PeerRejected, StateDirectoryError, Unauthenticated, WalRefused
-from actors.kernel import System, SystemClock
+from actors.cluster.security import TransportSecurity
+from actors.errors import (
+    AuthenticationFailed,
+    ConnectionBroken,
+    PeerRejected,
+    StateDirectoryError,
+    WalRefused,
+)
+from actors.kernel import ActorSystem, SystemClock
 from actors.kernel.threads import ThreadedClock
 from actors.settings import Settings
 from actors.testing.wal.made_up import MadeUpLog
@@ -42,7 +48,7 @@ from actors.wal.feedback import encode_feedback
 from actors.wal.framing import (
     PG_VERSION,
     START_LSN,
-    Decoder,
+    RecordDecoder,
     encode,
     framed_bytes_max,
 )
@@ -53,31 +59,31 @@ from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    Entry,
     PageserverFeedback,
     ProposerElected,
     ProposerMessage,
+    TermEntry,
     VoteResponse,
 )
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
 from actors.wal.reading import LogReader
-from actors.wal.startup import Grant
+from actors.wal.startup import TenantGrant
 from actors.wal.stream import PgStream
-from actors.wal.timelines import FileDisk, Timelines
+from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
 SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
 START = 0x100_0028
 LOG = MadeUpLog(START, magic=0xD116, system_id=GREETING.system_id)
 for _size in (100, 5000, 100_000, 30, 200_000):
     LOG.record(b"x" * _size)
-ELECTED = ProposerElected(0, 1, START, (Entry(1, START),))
+ELECTED = ProposerElected(0, 1, START, (TermEntry(1, START),))
 
 
 class Served:
     """A node of one folder, and the way to it."""
 
-    def __init__(self, port: int, timelines: Timelines, listener: WalListener) -> None:
+    def __init__(self, port: int, timelines: TimelineRegistry, listener: WalListener) -> None:
         self.address = AcceptorAddress("127.0.0.1", port)
         self.timelines = timelines
         self.listener = listener
@@ -133,15 +139,15 @@ async def served(
     folder: Path,
     knows: Callable[[bytes], bool] | None = None,
     tls: ssl.SSLContext | None = None,
-    check: Callable[[bytes], Grant] | None = None,
+    check: Callable[[bytes], TenantGrant] | None = None,
 ) -> AsyncIterator[Served]:
     clock = ThreadedClock(4)
-    timelines = Timelines(folder, 5, FileDisk(), clock, SETTINGS)
+    timelines = TimelineRegistry(folder, 5, FileTimelineStore(), clock, SETTINGS)
     await timelines.open()
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     try:
-        async with System(clock=clock) as system, anyio.create_task_group() as group:
+        async with ActorSystem(clock=clock) as system, anyio.create_task_group() as group:
             listener = WalListener(
                 timelines, system, clock, SETTINGS, knows=knows, tls=tls, check=check
             )
@@ -192,7 +198,7 @@ async def test_a_log_is_pushed_asked_about_and_read_back(tmp_path: Path) -> None
         assert isinstance(answer, AppendResponse)
         assert answer.pageserver == told
         proposer.abort()
-        with pytest.raises(Broken):  # it has all, and nobody writes: it is let go
+        with pytest.raises(ConnectionBroken):  # it has all, and nobody writes: it is let go
             while True:
                 await reader.receive()
 
@@ -247,7 +253,7 @@ async def test_an_absent_timeline_that_may_not_be_made_has_no_answer(tmp_path: P
             "START_WAL_PUSH (proto_version '3', allow_timeline_creation 'false')"
         )
         await say(proposer, GREETING)
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await hear(proposer)
         assert node.timelines.all == []
 
@@ -296,7 +302,9 @@ async def test_with_tls_nobody_starts_in_the_clear(tmp_path: Path) -> None:
         files[name].chmod(0o600)
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(ca))
-    with_tls = Security(str(files["server"]), str(files["server"]), str(ca)).context(server=True)
+    with_tls = TransportSecurity(str(files["server"]), str(files["server"]), str(ca)).context(
+        server=True
+    )
     ours = {"sslcert": str(files["client"]), "sslkey": str(files["client"])}
     async with served(tmp_path / "served", tls=with_tls) as node:
         rows = await asyncio.to_thread(
@@ -330,7 +338,7 @@ class Certified:
 
     def context(self, name: str, *, server: bool) -> ssl.SSLContext:
         path = self.files[name]
-        return Security(path, path, self.authority).context(server=server)
+        return TransportSecurity(path, path, self.authority).context(server=server)
 
 
 @pytest.mark.parametrize(
@@ -348,10 +356,10 @@ class Certified:
 async def test_a_writer_whom_to_wait_does_not_help_is_told(
     tmp_path: Path, config: ProposerConfig, token: str, said: str
 ) -> None:
-    def check(shown: bytes) -> Grant:
+    def check(shown: bytes) -> TenantGrant:
         if shown != b"opensesame":
-            raise Unauthenticated("the password is none of this acceptor's tokens")
-        return Grant(TENANT)
+            raise AuthenticationFailed("the password is none of this acceptor's tokens")
+        return TenantGrant(TENANT)
 
     async with served(tmp_path, check=check) as node:
         first = ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=160_000)
@@ -372,7 +380,7 @@ async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async with served(tmp_path / "served", lambda token: token == b"opensesame", theirs) as node:
         with pytest.raises(WalRefused, match="needs TLS"):
             await node.dial("opensesame")
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await node.dial("opensesame", both.context("stranger", server=False))
         with pytest.raises(WalRefused, match="none of this acceptor's tokens"):
             await node.dial("another", ours)
@@ -386,7 +394,7 @@ async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 )
                 reader = LogReader(await node.dial("opensesame", ours), START_LSN)
                 await reader.start()
-                decoder, found = Decoder(START_LSN), list[bytes]()
+                decoder, found = RecordDecoder(START_LSN), list[bytes]()
                 while decoder.next_lsn < end:
                     found += [each.payload for each in decoder.feed(await reader.next())]
                 assert found == [record]
@@ -395,7 +403,7 @@ async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_tls_is_with_the_host_that_was_dialled(tmp_path: Path) -> None:
     both = Certified(tmp_path)
     async with served(tmp_path / "served", tls=both.context("elsewhere", server=True)) as node:
-        with pytest.raises(Broken, match="cannot connect"):
+        with pytest.raises(ConnectionBroken, match="cannot connect"):
             await node.dial(tls=both.context("client", server=False))
 
 
@@ -421,7 +429,7 @@ async def test_who_asks_for_tls_speaks_nothing_else(tmp_path: Path, answer: byte
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises((WalRefused, Broken)):
+        with pytest.raises((WalRefused, ConnectionBroken)):
             await dial(
                 AcceptorAddress("127.0.0.1", port),
                 TENANT,
@@ -452,7 +460,7 @@ async def test_a_timeline_that_cannot_be_read_is_not_made_anew(tmp_path: Path) -
 
 async def test_a_folder_is_served_once(tmp_path: Path) -> None:
     async with served(tmp_path):
-        again = Timelines(tmp_path, 6, FileDisk(), SystemClock(), SETTINGS)
+        again = TimelineRegistry(tmp_path, 6, FileTimelineStore(), SystemClock(), SETTINGS)
         with pytest.raises(StateDirectoryError, match="in use"):
             await again.open()
 
@@ -503,6 +511,6 @@ async def test_who_says_nothing_for_too_long_is_given_up() -> None:
     stream = PgStream(Settings(wal_idle_timeout_ms=20))
     await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
     with theirs:
-        with pytest.raises(Broken, match="sent nothing for"):
+        with pytest.raises(ConnectionBroken, match="sent nothing for"):
             await stream.next_copy()
         stream.abort()

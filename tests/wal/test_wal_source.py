@@ -21,15 +21,22 @@ from wal_nodes import (  # type: ignore[import-not-found]
 )
 
 from actors.client import Client
-from actors.errors import Corrupt, InvalidUsage
-from actors.kernel import Address, System, SystemClock
+from actors.errors import CorruptData, InvalidUsage
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import Column
+from actors.plan.schema import TableColumn
 from actors.protocol.api_storage import SourceStatus
 from actors.service import Service
 from actors.settings import Settings
-from actors.sources.source import Export, ExportFailed, Idle, Mark, Rows, Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.source import (
+    ExportFailed,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceRows,
+    SourceUnreachable,
+)
+from actors.sources.surroundings import ConnectorContext
 from actors.sources.wal import WalSource
 from actors.sources.wal_config import WalConfig
 from actors.testing.engine import InMemoryExecutor
@@ -38,8 +45,8 @@ from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 pytestmark = pytest.mark.anyio
 
 TABLES = {
-    "orders": (Column("id", "bigint", False), Column("total", "decimal(12,2)")),
-    "notes": (Column("text", "string"),),
+    "orders": (TableColumn("id", "bigint", False), TableColumn("total", "decimal(12,2)")),
+    "notes": (TableColumn("text", "string"),),
 }
 FAR = 3_600_000
 
@@ -77,15 +84,15 @@ class Lab:
         self.position: str | None = None
         self.failed: dict[str, str] = {}
         self.filled: set[str] = set()
-        self.marks: list[Mark] = []
+        self.marks: list[PositionMark] = []
         self.idle = 0
 
     def source(self) -> WalSource:
-        return WalSource(self.config, Surroundings(SystemClock(), Settings(), Path("/nowhere")))
+        return WalSource(self.config, ConnectorContext(SystemClock(), Settings(), Path("/nowhere")))
 
-    def exports(self, *names: str) -> list[Export]:
+    def exports(self, *names: str) -> list[SourceExport]:
         found = self.config.schemas()
-        return [Export(name, found[name]) for name in names or found]
+        return [SourceExport(name, found[name]) for name in names or found]
 
     @asynccontextmanager
     async def life(self, *names: str) -> AsyncIterator[WalSource]:
@@ -101,13 +108,13 @@ class Lab:
     async def step(self, source: WalSource, *, taken: bool = True) -> bool:
         """Takes one thing; whether it was a mark. `taken`: it is told of that."""
         given = await source.next()
-        if isinstance(given, Idle):
+        if isinstance(given, SourceIdle):
             self.idle += 1
-        elif not isinstance(given, Mark):
+        elif not isinstance(given, PositionMark):
             self.waiting.append(given)
         else:
             for each in self.waiting:
-                if isinstance(each, Rows):
+                if isinstance(each, SourceRows):
                     bag = self.bags.setdefault(each.export, Bag())
                     columns = [column.to_pylist() for column in each.updates.columns]
                     for *row, diff in zip(*columns, strict=True):
@@ -120,7 +127,7 @@ class Lab:
             self.position = given.position
             if taken:
                 await source.taken(given.position)
-        return isinstance(given, Mark)
+        return isinstance(given, PositionMark)
 
     async def until(self, source: WalSource, lsn: int) -> None:
         while self.lsn < lsn:
@@ -225,7 +232,7 @@ async def test_what_stops_it_comes_when_all_before_is_durable(tmp_path: Path) ->
                 raised = anyio.Event()
 
                 async def stopped() -> None:
-                    with pytest.raises(Unreachable, match="of table 'gone', which is not"):
+                    with pytest.raises(SourceUnreachable, match="of table 'gone', which is not"):
                         await source.next()
                     raised.set()
 
@@ -235,7 +242,7 @@ async def test_what_stops_it_comes_when_all_before_is_durable(tmp_path: Path) ->
                 await source.taken(lab.position or "")
                 await raised.wait()
         async with lab.life() as source:
-            with pytest.raises(Unreachable, match="of table 'gone', which is not") as failed:
+            with pytest.raises(SourceUnreachable, match="of table 'gone', which is not") as failed:
                 await lab.step(source)
             assert "undeclared=skip" in failed.value.hint
         assert lab.ids() == Bag([1, 2])
@@ -291,7 +298,9 @@ async def test_a_begin_that_was_removed(tmp_path: Path) -> None:
         end = await append(those, [order(1), note("x")], begin)
         lab = Lab(those)
         async with lab.life() as source:
-            with pytest.raises(Unreachable, match="no acceptor keeps the log from 0/1000028 on"):
+            with pytest.raises(
+                SourceUnreachable, match="no acceptor keeps the log from 0/1000028 on"
+            ):
                 await lab.step(source)
         later = Lab(those, start_lsn=lsn_text(begin))
         async with later.life() as source:
@@ -324,11 +333,15 @@ async def test_what_is_said_when_it_is_made(tmp_path: Path) -> None:
         await those[0].down()
         await lab.source().describe(None)
         await those[1].down()
-        with pytest.raises(Unreachable, match="no acceptor answers: cannot connect") as failed:
+        with pytest.raises(
+            SourceUnreachable, match="no acceptor answers: cannot connect"
+        ) as failed:
             await lab.source().describe(None)
         assert "penstock wal status" in failed.value.hint
         async with lab.life() as source:
-            with pytest.raises(Unreachable, match="cannot be read: cannot connect to acceptor"):
+            with pytest.raises(
+                SourceUnreachable, match="cannot be read: cannot connect to acceptor"
+            ):
                 await lab.step(source)
 
 
@@ -371,8 +384,10 @@ async def test_acceptors_that_wait_for_a_writer_are_noted(tmp_path: Path) -> Non
 # -- in a service ---------------------------------------------------------------------------------
 
 
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
@@ -450,7 +465,7 @@ async def test_in_a_service(tmp_path: Path) -> None:
         end = await append(those, [order(7, -1)] * 5)
         async with running(tmp_path) as client:
             await until(lambda: at(end))
-            with pytest.raises(Corrupt, match="invalid data"):
+            with pytest.raises(CorruptData, match="invalid data"):
                 await client.peek("orders_in")
             end = await append(those, [order(7)])
             await until(lambda: at(end))

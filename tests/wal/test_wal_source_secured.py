@@ -10,14 +10,14 @@ import pytest
 import trustme
 from wal_nodes import TENANT, TIMELINE, Node, append  # type: ignore[import-not-found]
 
-from actors.cluster.security import Security
+from actors.cluster.security import TransportSecurity
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
-from actors.plan.schema import Column
+from actors.plan.schema import TableColumn
 from actors.settings import Settings
 from actors.sources.secrets import check_secrets
-from actors.sources.source import Given, Mark, Rows, Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.source import Given, PositionMark, SourceRows, SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 from actors.sources.wal import WalSource
 from actors.sources.wal_config import WalConfig
 
@@ -44,8 +44,8 @@ class Files:
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
-    def security(self, name: str) -> Security:
-        return Security(self.path(name), self.path(name), self.path("authority"))
+    def security(self, name: str) -> TransportSecurity:
+        return TransportSecurity(self.path(name), self.path(name), self.path("authority"))
 
     def options(self, name: str) -> dict[str, str]:
         own = self.path(name)
@@ -53,7 +53,7 @@ class Files:
 
 
 def config(acceptors: str, **options: Any) -> WalConfig:
-    tables: dict[str, tuple[Column, ...]] = {"orders": (Column("id", "bigint"),)}
+    tables: dict[str, tuple[TableColumn, ...]] = {"orders": (TableColumn("id", "bigint"),)}
     return WalConfig(
         acceptors=acceptors, tenant=TENANT, timeline=TIMELINE, tables=tables, **options
     )
@@ -68,18 +68,18 @@ async def test_a_log_is_read_over_tls_with_a_token(tmp_path: Path) -> None:
     try:
         line = json.dumps({"table": "orders", "row": {"id": 7}}).encode()
         await append([node], [line], tls=writer, token=TOKEN)
-        around = Surroundings(SystemClock(), Settings(), tmp_path)
+        around = ConnectorContext(SystemClock(), Settings(), tmp_path)
         given = {"token_file": files.path("token")}
         source = WalSource(config(str(node.address), **given, **files.options("service")), around)
         await source.open(await source.describe(None), None)
         found: list[Given] = []
-        while not found or not isinstance(found[-1], Mark):
+        while not found or not isinstance(found[-1], PositionMark):
             found.append(await source.next())
-        rows = [each.updates["id"].to_pylist() for each in found if isinstance(each, Rows)]
+        rows = [each.updates["id"].to_pylist() for each in found if isinstance(each, SourceRows)]
         assert rows == [[7]]
         await source.close()
         for wrong in ({}, given, files.options("service"), given | files.options("stranger")):
-            with pytest.raises(Unreachable, match="no acceptor answers"):
+            with pytest.raises(SourceUnreachable, match="no acceptor answers"):
                 await WalSource(config(str(node.address), **wrong), around).describe(None)
     finally:
         await node.down()

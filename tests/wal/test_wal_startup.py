@@ -7,19 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import FrameTooLarge, MalformedFrame, PenstockError, Unauthenticated, WalRefused
+from actors.errors import (
+    AuthenticationFailed,
+    FrameTooLarge,
+    MalformedFrame,
+    PenstockError,
+    WalRefused,
+)
 from actors.wal import startup
 from actors.wal.startup import (
     AskReceivers,
     CancelRequest,
+    ConnectionTarget,
     EncryptionRequest,
-    Handshake,
     IdentifySystem,
-    Show,
+    ShowParameter,
     StartReplication,
-    Startup,
+    StartupHandshake,
+    StartupPacket,
     StartWalPush,
-    Target,
     TimelineStatus,
     body_bytes,
     packet_bytes,
@@ -84,8 +90,8 @@ def test_packets() -> None:
     assert parse_packet(SSL) == EncryptionRequest(gss=False)
     assert parse_packet(GSS) == EncryptionRequest(gss=True)
     assert parse_packet(struct.pack("!III", 80877102, 1, 2)) == CancelRequest()
-    assert parse_packet(packet(user="a", dbname="")) == Startup({"user": "a", "dbname": ""})
-    assert parse_packet(struct.pack("!I", 196608) + b"\0") == Startup({})
+    assert parse_packet(packet(user="a", dbname="")) == StartupPacket({"user": "a", "dbname": ""})
+    assert parse_packet(struct.pack("!I", 196608) + b"\0") == StartupPacket({})
 
 
 @pytest.mark.parametrize(
@@ -109,9 +115,9 @@ def test_what_is_no_packet(body: bytes) -> None:
 def test_options_name_the_timeline() -> None:
     """As a proposer's connection string has them, with what libpq makes of it."""
     found = parse_target(f"-c timeline_id={TIMELINE} tenant_id={TENANT}")
-    assert found == Target(tenant=TENANT, timeline=TIMELINE)
+    assert found == ConnectionTarget(tenant=TENANT, timeline=TIMELINE)
     assert parse_target(f"-c ztimelineid={TIMELINE} -c ztenantid={TENANT.upper()}") == found
-    assert parse_target("-c work_mem=4MB nonsense") == Target()
+    assert parse_target("-c work_mem=4MB nonsense") == ConnectionTarget()
     with pytest.raises(WalRefused, match="timeline id 'xyz'"):
         parse_target("-c timeline_id=xyz")
     with pytest.raises(WalRefused, match="tenant"):
@@ -134,7 +140,7 @@ def test_escaped_words_come_back(words: list[str]) -> None:
 
 def test_trust() -> None:
     """Byte by byte: AuthenticationOk, three parameters, ReadyForQuery; no key to cancel with."""
-    handshake = Handshake(has_tls=False, knows=None)
+    handshake = StartupHandshake(has_tls=False, knows=None)
     answer = handshake.packet(packet(user="x", options=f"tenant_id={TENANT}"))
     assert answer.data == (
         b"R\0\0\0\x08\0\0\0\0"
@@ -143,11 +149,11 @@ def test_trust() -> None:
         b"S\0\0\0\x18server_version\x0014.1\0"
         b"Z\0\0\0\x05I"
     )
-    assert handshake.target == Target(tenant=TENANT)
+    assert handshake.target == ConnectionTarget(tenant=TENANT)
 
 
 def test_encryption_is_refused_once_each_where_there_is_none() -> None:
-    handshake = Handshake(has_tls=False, knows=None)
+    handshake = StartupHandshake(has_tls=False, knows=None)
     assert handshake.packet(GSS).data == b"N"
     assert handshake.packet(SSL).data == b"N"
     with pytest.raises(MalformedFrame, match="twice"):
@@ -156,36 +162,36 @@ def test_encryption_is_refused_once_each_where_there_is_none() -> None:
 
 
 def test_with_tls_nobody_starts_in_the_clear() -> None:
-    handshake = Handshake(has_tls=True, knows=None)
-    with pytest.raises(Unauthenticated, match="needs TLS"):
+    handshake = StartupHandshake(has_tls=True, knows=None)
+    with pytest.raises(AuthenticationFailed, match="needs TLS"):
         handshake.packet(packet(user="x"))
     assert handshake.target is None
-    handshake = Handshake(has_tls=True, knows=None)
+    handshake = StartupHandshake(has_tls=True, knows=None)
     answer = handshake.packet(SSL)
     assert (answer.data, answer.begin_tls) == (b"S", True)
     with pytest.raises(MalformedFrame, match="twice"):
         handshake.packet(SSL)
     handshake.packet(packet(user="x"))
-    assert handshake.target == Target()
+    assert handshake.target == ConnectionTarget()
 
 
 def test_a_token_by_cleartext_password() -> None:
-    handshake = Handshake(has_tls=False, knows=lambda token: token == b"opensesame")
+    handshake = StartupHandshake(has_tls=False, knows=lambda token: token == b"opensesame")
     assert handshake.packet(packet(user="x")).data == b"R\0\0\0\x08\0\0\0\x03"
     assert handshake.asks_password
     assert handshake.target is None
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(AuthenticationFailed):
         handshake.password(b"open\0")
     assert handshake.target is None
     assert handshake.password(b"opensesame\0").data.startswith(b"R\0\0\0\x08\0\0\0\0")
-    assert handshake.target == Target()
+    assert handshake.target == ConnectionTarget()
     assert not handshake.asks_password
     with pytest.raises(MalformedFrame):
         handshake.password(b"opensesame\0")
 
 
 def test_a_cancel_request_ends_the_connection_without_a_word() -> None:
-    answer = Handshake(has_tls=False, knows=None).packet(struct.pack("!III", 80877102, 1, 2))
+    answer = StartupHandshake(has_tls=False, knows=None).packet(struct.pack("!III", 80877102, 1, 2))
     assert answer.ends
     assert not answer.data
 
@@ -209,7 +215,7 @@ def test_a_cancel_request_ends_the_connection_without_a_word() -> None:
         ("START_REPLICATION PHYSICAL 16/B374D848", StartReplication(0x16B374D848)),
         ("START_REPLICATION 0/0 (term='7')", StartReplication(0, 7)),
         ('START_REPLICATION SLOT "s" PHYSICAL 0/1000000 TIMELINE 1', StartReplication(1 << 24)),
-        ("SHOW wal_segment_size", Show("wal_segment_size")),
+        ("SHOW wal_segment_size", ShowParameter("wal_segment_size")),
     ],
 )
 def test_commands(text: str, command: startup.Command) -> None:
@@ -263,7 +269,7 @@ def test_rows() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_packet_is_accepted_or_one_named_error(body: bytes) -> None:
-    handshake = Handshake(has_tls=False, knows=None)
+    handshake = StartupHandshake(has_tls=False, knows=None)
     try:
         handshake.packet(body)
     except PenstockError:

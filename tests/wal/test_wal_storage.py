@@ -9,8 +9,8 @@ from random import Random
 import msgspec
 import pytest
 
-from actors.errors import Corrupt, InvalidUsage, StorageError, StoreFull, WalRemoved
-from actors.testing.wal.files import Crashed, MemoryFiles
+from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
+from actors.testing.wal.files import MachineCrashed, MemoryFiles
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.storage import FileWal
@@ -148,7 +148,7 @@ def test_bytes_that_are_no_records_change_nothing() -> None:
     wrong = bytearray(OLD.wal)
     at = OLD.records[5][0] - START + 30  # in the second segment: the first part was right
     wrong[at] ^= 1
-    with pytest.raises(Corrupt, match="the CRC of a record of 524 bytes is wrong"):
+    with pytest.raises(CorruptData, match="the CRC of a record of 524 bytes is wrong"):
         wal.write(START, bytes(wrong))
     assert positions(wal) == (START, START, START, START)
     append(wal, OLD, len(OLD.wal))
@@ -225,7 +225,7 @@ def test_old_segments_are_removed_whole_and_the_last_never() -> None:
 
 
 def test_missing_committed_bytes_are_corrupt() -> None:
-    with pytest.raises(Corrupt, match="up to where the log was committed, is not in"):
+    with pytest.raises(CorruptData, match="up to where the log was committed, is not in"):
         opened(disk())
 
 
@@ -352,7 +352,7 @@ def test_a_crash_at_every_call(survives: str, step: int, prepares: bool) -> None
         life.files.crash_at(call)
         try:
             life.run()
-        except Crashed:
+        except MachineCrashed:
             rng = Random(call) if survives == "some" else None
             life.files.restart(keep=survives == "everything", rng=rng)
         else:

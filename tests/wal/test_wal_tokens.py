@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from test_wal_served import served  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.errors import BadSettings, Unauthenticated
+from actors.errors import AuthenticationFailed, BadSettings
 from actors.settings import Settings
-from actors.wal.startup import Grant, Handshake, message
+from actors.wal.startup import StartupHandshake, TenantGrant, message
 from actors.wal.tokens import TOKEN_BYTES_MAX, load_keys, token_check, verify_token
 
 KEY = ed25519.Ed25519PrivateKey.generate()
@@ -50,14 +50,16 @@ def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"
 
 
 def test_what_tokens_allow() -> None:
-    assert verify_token(signed(scope="tenant", tenant_id=TENANT), KEYS) == Grant(TENANT)
-    assert verify_token(signed(scope="tenant", tenant_id=TENANT.upper()), KEYS) == Grant(TENANT)
-    assert verify_token(signed(scope="safekeeperdata", exp=FAR, aud="x"), KEYS) == Grant()
+    assert verify_token(signed(scope="tenant", tenant_id=TENANT), KEYS) == TenantGrant(TENANT)
+    assert verify_token(signed(scope="tenant", tenant_id=TENANT.upper()), KEYS) == TenantGrant(
+        TENANT
+    )
+    assert verify_token(signed(scope="safekeeperdata", exp=FAR, aud="x"), KEYS) == TenantGrant()
     both = (OTHER.public_key(), *KEYS)
-    assert verify_token(signed(scope="safekeeperdata"), both) == Grant()
+    assert verify_token(signed(scope="safekeeperdata"), both) == TenantGrant()
     tenants = verify_token(signed(scope="tenant", tenant_id=TENANT), KEYS, is_tenants_only=True)
-    assert tenants == Grant(TENANT)
-    with pytest.raises(Unauthenticated, match="scope tenant alone"):
+    assert tenants == TenantGrant(TENANT)
+    with pytest.raises(AuthenticationFailed, match="scope tenant alone"):
         verify_token(signed(scope="safekeeperdata"), KEYS, is_tenants_only=True)
 
 
@@ -91,7 +93,7 @@ WIDE = {"scope": "safekeeperdata"}
     ],
 )
 def test_what_is_refused(token: bytes, why: str) -> None:
-    with pytest.raises(Unauthenticated, match=why):
+    with pytest.raises(AuthenticationFailed, match=why):
         verify_token(token, KEYS)
 
 
@@ -103,13 +105,13 @@ def test_a_public_key_is_no_secret_to_sign_with() -> None:
     unsigned = forged({"alg": "HS256", "typ": "JWT"}, WIDE).rpartition(b".")[0]
     mac = hmac.new(PEM, unsigned, hashlib.sha256).digest()
     token = unsigned + b"." + base64.urlsafe_b64encode(mac).rstrip(b"=")
-    with pytest.raises(Unauthenticated, match="algorithm"):
+    with pytest.raises(AuthenticationFailed, match="algorithm"):
         verify_token(token, KEYS)
 
 
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_anything_else_is_one_named_error(token: bytes) -> None:
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(AuthenticationFailed):
         verify_token(token, KEYS)
 
 
@@ -120,8 +122,8 @@ def test_keys_of_files(tmp_path: Path) -> None:
     assert len(load_keys(tmp_path)) == 2
     check = token_check(Settings(wal_jwt_keys=str(tmp_path / "b.pem")))
     assert check is not None
-    assert check(signed(OTHER, **WIDE)) == Grant()
-    with pytest.raises(Unauthenticated):
+    assert check(signed(OTHER, **WIDE)) == TenantGrant()
+    with pytest.raises(AuthenticationFailed):
         check(signed(**WIDE))
     assert token_check(Settings()) is None
 
@@ -159,7 +161,7 @@ def startup(options: str) -> bytes:
 
 @pytest.mark.parametrize("options", [f"-c tenant_id={TENANT}", ""])
 def test_a_tenants_token_opens_that_tenant(options: str) -> None:
-    handshake = Handshake(has_tls=False, knows=None, check=lambda _: Grant(TENANT))
+    handshake = StartupHandshake(has_tls=False, knows=None, check=lambda _: TenantGrant(TENANT))
     assert handshake.packet(startup(options)).data == message(b"R", b"\0\0\0\3")
     handshake.password(b"token\0")
     assert handshake.target is not None
@@ -167,9 +169,9 @@ def test_a_tenants_token_opens_that_tenant(options: str) -> None:
 
 
 def test_a_tenants_token_opens_no_other() -> None:
-    handshake = Handshake(has_tls=False, knows=None, check=lambda _: Grant("9" * 32))
+    handshake = StartupHandshake(has_tls=False, knows=None, check=lambda _: TenantGrant("9" * 32))
     handshake.packet(startup(f"-c tenant_id={TENANT} timeline_id={TIMELINE}"))
-    with pytest.raises(Unauthenticated, match="is of tenant 9999"):
+    with pytest.raises(AuthenticationFailed, match="is of tenant 9999"):
         handshake.password(b"token\0")
     assert handshake.target is None
 
@@ -177,7 +179,7 @@ def test_a_tenants_token_opens_no_other() -> None:
 async def test_over_a_port(tmp_path: Path) -> None:
     """By psycopg, as a password; a token of the file opens it, too."""
 
-    def check(token: bytes) -> Grant:
+    def check(token: bytes) -> TenantGrant:
         return verify_token(token, KEYS)
 
     async with served(tmp_path, lambda token: token == b"opensesame", check=check) as node:

@@ -12,14 +12,14 @@ from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
-    Entry,
+    ConfigMember,
     HotStandbyFeedback,
-    Member,
-    Membership,
+    MembershipConfig,
     PageserverFeedback,
     ProposerElected,
     ProposerGreeting,
     ProposerMessage,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
@@ -31,23 +31,29 @@ WAL: Final = bytes([0, 1, 2, 3, 4, 255, 0, 254])
 LSN: Final = 0x1_6B37_4D48
 STREAM: Final = 1 << 32
 START: Final = 0x0100_0028
-JOINT: Final = Membership(7, (Member(1, "sk1", 5438), Member(2, "::1", 65535)), (Member(3, "", 1),))
+JOINT: Final = MembershipConfig(
+    7, (ConfigMember(1, "sk1", 5438), ConfigMember(2, "::1", 65535)), (ConfigMember(3, "", 1),)
+)
 
 GOLDEN: Final[dict[str, ProposerMessage | AcceptorMessage]] = {
     "v3 proposer greeting": ProposerGreeting(
-        TENANT, TIMELINE, Membership(), 170005, 0x1234567890ABCDEF, 16 << 20
+        TENANT, TIMELINE, MembershipConfig(), 170005, 0x1234567890ABCDEF, 16 << 20
     ),
     "v3 proposer greeting with a joint configuration": ProposerGreeting(
         TENANT, TIMELINE, JOINT, 140000, 2**64 - 1, 1 << 20
     ),
-    "v3 acceptor greeting": AcceptorGreeting(42, Membership(), 5),
+    "v3 acceptor greeting": AcceptorGreeting(42, MembershipConfig(), 5),
     "v3 acceptor greeting with a configuration": AcceptorGreeting(
-        1, Membership(2, (Member(1, "localhost", 5432),)), 0
+        1, MembershipConfig(2, (ConfigMember(1, "localhost", 5432),)), 0
     ),
     "v3 vote request": VoteRequest(3, 8),
-    "v3 vote response": VoteResponse(3, 8, True, LSN, START, (Entry(1, START), Entry(4, STREAM))),
+    "v3 vote response": VoteResponse(
+        3, 8, True, LSN, START, (TermEntry(1, START), TermEntry(4, STREAM))
+    ),
     "v3 vote response refused by an empty acceptor": VoteResponse(0, 9, False, 0, 0),
-    "v3 elected": ProposerElected(3, 8, STREAM, (Entry(1, START), Entry(4, STREAM), Entry(8, LSN))),
+    "v3 elected": ProposerElected(
+        3, 8, STREAM, (TermEntry(1, START), TermEntry(4, STREAM), TermEntry(8, LSN))
+    ),
     "v3 append": AppendRequest(3, 8, LSN, LSN + 8, LSN - 8, START, WAL),
     "v3 heartbeat": AppendRequest(0, 1, 16, 16, 0, 0),
     "v3 append response": AppendResponse(3, 8, LSN + 8, LSN, HotStandbyFeedback(-2, 750, 749)),
@@ -55,12 +61,14 @@ GOLDEN: Final[dict[str, ProposerMessage | AcceptorMessage]] = {
         0, 1, 24, 16, HotStandbyFeedback(), PageserverFeedback(1024, 24, 16, 8, 795808613188564)
     ),
     "v2 proposer greeting": ProposerGreeting(
-        TENANT, TIMELINE, Membership(), 170005, 0x1234567890ABCDEF, 16 << 20, PROPOSER_ID, 1
+        TENANT, TIMELINE, MembershipConfig(), 170005, 0x1234567890ABCDEF, 16 << 20, PROPOSER_ID, 1
     ),
-    "v2 acceptor greeting": AcceptorGreeting(42, Membership(), 5),
+    "v2 acceptor greeting": AcceptorGreeting(42, MembershipConfig(), 5),
     "v2 vote request": VoteRequest(0, 8, PROPOSER_ID),
-    "v2 vote response": VoteResponse(0, 8, True, LSN, START, (Entry(1, START), Entry(4, STREAM))),
-    "v2 elected": ProposerElected(0, 8, STREAM, (Entry(8, LSN),), START),
+    "v2 vote response": VoteResponse(
+        0, 8, True, LSN, START, (TermEntry(1, START), TermEntry(4, STREAM))
+    ),
+    "v2 elected": ProposerElected(0, 8, STREAM, (TermEntry(8, LSN),), START),
     "v2 append": AppendRequest(0, 8, LSN, LSN + 8, LSN - 8, START, WAL, PROPOSER_ID),
     "v2 heartbeat": AppendRequest(0, 1, 16, 16, 0, 0),
     "v2 append response": AppendResponse(0, 8, LSN + 8, LSN, HotStandbyFeedback(-2, 750, 749)),
@@ -90,13 +98,13 @@ U64: Final = st.integers(0, 2**64 - 1)
 I64: Final = st.integers(-(2**63), 2**63 - 1)
 IDS: Final = st.binary(min_size=16, max_size=16).map(bytes.hex)
 PROPOSER_IDS: Final = st.binary(min_size=16, max_size=16)
-HISTORIES: Final = st.lists(st.builds(Entry, U64, U64), max_size=5).map(tuple)
+HISTORIES: Final = st.lists(st.builds(TermEntry, U64, U64), max_size=5).map(tuple)
 HOSTS: Final = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=63)
 MEMBERS: Final = st.lists(
-    st.builds(Member, U64, HOSTS, U16), max_size=4, unique_by=lambda member: member.node_id
+    st.builds(ConfigMember, U64, HOSTS, U16), max_size=4, unique_by=lambda member: member.node_id
 ).map(tuple)
-MEMBERSHIPS: Final = st.just(Membership()) | st.builds(
-    Membership, st.integers(1, 2**32 - 1), MEMBERS.filter(len), MEMBERS
+MEMBERSHIPS: Final = st.just(MembershipConfig()) | st.builds(
+    MembershipConfig, st.integers(1, 2**32 - 1), MEMBERS.filter(len), MEMBERS
 )
 FEEDBACKS: Final = st.builds(PageserverFeedback, U64, U64, U64, U64, I64, U32, st.booleans())
 
@@ -125,7 +133,15 @@ def proposer_messages(version: int) -> st.SearchStrategy[ProposerMessage]:
     zero = st.just(0)
     return st.one_of(
         st.builds(
-            ProposerGreeting, IDS, IDS, st.just(Membership()), U32, U64, U32, PROPOSER_IDS, U32
+            ProposerGreeting,
+            IDS,
+            IDS,
+            st.just(MembershipConfig()),
+            U32,
+            U64,
+            U32,
+            PROPOSER_IDS,
+            U32,
         ),
         st.builds(VoteRequest, zero, U64, PROPOSER_IDS),
         st.builds(ProposerElected, zero, U64, U64, HISTORIES, U64),
@@ -136,7 +152,7 @@ def proposer_messages(version: int) -> st.SearchStrategy[ProposerMessage]:
 def acceptor_messages(version: int) -> st.SearchStrategy[AcceptorMessage]:
     """Any message of an acceptor of that version."""
     generations = U32 if version == 3 else st.just(0)
-    memberships = MEMBERSHIPS if version == 3 else st.just(Membership())
+    memberships = MEMBERSHIPS if version == 3 else st.just(MembershipConfig())
     standby = st.builds(HotStandbyFeedback, I64, U64, U64)
     return st.one_of(
         st.builds(AcceptorGreeting, U64, memberships, U64),

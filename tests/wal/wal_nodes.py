@@ -13,21 +13,21 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from actors.kernel import System, SystemClock
+from actors.kernel import ActorSystem, SystemClock
 from actors.settings import Settings
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.framing import PG_VERSION, START_LSN
 from actors.wal.listener import WalListener
 from actors.wal.lsn import SEGMENT_BYTES
-from actors.wal.messages import Membership, ProposerGreeting
+from actors.wal.messages import MembershipConfig, ProposerGreeting
 from actors.wal.proposer import ProposerConfig
-from actors.wal.proposing import Timing, propose
+from actors.wal.proposing import ProposerTiming, propose
 from actors.wal.pushing import push
-from actors.wal.timeline import Timeline
-from actors.wal.timelines import FileDisk, Timelines
+from actors.wal.timeline import WalTimeline
+from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
 TENANT, TIMELINE = "0a" * 16, "0b" * 16
-FAST = Timing(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
+FAST = ProposerTiming(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
 SETTINGS = Settings()
 
 
@@ -42,7 +42,7 @@ class Node:
         self._tls = tls
         self._token = token.encode()
         self.port = 0
-        self._timelines: Timelines | None = None
+        self._timelines: TimelineRegistry | None = None
         self._stop = asyncio.Event()
         self._served: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class Node:
         return AcceptorAddress("127.0.0.1", self.port)
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> WalTimeline:
         assert self._timelines is not None
         found = self._timelines.find(TENANT, TIMELINE)
         assert found is not None
@@ -62,14 +62,18 @@ class Node:
         sock.setblocking(False)
         self.port = sock.getsockname()[1]
         clock = SystemClock()
-        self._timelines = Timelines(self.folder, self.node_id, FileDisk(), clock, SETTINGS)
+        self._timelines = TimelineRegistry(
+            self.folder, self.node_id, FileTimelineStore(), clock, SETTINGS
+        )
         await self._timelines.open()
         self._stop = asyncio.Event()
         self._served = asyncio.create_task(self._serve(sock, self._timelines, clock))
 
-    async def _serve(self, sock: socket.socket, timelines: Timelines, clock: SystemClock) -> None:
+    async def _serve(
+        self, sock: socket.socket, timelines: TimelineRegistry, clock: SystemClock
+    ) -> None:
         try:
-            async with System(clock=clock) as system, anyio.create_task_group() as group:
+            async with ActorSystem(clock=clock) as system, anyio.create_task_group() as group:
                 knows = self._token.__eq__ if self._token else None
                 listener = WalListener(
                     timelines, system, clock, SETTINGS, knows=knows, tls=self._tls
@@ -84,7 +88,9 @@ class Node:
     async def make(self) -> None:
         """The timeline, of which it has nothing yet."""
         assert self._timelines is not None
-        greeting = ProposerGreeting(TENANT, TIMELINE, Membership(), PG_VERSION, 0, SEGMENT_BYTES)
+        greeting = ProposerGreeting(
+            TENANT, TIMELINE, MembershipConfig(), PG_VERSION, 0, SEGMENT_BYTES
+        )
         await self._timelines.get_or_create(greeting, may_create=True)
 
     async def down(self) -> None:

@@ -7,29 +7,29 @@ from collections import deque
 
 from wal_disks import MemoryControl, MemoryDisk, MemoryWal  # type: ignore[import-not-found]
 
-from actors.errors import Broken, PenstockError
-from actors.testing.isolation import Isolation
+from actors.errors import ConnectionBroken, PenstockError
+from actors.testing.isolation import ActorIsolation
 from actors.wal import codec_v3
 from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,
-    Entry,
-    Membership,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
     ProposerMessage,
+    TermEntry,
     VoteRequest,
 )
 from actors.wal.receiver import CopyEnd
 from actors.wal.stores import ControlState
-from actors.wal.timeline import Timeline
+from actors.wal.timeline import WalTimeline
 
 TENANT = "0123456789abcdef0123456789abcdef"
 TIMELINE = "fedcba9876543210fedcba9876543210"
 START = 0x1000000
-GREETING = ProposerGreeting(TENANT, TIMELINE, Membership(), 170005, 7, 16 * 1024 * 1024)
+GREETING = ProposerGreeting(TENANT, TIMELINE, MembershipConfig(), 170005, 7, 16 * 1024 * 1024)
 VOTE = VoteRequest(0, 1)
-ELECTED = ProposerElected(0, 1, START, (Entry(1, START),))
+ELECTED = ProposerElected(0, 1, START, (TermEntry(1, START),))
 
 
 def append(begin: int, size: int = 8, term: int = 1, commit: int = 0) -> AppendRequest:
@@ -56,12 +56,14 @@ class Log(MemoryWal):  # type: ignore[misc]
         self.closed = True
 
 
-def timeline_on(stage: Isolation, disk: MemoryDisk | None = None) -> tuple[Timeline, MemoryDisk]:
+def timeline_on(
+    stage: ActorIsolation, disk: MemoryDisk | None = None
+) -> tuple[WalTimeline, MemoryDisk]:
     """A timeline on a disk in memory."""
     state = ControlState(TENANT, TIMELINE, segment_bytes=16 * 1024 * 1024)
     disk = disk or MemoryDisk(state)
     clock = stage.system.clock
-    return Timeline(5, MemoryControl(disk), Log(disk), clock), disk
+    return WalTimeline(5, MemoryControl(disk), Log(disk), clock), disk
 
 
 class MemoryWire:
@@ -109,5 +111,5 @@ class MemoryWire:
     async def send_copy(self, data: bytes) -> None:
         await self._taking.wait()
         if self.broken:
-            raise Broken("the proposer is gone")
+            raise ConnectionBroken("the proposer is gone")
         self.heard.append(codec_v3.decode_acceptor(data))

@@ -34,10 +34,10 @@ import pyarrow.compute as pc
 from actors.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
 from actors.arrangement.matching import conform
 from actors.arrangement.merge import merge, merge_from, wants_compaction
-from actors.arrangement.reading import View
-from actors.arrangement.run import HASH, Run, in_memory, on_disk, sort
-from actors.errors import Closed, InvalidUsage, ReadBelowSince
-from actors.plan.schema import ERROR, TIME, Schema
+from actors.arrangement.reading import ArrangementSnapshot
+from actors.arrangement.run import HASH, SortedRun, in_memory, on_disk, sort
+from actors.errors import InvalidUsage, ReadBelowSince, ResourceClosed
+from actors.plan.schema import ERROR, TIME, TableSchema
 from actors.plan.updates import advance, opening_of
 from actors.progress import Frontier, Time, format_frontier
 from actors.threshold_probes import (
@@ -51,7 +51,7 @@ _RUN_NUMBERS: Final = itertools.count()
 """Numbers of the process: a new arrangement in an old one's directory never reuses a file name."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ArrangementLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
 
     memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
@@ -78,7 +78,7 @@ class ArrangementStatistics(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, frozen=True):
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SortedRun, ...] = ()
     upper: Frontier = 0
     since: Time = 0
 
@@ -104,7 +104,7 @@ def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Ta
     ]
 
 
-def check_key(schema: Schema, key: tuple[str, ...]) -> None:
+def check_key(schema: TableSchema, key: tuple[str, ...]) -> None:
     """Raise `InvalidUsage` when the key is not of the schema or cannot be compared."""
     updates = schema.arrow_updates()
     for name in key:
@@ -117,7 +117,11 @@ class Arrangement:
     """A collection by key. Synchronous and blocking (files): call it off the event loop."""
 
     def __init__(
-        self, directory: Path, schema: Schema, key: tuple[str, ...], limits: Limits | None = None
+        self,
+        directory: Path,
+        schema: TableSchema,
+        key: tuple[str, ...],
+        limits: ArrangementLimits | None = None,
     ) -> None:
         """Start empty, with `directory` for its own files (made if needed, old runs removed).
 
@@ -127,7 +131,7 @@ class Arrangement:
         check_key(schema, key)
         self.schema = schema
         self.key = key
-        self._limits = limits or Limits()
+        self._limits = limits or ArrangementLimits()
         self._updates_schema = schema.arrow_updates()
         self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
         """Header of an Arrow IPC stream of rows: user columns and their weight."""
@@ -171,7 +175,7 @@ class Arrangement:
         """Add updates with times from the present upper to below `upper`, and advance the upper to
         it. `consolidated`: no two of them at one time are equal, which makes reading them cheap.
 
-        Raises `InvalidUsage` when `upper` goes back or a time lies outside, `Closed`, and
+        Raises `InvalidUsage` when `upper` goes back or a time lies outside, `ResourceClosed`, and
         `StorageError` (then nothing was inserted).
         """
         self._check_open()
@@ -190,7 +194,7 @@ class Arrangement:
                 )
         self._append(self._make_run(updates, consolidated) if updates.num_rows else None, upper)
 
-    def _append(self, run: Run | None, upper: Frontier) -> None:
+    def _append(self, run: SortedRun | None, upper: Frontier) -> None:
         with self._lock:
             closed = self._closed
             if not closed:
@@ -202,7 +206,7 @@ class Arrangement:
             self._check_open()
         self._merge_small()
 
-    def _make_run(self, updates: pa.Table, consolidated: bool = False) -> Run | None:
+    def _make_run(self, updates: pa.Table, consolidated: bool = False) -> SortedRun | None:
         schema = self._updates_schema
         if ERROR in updates.column_names and updates[ERROR].null_count < updates.num_rows:
             schema = schema.append(pa.field(ERROR, pa.string()))
@@ -317,7 +321,7 @@ class Arrangement:
 
         The cost follows the keys and what they match. Key types that compare only after a rounding
         conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`, `InvalidUsage`
-        (`before` beyond upper, wrong number of columns) and `Closed`.
+        (`before` beyond upper, wrong number of columns) and `ResourceClosed`.
         """
         return self.lookup_all((keys,), before)
 
@@ -364,10 +368,10 @@ class Arrangement:
         found = [block.rows for run in state.runs if run.time_min < before for block in run.blocks]
         return self._answer(found, state, before)
 
-    def view(self, before: Time) -> View:
+    def view(self, before: Time) -> ArrangementSnapshot:
         """Return the contents before that time, to be read piece by piece (`reading`). The view
         stays valid when the arrangement goes on or is closed. Raises as `lookup` does."""
-        return View(self._readable(before).runs, before, self.schema)
+        return ArrangementSnapshot(self._readable(before).runs, before, self.schema)
 
     def _readable(self, before: Time) -> _State:
         state = self._state
@@ -430,7 +434,7 @@ class Arrangement:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"the arrangement in {self._directory} was closed")
+            raise ResourceClosed(f"the arrangement in {self._directory} was closed")
 
     def _new_path(self) -> Path:
         return self._directory / f"run-{next(_RUN_NUMBERS):08d}.arrow"

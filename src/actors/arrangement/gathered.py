@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.hashing import Hashes, check_key_type
-from actors.errors import Corrupt, InvalidUsage, ViewInError
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.errors import CorruptData, InvalidUsage, ViewInError
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import consolidate, set_column
 from actors.threshold_probes import GATHERED_BYTES, SLICED_ROWS
 
 
-class Contents(Protocol):
+class CollectionContents(Protocol):
     """A collection at one time."""
 
     def errors(self) -> pa.Table:
@@ -33,10 +33,10 @@ class Contents(Protocol):
         ...
 
 
-class Gathered:
+class GatheredUpdates:
     """Updates that all count at the same time; `place`: a folder for spilling, made on demand."""
 
-    def __init__(self, schema: Schema, place: Path) -> None:
+    def __init__(self, schema: TableSchema, place: Path) -> None:
         self._schema = schema
         self._place = place
         self._held: list[pa.Table] = []
@@ -70,7 +70,7 @@ class Gathered:
             return self._held_bytes, 0
         return self._held_bytes + spilled.bytes_memory, spilled.bytes_mapped
 
-    def contents(self) -> Contents:
+    def contents(self) -> CollectionContents:
         """Return all updates, summed."""
         if self._spilled is None:
             return _Held(self._held, self._schema)
@@ -88,9 +88,9 @@ class Gathered:
 
 
 class _Held:
-    """Updates in memory as `Contents`."""
+    """Updates in memory as `CollectionContents`."""
 
-    def __init__(self, tables: list[pa.Table], schema: Schema) -> None:
+    def __init__(self, tables: list[pa.Table], schema: TableSchema) -> None:
         self._tables = tables
         shape = schema.arrow_updates()
         self._rows = shape.remove(shape.get_field_index(TIME))
@@ -116,25 +116,25 @@ class _Held:
 
 
 def raise_error(errors: pa.Table) -> None:
-    """Raise `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
+    """Raise `ViewInError` for summed errors (`ERROR`, `DIFF`), `CorruptData` for a negative sum."""
     for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
         # A negative sum is corrupt input, and no error to report to users.
         if diff < 0:
-            raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
+            raise CorruptData(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
         raise ViewInError(text)
 
 
 def check_positive(batch: pa.RecordBatch) -> None:
-    """Raise `Corrupt` unless every row has a positive sum."""
+    """Raise `CorruptData` unless every row has a positive sum."""
     diffs = batch.column(DIFF)
     if pc.min(diffs).as_py() < 0:
         bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
-        raise Corrupt(
+        raise CorruptData(
             f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
         )
 
 
-def _hashable(schema: Schema) -> tuple[str, ...]:
+def _hashable(schema: TableSchema) -> tuple[str, ...]:
     """Return the columns that can be hashed, as the key to spread rows by."""
     names = []
     for field in schema.arrow():

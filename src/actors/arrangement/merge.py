@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.hashing import Hashes
-from actors.arrangement.run import HASH, Run, as_batch, in_memory, on_disk
+from actors.arrangement.run import HASH, SortedRun, as_batch, in_memory, on_disk
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
@@ -40,7 +40,7 @@ def merge_from(sizes: Sequence[int]) -> int:
     return start
 
 
-def wants_compaction(run: Run, since: Time) -> bool:
+def wants_compaction(run: SortedRun, since: Time) -> bool:
     """Return whether rewriting this run alone with times advanced to `since` is likely to pay."""
     # True once half of the rows would share a time, as history may cancel then. It holds at most
     # once for a run (``run.since < run.time_middle``), so its cost is amortised.
@@ -48,14 +48,14 @@ def wants_compaction(run: Run, since: Time) -> bool:
 
 
 def merge(
-    runs: Sequence[Run],
+    runs: Sequence[SortedRun],
     schema: pa.Schema,
     since: Time,
     path: Path,
     *,
     memory_bytes: int,
     block_bytes: int,
-) -> Run | None:
+) -> SortedRun | None:
     """Merge the runs into one consolidated run; None when everything cancels.
 
     `schema` is that of the rows with `HASH`, without `ERROR`. Stays in memory when the inputs
@@ -74,7 +74,7 @@ def merge(
 
 
 def _slices(
-    runs: Sequence[Run], schema: pa.Schema, since: Time, count: int
+    runs: Sequence[SortedRun], schema: pa.Schema, since: Time, count: int
 ) -> Iterator[pa.RecordBatch]:
     lower = np.uint64(0)
     for upper in [*boundaries(runs, count), None]:
@@ -88,7 +88,7 @@ def _slices(
             lower = upper
 
 
-def boundaries(runs: Sequence[Run], count: int) -> Hashes:
+def boundaries(runs: Sequence[SortedRun], count: int) -> Hashes:
     """Return ascending hashes that cut the rows of all runs into about `count` equal slices."""
     if count <= 1:
         return np.empty(0, np.uint64)

@@ -1,12 +1,12 @@
 """Reads an arrangement at one moment: rows summed up, in bounded pieces, copying little.
 
-A `View` is a list of runs and a time; both are immutable, whatever becomes of the arrangement
-(pages of a removed file live as long as their mapping). Equal rows have equal hashes, so the walk
-cuts the hash space into slices of bounded size and sums each by itself. Within a slice only rows
-that could meet another are grouped: those whose hash occurs in more than one run, or twice in a run
-that is not *plain*. A run is plain if it holds every row once, at one time that counts, and no
-errors: its rows are the answer as they are. So a large run with few changes beside it is yielded
-without a copy where nothing changed.
+A `ArrangementSnapshot` is a list of runs and a time; both are immutable, whatever becomes of the
+arrangement (pages of a removed file live as long as their mapping). Equal rows have equal hashes,
+so the walk cuts the hash space into slices of bounded size and sums each by itself. Within a slice
+only rows that could meet another are grouped: those whose hash occurs in more than one run, or
+twice in a run that is not *plain*. A run is plain if it holds every row once, at one time that
+counts, and no errors: its rows are the answer as they are. So a large run with few changes beside
+it is yielded without a copy where nothing changed.
 
 Rules. Every row is yielded once over all batches, with its sum in `DIFF`, never zero; a negative
 sum is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at
@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 
 from actors.arrangement.hashing import ERROR_HASH, Hashes
 from actors.arrangement.merge import boundaries
-from actors.arrangement.run import HASH, Block, Run
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.arrangement.run import HASH, RunBlock, SortedRun
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import consolidate
 from actors.progress import Time
 from actors.threshold_probes import GROUPED_REST, RESIDENT_BYTES, VIEW_SLICE
@@ -35,12 +35,12 @@ BYTES_AT_ONCE: Final = 4 << 20
 """Bound of a slice, beside the rows of `VIEW_SLICE`."""
 
 
-class View(msgspec.Struct, frozen=True, gc=False):
+class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
     """The contents of an arrangement: updates with ``time < before``."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[SortedRun, ...]
     before: Time
-    schema: Schema
+    schema: TableSchema
 
     def errors(self) -> pa.Table:
         """Return the summed errors: columns `ERROR` and `DIFF`."""
@@ -98,7 +98,7 @@ class View(msgspec.Struct, frozen=True, gc=False):
                 lower = upper
         yield from rest.take()
 
-    def point(self, wanted: int) -> list[tuple[Run, Block, int, int]] | None:
+    def point(self, wanted: int) -> list[tuple[SortedRun, RunBlock, int, int]] | None:
         """Return the places of the rows of one hash: (run, block, first, beyond) each; None when
         there are errors, which belong to every answer."""
         hash_ = np.uint64(wanted)
@@ -117,28 +117,28 @@ class View(msgspec.Struct, frozen=True, gc=False):
                         found.append((run, block, first, beyond))
         return found
 
-    def _counting(self) -> list[Run]:
+    def _counting(self) -> list[SortedRun]:
         return [run for run in self.runs if run.time_min < self.before]
 
 
-def _let_go(runs: Sequence[Run]) -> None:
+def _let_go(runs: Sequence[SortedRun]) -> None:
     for run in runs:
         run.passed()
 
 
-def is_plain(run: Run, before: Time) -> bool:
+def is_plain(run: SortedRun, before: Time) -> bool:
     """Return whether the run's rows before that time are its rows as they are."""
     single = run.time_min == run.time_max < before
     return single and run.consolidated and not run.has_errors
 
 
-def _timely(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
+def _timely(batch: pa.RecordBatch, run: SortedRun, before: Time) -> pa.RecordBatch:
     if run.time_max < before:
         return batch
     return batch.filter(pc.less(batch.column(TIME), pa.scalar(before, pa.int64())))
 
 
-def _rows_of(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
+def _rows_of(batch: pa.RecordBatch, run: SortedRun, before: Time) -> pa.RecordBatch:
     """Return the rows that count, without errors."""
     batch = _timely(batch, run, before)
     if ERROR in batch.schema.names:
@@ -164,7 +164,7 @@ class _Rest:
 
 
 def _summed(
-    parts: Sequence[tuple[Run, pa.RecordBatch]], before: Time, names: list[str], rest: _Rest
+    parts: Sequence[tuple[SortedRun, pa.RecordBatch]], before: Time, names: list[str], rest: _Rest
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one slice that meet no other, and pass the rest to `rest`."""
     counting = [(run, _rows_of(batch, run, before)) for run, batch in parts]
@@ -213,7 +213,7 @@ def _bits(mask: np.typing.NDArray[np.bool_]) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, packed])
 
 
-def _without_zeros(batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+def _without_zeros(batch: pa.RecordBatch, run: SortedRun) -> Iterator[pa.RecordBatch]:
     if not run.consolidated:
         batch = batch.filter(pc.not_equal(batch.column(DIFF), pa.scalar(0, pa.int64())))
     if batch.num_rows:

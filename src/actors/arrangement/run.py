@@ -32,7 +32,7 @@ HASH: Final = "__hash"
 _SAMPLES_PER_BLOCK: Final = 1024
 
 
-class Block(msgspec.Struct, frozen=True, gc=False):
+class RunBlock(msgspec.Struct, frozen=True, gc=False):
     """Consecutive rows of a run; `values`: their user columns and `DIFF` alone; `hashes`: their
     hash column as a numpy array. All without copies."""
 
@@ -54,10 +54,10 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return self.rows.take(pa.array(places))
 
 
-class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
+class SortedRun(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Sorted updates, with a summary of them."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[RunBlock, ...]
     path: Path | None
     """The mapped file; None: in memory."""
     rows: int
@@ -152,13 +152,13 @@ class _Facts:
         self.bytes += rows.nbytes
 
     def run(
-        self, blocks: tuple[Block, ...], path: Path | None, since: Time, consolidated: bool
-    ) -> Run:
+        self, blocks: tuple[RunBlock, ...], path: Path | None, since: Time, consolidated: bool
+    ) -> SortedRun:
         """Return the run, once all blocks were added."""
         samples = np.concatenate(self._samples)
         middle = int(np.partition(samples, len(samples) // 2)[len(samples) // 2])
         assert self.time_min is not None
-        return Run(
+        return SortedRun(
             blocks=blocks,
             path=path,
             rows=self.rows,
@@ -173,10 +173,10 @@ class _Facts:
         )
 
 
-def _block(rows: pa.RecordBatch) -> Block:
+def _block(rows: pa.RecordBatch) -> RunBlock:
     hidden = (HASH, TIME, ERROR)
     values = rows.select([name for name in rows.schema.names if name not in hidden])
-    return Block(rows, values, rows.column(HASH).to_numpy())
+    return RunBlock(rows, values, rows.column(HASH).to_numpy())
 
 
 def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.RecordBatch]:
@@ -196,7 +196,7 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 
 def in_memory(
     batches: Iterable[pa.RecordBatch], since: Time, *, consolidated: bool = False
-) -> Run | None:
+) -> SortedRun | None:
     """Return a run in memory; None when there are no rows. `consolidated`: the caller guarantees
     that no two rows at one time are equal."""
     facts = _Facts()
@@ -215,7 +215,7 @@ def on_disk(
     path: Path,
     *,
     consolidated: bool = False,
-) -> Run | None:
+) -> SortedRun | None:
     """Write sorted batches to `path` and map them; return None (and write no file) when there are
     no rows.
 

@@ -1,11 +1,11 @@
 """Arrangements that the dataflows of a process share, by (shard, key columns, columns, filter).
 
-`open` hands out a `Handle`: one user's view of an arrangement. The user reads at times before its
-`lo`, and releases what lies before ``lo - 1`` when it advances. An arrangement holds the columns,
-and the rows that pass the filter, of the user that it was made for, so that changes of other
-columns and rows cost nothing; users that need no more of both share it, each with its own filter.
-It keeps real times; its since follows the least `lo` of its users, with some slack, so that a new
-view still finds its first time.
+`open` hands out a `ArrangementHandle`: one user's view of an arrangement. The user reads at times
+before its `lo`, and releases what lies before ``lo - 1`` when it advances. An arrangement holds the
+columns, and the rows that pass the filter, of the user that it was made for, so that changes of
+other columns and rows cost nothing; users that need no more of both share it, each with its own
+filter. It keeps real times; its since follows the least `lo` of its users, with some slack, so that
+a new view still finds its first time.
 
 Every user offers the deltas that it processed. They are of one shard, so they agree: of ``[lower,
 hi)`` the updates beyond the upper are inserted, the rest was there before. The first user advances
@@ -45,14 +45,14 @@ import pyarrow as pa
 
 from actors.arrangement.arrangement import (
     Arrangement,
+    ArrangementLimits,
     ArrangementStatistics,
-    Limits,
     check_key,
 )
-from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError
+from actors.errors import InvalidUsage, ReadBelowSince, ResourceClosed, StorageError
 from actors.memory_ledger import MemoryUse
 from actors.persist.filtering import PartFilter
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.plan.updates import between, consolidate_if_smaller
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import ARRANGEMENT_LAG
@@ -88,7 +88,7 @@ class SharedArrangements:
         *,
         lag_bytes_max: int = 256 << 20,
         slack: int = 1_000,
-        limits: Limits | None = None,
+        limits: ArrangementLimits | None = None,
     ) -> None:
         """Take the folder for files.
 
@@ -111,10 +111,10 @@ class SharedArrangements:
         self,
         shard: ShardId,
         key: tuple[str, ...],
-        schema: Schema,
+        schema: TableSchema,
         lo: Frontier,
         rows: PartFilter | None = None,
-    ) -> Handle:
+    ) -> ArrangementHandle:
         """Add a user that stands at `lo`.
 
         Args:
@@ -137,7 +137,7 @@ class SharedArrangements:
                 good = entries[-1:]
             # The narrowest, and of those the newest.
             entry = min(reversed(good), key=lambda each: (each.rows is None, len(each.columns)))
-            handle = Handle(self, entry, lo, rows)
+            handle = ArrangementHandle(self, entry, lo, rows)
             # Under the same lock as the choice: the since cannot pass `lo` in between.
             entry.users.add(handle)
         return handle
@@ -209,17 +209,17 @@ class _Entry:
     (`inserting`)."""
 
     def __init__(
-        self, name: _Name, schema: Schema, rows: PartFilter | None, directory: Path
+        self, name: _Name, schema: TableSchema, rows: PartFilter | None, directory: Path
     ) -> None:
         self.name = name
         self.schema = schema
         self.columns = frozenset(schema.columns)
         self.rows = rows
         self.directory = directory
-        self.users: set[Handle] = set()
+        self.users: set[ArrangementHandle] = set()
         self.arrangement: Arrangement | None = None
         """The arrangement; None until it is filled."""
-        self.filling: Filling | None = None
+        self.filling: ArrangementFill | None = None
         self.fillings = 0
         self.retired = False
         """True if newcomers must not use it."""
@@ -229,7 +229,7 @@ class _Entry:
         self.marks: list[tuple[Frontier, int]] = []
         """Pairs (upper, bytes inserted when it was reached), ascending and a little apart."""
 
-    def serves(self, schema: Schema, rows: PartFilter | None) -> bool:
+    def serves(self, schema: TableSchema, rows: PartFilter | None) -> bool:
         """Return whether it holds these columns, and the rows that pass."""
         same = self.rows is None or (rows is not None and rows.name == self.rows.name)
         return same and self.columns.issuperset(schema.columns)
@@ -272,7 +272,7 @@ class _Entry:
         passed = bisect.bisect_right(self.marks, lo, key=lambda mark: mark[0])
         return self.inserted - self.marks[passed][1] if passed < len(self.marks) else 0
 
-    def detach_laggards(self, bytes_max: int, slack: int) -> list[Handle]:
+    def detach_laggards(self, bytes_max: int, slack: int) -> list[ArrangementHandle]:
         """Detach users that hold up compaction; never the one that is furthest on."""
         if self.inserted <= bytes_max:
             return []
@@ -299,7 +299,7 @@ class _Entry:
         return SharedStatistics(shard, key, users, *own, *what)
 
 
-class Handle:
+class ArrangementHandle:
     """One user of a shared arrangement."""
 
     def __init__(
@@ -329,7 +329,7 @@ class Handle:
         return self._entry.name[1]
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return the columns of the reads, which may be more than were asked for."""
         return self._entry.schema
 
@@ -351,7 +351,7 @@ class Handle:
 
     # -- filling ----------------------------------------------------------------------------------
 
-    def claim(self) -> Filling | None:
+    def claim(self) -> ArrangementFill | None:
         """Claim the filling; None when it is filled, or when another user fills it."""
         self._check()
         entry, registry = self._entry, self._registry
@@ -360,7 +360,7 @@ class Handle:
                 return None
             entry.fillings += 1
             place = entry.directory / str(entry.fillings)
-            entry.filling = Filling(registry, entry, place)
+            entry.filling = ArrangementFill(registry, entry, place)
             return entry.filling
 
     def when_settled(self, call: Callable[[], None]) -> bool:
@@ -384,7 +384,7 @@ class Handle:
         """Insert the new part of the shard's updates with ``lower <= time < upper`` (all columns).
 
         An offer that would leave a gap is ignored. Raises `ReadBelowSince` (detached),
-        `Closed` and `StorageError` (then nothing was inserted).
+        `ResourceClosed` and `StorageError` (then nothing was inserted).
         """
         self._check()
         entry, registry = self._entry, self._registry
@@ -442,7 +442,7 @@ class Handle:
         (`Arrangement.lookup`).
 
         Raises `ReadBelowSince` when the user was detached, `InvalidUsage` when it is not `ready`,
-        and `Closed`.
+        and `ResourceClosed`.
         """
         return self._passing(self._readable().lookup_all(tables, self.lo))
 
@@ -462,7 +462,7 @@ class Handle:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed(f"this user of the arrangement of {self.shard} was closed")
+            raise ResourceClosed(f"this user of the arrangement of {self.shard} was closed")
         # A detached user must not read: the since may be beyond its `lo`.
         if self._refused is not None:
             raise ReadBelowSince(self._refused)
@@ -488,7 +488,7 @@ class Handle:
         shutil.rmtree(entry.directory, ignore_errors=True)
 
 
-class Filling:
+class ArrangementFill:
     """The first contents of an arrangement, inserted by one user, up to `publish` or `abandon`."""
 
     def __init__(self, registry: SharedArrangements, entry: _Entry, place: Path) -> None:
@@ -502,7 +502,7 @@ class Filling:
 
     def start(self, shard_since: Time) -> None:
         """Begin, with a shard that is readable from `shard_since` on; newcomers that need earlier
-        times get another arrangement from now on. Raises `Closed` after the end."""
+        times get another arrangement from now on. Raises `ResourceClosed` after the end."""
         entry, registry = self._entry, self._registry
         arrangement = Arrangement(self._place, entry.schema, entry.name[1], registry._limits)
         # Made outside of the lock (files); an end meanwhile removes them again.
@@ -514,11 +514,11 @@ class Filling:
                 self.arrangement = arrangement
         if ended:
             shutil.rmtree(self._place, ignore_errors=True)
-            raise Closed("the filling was given up before it began")
+            raise ResourceClosed("the filling was given up before it began")
 
     def insert(self, updates: pa.Table) -> None:
         """Add the arrangement's share of updates with all columns, in any order. Raises
-        `StorageError`, and `Closed` after the end."""
+        `StorageError`, and `ResourceClosed` after the end."""
         assert self.arrangement is not None, "start comes first"
         self.arrangement.fill(self._entry.own(updates))
 

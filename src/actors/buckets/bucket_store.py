@@ -44,28 +44,28 @@ _ALLOW_HTTP: Final = {
 }
 
 
-class Version(msgspec.Struct, frozen=True):
+class ObjectVersion(msgspec.Struct, frozen=True):
     """Version of an object, as the store distinguishes them."""
 
     e_tag: str | None
     version: str | None
 
 
-class Found(msgspec.Struct, frozen=True):
+class FetchedObject(msgspec.Struct, frozen=True):
     """An object's bytes, and its version."""
 
     data: bytes
-    version: Version
+    version: ObjectVersion
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedObject(msgspec.Struct, frozen=True):
     """An object in a listing."""
 
     key: str
     size: int
     modified_ns: int
     """The store's time of the last write (Unix time); many stores have whole seconds only."""
-    version: Version
+    version: ObjectVersion
 
 
 def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> ObjectStore:
@@ -126,7 +126,7 @@ class BucketStore:
             store = open_store(kind, bucket, settings, settings.copy_request_retries_max)
             return cls(store, open_store(kind, bucket, settings, 0), where, settings)
 
-    async def get(self, key: str, bytes_max: int) -> Found | None:
+    async def get(self, key: str, bytes_max: int) -> FetchedObject | None:
         """Return an object, or None. Raises `StorageError`, also for one of more than
         `bytes_max`."""
         with translate_errors("read", self._of(key), determinate=True):
@@ -145,9 +145,9 @@ class BucketStore:
                     raise
                 return None
             meta = result.meta
-            return Found(data, Version(meta.get("e_tag"), meta.get("version")))
+            return FetchedObject(data, ObjectVersion(meta.get("e_tag"), meta.get("version")))
 
-    async def begin(self, key: str, bytes_max: int) -> tuple[Listed, bytes | None] | None:
+    async def begin(self, key: str, bytes_max: int) -> tuple[ListedObject, bytes | None] | None:
         """Return an object's listing, and its bytes unless they are more than `bytes_max`; None if
         it does not exist. Raises `StorageError`."""
         with translate_errors("read", self._of(key), determinate=True):
@@ -162,7 +162,7 @@ class BucketStore:
                     raise
                 return None
 
-    async def put_if(self, key: str, data: bytes, expected: Version | None) -> bool:
+    async def put_if(self, key: str, data: bytes, expected: ObjectVersion | None) -> bool:
         """Write an object if the existing one has that version (None: none exists); return whether
         it did. Tries once. Raises `StorageError`, indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -268,7 +268,7 @@ class BucketStore:
                 keys += [each["path"] for each in batch]
         return keys[:count_max]
 
-    async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
+    async def pages(self, prefix: str) -> AsyncGenerator[list[ListedObject], None]:
         """Yield all objects below a prefix (``""``: of the bucket), in pages of at most
         `PAGE_KEYS`. Raises `StorageError`."""
         with translate_errors("list", self._of(prefix), determinate=True):
@@ -282,7 +282,7 @@ class BucketStore:
                 found = [listed(each) for each in page]
             yield found
 
-    async def head(self, key: str) -> Listed | None:
+    async def head(self, key: str) -> ListedObject | None:
         """Return the listing of one object; None if it does not exist. Raises `StorageError`."""
         with translate_errors("look at", self._of(key), determinate=True):
             try:
@@ -293,7 +293,7 @@ class BucketStore:
                     raise
                 return None
 
-    async def piece(self, of: Listed, start: int, end: int) -> bytes | None:
+    async def piece(self, of: ListedObject, start: int, end: int) -> bytes | None:
         """Return bytes of an object as it was listed, ``start <= n < end``; None if it was replaced
         or deleted. Raises `StorageError`."""
         from obstore.exceptions import PreconditionError
@@ -366,12 +366,12 @@ def _pieces(
             yield data
 
 
-def listed(meta: Any) -> Listed:
+def listed(meta: Any) -> ListedObject:
     """Convert the library's metadata of an object."""
     at = meta["last_modified"]
     modified_ns = calendar.timegm(at.utctimetuple()) * 1_000_000_000 + at.microsecond * 1_000
-    version = Version(meta.get("e_tag"), meta.get("version"))
-    return Listed(meta["path"], meta["size"], modified_ns, version)
+    version = ObjectVersion(meta.get("e_tag"), meta.get("version"))
+    return ListedObject(meta["path"], meta["size"], modified_ns, version)
 
 
 Opener = Callable[[str, str, Settings], BucketStore]

@@ -1,10 +1,10 @@
 """Blocks: inputs under inner joins, and the distribution of their predicates.
 
 A *block* is a product of inputs restricted by a conjunction. `PlanBlock.close` makes a plan of it:
-a predicate over one input filters that input, an equality between two inputs becomes an `Equal` (a
-side that is an expression is computed at its input as a new column), the rest is the join's
-residual. Catalyst has pushed predicates down already (``PushDownPredicates``); predicates over one
-input are left only where a constant or a flattened join made them so.
+a predicate over one input filters that input, an equality between two inputs becomes an
+`ColumnEquality` (a side that is an expression is computed at its input as a new column), the rest
+is the join's residual. Catalyst has pushed predicates down already (``PushDownPredicates``);
+predicates over one input are left only where a constant or a flattened join made them so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 from actors.catalyst.plan_nodes import NotTranslated
 from actors.plan.relational import (
-    Equal,
-    Filter,
-    Join,
-    Named,
+    ColumnEquality,
+    FilterNode,
+    JoinNode,
+    NamedExpression,
     Plan,
-    Project,
+    ProjectNode,
     TemporalFilter,
     TimeBound,
     columns_of,
@@ -44,7 +44,7 @@ class WrittenExpression(msgspec.Struct, frozen=True):
     type: str = "boolean"
 
 
-class Conjunct(msgspec.Struct, frozen=True):
+class PlanConjunct(msgspec.Struct, frozen=True):
     """A predicate. `sides`: both operands of an equality; `clock`: the edges of a comparison with
     the clock; `safe`: true if it raises an error for no row."""
 
@@ -88,12 +88,12 @@ class PlanBlock(msgspec.Struct):
     attributes."""
 
     inputs: list[Plan]
-    conjuncts: list[Conjunct]
+    conjuncts: list[PlanConjunct]
     output: list[int]
     """Ids of Catalyst's attributes, in order; one may occur twice."""
     columns: dict[int, ColumnBinding]
 
-    def merged(self, other: PlanBlock, conjuncts: Iterable[Conjunct]) -> PlanBlock:
+    def merged(self, other: PlanBlock, conjuncts: Iterable[PlanConjunct]) -> PlanBlock:
         """Return the inner join of both under a condition."""
         return PlanBlock(
             [*self.inputs, *other.inputs],
@@ -105,21 +105,21 @@ class PlanBlock(msgspec.Struct):
     def close(self, fresh: FreshIds) -> Plan:
         """Return the block as one plan.
 
-        >>> from actors.plan.relational import Scan
+        >>> from actors.plan.relational import ScanNode
         >>> key = WrittenExpression("i0_a", frozenset({"i0_a"}), "int")
         >>> other = WrittenExpression("i1_b + 1", frozenset({"i1_b"}), "int")
         >>> whole = WrittenExpression("(i0_a = i1_b + 1)", key.reads | other.reads)
-        >>> scans = [Scan(0, (("i0_a", "a"),)), Scan(1, (("i1_b", "b"),))]
-        >>> block = PlanBlock(scans, [Conjunct(whole, (key, other))], [], {})
+        >>> scans = [ScanNode(0, (("i0_a", "a"),)), ScanNode(1, (("i1_b", "b"),))]
+        >>> block = PlanBlock(scans, [PlanConjunct(whole, (key, other))], [], {})
         >>> plan = block.close(FreshIds())
         >>> plan.equal
-        (Equal(left='i0_a', right='c0', null_safe=False),)
+        (ColumnEquality(left='i0_a', right='c0', null_safe=False),)
         >>> plan.inputs[1].columns[1]
-        Named(name='c0', expression='i1_b + 1')
+        NamedExpression(name='c0', expression='i1_b + 1')
         """
         inputs = list(self.inputs)
         owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
-        edges: list[tuple[int, int, Conjunct]] = []
+        edges: list[tuple[int, int, PlanConjunct]] = []
         residual: list[str] = []
         for each in guards_first(self.conjuncts):
             places = {owner[name] for name in each.written.reads}
@@ -147,13 +147,13 @@ class PlanBlock(msgspec.Struct):
         for left, right, each in edges:
             assert each.sides is not None
             one, other = (side.text for side in each.sides)
-            equal.append(Equal(names[left][one], names[right][other], each.null_safe))
+            equal.append(ColumnEquality(names[left][one], names[right][other], each.null_safe))
         ids = (id_ for each in inputs for id_ in columns_of(each))
         types = tuple((id_, fresh.types[id_]) for id_ in ids if id_ in fresh.types)
-        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual), types)
+        return JoinNode(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual), types)
 
 
-def filtered(plan: Plan, conjunct: Conjunct, fresh: FreshIds) -> Plan:
+def filtered(plan: Plan, conjunct: PlanConjunct, fresh: FreshIds) -> Plan:
     """Return the plan's rows for which a predicate over them is true."""
     predicate = conjunct.written.text
     if conjunct.clock is not None:
@@ -163,9 +163,9 @@ def filtered(plan: Plan, conjunct: Conjunct, fresh: FreshIds) -> Plan:
             return msgspec.structs.replace(plan, bounds=(*plan.bounds, conjunct.clock))
         types = tuple((id_, fresh.types[id_]) for id_ in columns_of(plan))
         return TemporalFilter(plan, (conjunct.clock,), types)
-    if isinstance(plan, Filter):
-        return Filter(plan.input, f"{plan.predicate} AND {predicate}")
-    return Filter(plan, predicate)
+    if isinstance(plan, FilterNode):
+        return FilterNode(plan.input, f"{plan.predicate} AND {predicate}")
+    return FilterNode(plan, predicate)
 
 
 def add_key_columns(
@@ -174,23 +174,23 @@ def add_key_columns(
     """Return the plan with a column for each expression, and the columns' ids by the texts."""
     columns = columns_of(plan)
     names = {name: name for name in columns}
-    made: list[Named] = []
+    made: list[NamedExpression] = []
     for side in sides:
         if side.text not in names:
             names[side.text] = fresh.take("c", side.type)
-            made.append(Named(names[side.text], side.text))
+            made.append(NamedExpression(names[side.text], side.text))
     if made:
-        passed = tuple(Named(name, name) for name in columns)
-        plan = Project(plan, (*passed, *made))
+        passed = tuple(NamedExpression(name, name) for name in columns)
+        plan = ProjectNode(plan, (*passed, *made))
     return plan, names
 
 
-def guards_first(conjuncts: Iterable[Conjunct]) -> list[Conjunct]:
+def guards_first(conjuncts: Iterable[PlanConjunct]) -> list[PlanConjunct]:
     """Return predicates with those first that raise for no row: they guard the others, and Catalyst
     may have moved the others before them.
 
-    >>> raising = Conjunct(WrittenExpression("12 div x > 1", frozenset("x")))
-    >>> guard = Conjunct(WrittenExpression("x <> 0", frozenset("x")), safe=True)
+    >>> raising = PlanConjunct(WrittenExpression("12 div x > 1", frozenset("x")))
+    >>> guard = PlanConjunct(WrittenExpression("x <> 0", frozenset("x")), safe=True)
     >>> [each.written.text for each in guards_first([raising, guard])]
     ['x <> 0', '12 div x > 1']
     """
@@ -198,8 +198,8 @@ def guards_first(conjuncts: Iterable[Conjunct]) -> list[Conjunct]:
 
 
 def split_conjuncts(
-    conjuncts: Iterable[Conjunct], left: Plan, right: Plan
-) -> tuple[list[Equality], list[str], list[Conjunct], list[Conjunct]]:
+    conjuncts: Iterable[PlanConjunct], left: Plan, right: Plan
+) -> tuple[list[Equality], list[str], list[PlanConjunct], list[PlanConjunct]]:
     """Return the equalities between two sides, the other predicates over both, and the predicates
     over each side alone.
 
@@ -208,8 +208,8 @@ def split_conjuncts(
     mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
     equal: list[Equality] = []
     rest: list[str] = []
-    own: list[Conjunct] = []
-    other: list[Conjunct] = []
+    own: list[PlanConjunct] = []
+    other: list[PlanConjunct] = []
     for each in guards_first(conjuncts):
         read = each.written.reads
         if read and read <= mine:

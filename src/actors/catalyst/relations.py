@@ -1,7 +1,7 @@
 """Catalyst's rewritten plan of a view → the view's relational plan.
 
 The tree is read bottom up. A node becomes a `PlanBlock`: projections that only pass on or rename
-columns, and inner joins, do not close it, so that a chain of joins becomes one `Join` of many
+columns, and inner joins, do not close it, so that a chain of joins becomes one `JoinNode` of many
 inputs. A table expression that is used twice is two plans with ids of their own.
 
 `NotTranslated` names the construct that no rule knows: the view is then opaque.
@@ -17,10 +17,10 @@ import msgspec
 from actors.catalyst.aggregates import CallCollector
 from actors.catalyst.blocks import (
     ColumnBinding,
-    Conjunct,
     Equality,
     FreshIds,
     PlanBlock,
+    PlanConjunct,
     WrittenExpression,
     add_key_columns,
     filtered,
@@ -52,22 +52,22 @@ from actors.catalyst.tree_reading import (
 from actors.catalyst.widening import strip_widening_casts
 from actors.catalyst.window_calls import window_parts, window_reach
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Constants,
-    Distinct,
-    Equal,
-    Expansion,
-    Generation,
-    Key,
-    Limit,
-    Named,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    ExpandNode,
+    GenerateNode,
+    GroupKey,
+    LimitNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     UnionAll,
+    ValuesNode,
     WindowCall,
     WindowFunctions,
     columns_of,
@@ -88,7 +88,7 @@ _UNORDERED: Final = ("map<", "variant", "interval")
 
 
 _LIFTED: Final = ("ScalarSubquery", "Exists")
-_Reason: TypeAlias = Callable[[PlanBlock], tuple[PlanBlock, PlanBlock, list[Conjunct]]]
+_Reason: TypeAlias = Callable[[PlanBlock], tuple[PlanBlock, PlanBlock, list[PlanConjunct]]]
 """Takes rows of the left; returns them, possibly with one more column, the right, and the
 predicates under which two rows match."""
 
@@ -117,7 +117,7 @@ class RelationalBuilder:
         self._scans: dict[int, int] = {}
         self._types = self._fresh.types
 
-    def build(self, root: TreeNode, names: Sequence[str]) -> Project:
+    def build(self, root: TreeNode, names: Sequence[str]) -> ProjectNode:
         """Return the plan of a rewritten tree, with its output columns under `names`.
 
         Raises `NotTranslated`.
@@ -130,8 +130,8 @@ class RelationalBuilder:
             raise NotTranslated(f"a plan of {len(block.output)} columns for {len(names)}")
         plan = block.close(self._fresh)
         ids = [block.columns[number].id for number in block.output]
-        columns = tuple(Named(name, id_) for name, id_ in zip(names, ids, strict=True))
-        return Project(pruned(plan, frozenset(ids)), columns)
+        columns = tuple(NamedExpression(name, id_) for name, id_ in zip(names, ids, strict=True))
+        return ProjectNode(pruned(plan, frozenset(ids)), columns)
 
     # -- expressions -------------------------------------------------------------------------------
 
@@ -200,22 +200,22 @@ class RelationalBuilder:
             # Of at most one row `max` is its value.
             AggregateCall(value, "max", bound.id, bound.type, bound.type, bound.nullable),
         )
-        grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
+        grouped = AggregationNode(block.close(self._fresh), (), calls, self._ansi)
         text = f"CASE WHEN ({count} > 1L) THEN raise_error('{TOO_MANY_ROWS}') ELSE {value} END"
-        plan = Project(grouped, (Named(made, text),))
+        plan = ProjectNode(grouped, (NamedExpression(made, text),))
         return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
     def _any_row(self, block: PlanBlock) -> tuple[PlanBlock, ColumnBinding]:
         """Return one row with a boolean: whether the block has any row."""
         count, made = self._fresh.take("a", "bigint"), self._fresh.take("c", "boolean")
         calls = (AggregateCall(count, "count", None, "bigint", "bigint", False),)
-        grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
-        plan = Project(grouped, (Named(made, f"({count} > 0L)"),))
+        grouped = AggregationNode(block.close(self._fresh), (), calls, self._ansi)
+        plan = ProjectNode(grouped, (NamedExpression(made, f"({count} > 0L)"),))
         return PlanBlock([plan], [], [], {}), ColumnBinding(made, "boolean", False)
 
     def _conjuncts(
         self, condition: TreeNode | None, columns: Mapping[int, ColumnBinding]
-    ) -> list[Conjunct]:
+    ) -> list[PlanConjunct]:
         found = []
         for part in [] if condition is None else conjuncts_of(condition):
             if reads_clock(part):
@@ -227,16 +227,16 @@ class RelationalBuilder:
                 left, right = (self._write(each, columns) for each in strip_widening_casts(part))
                 sides = (left, right)
             null_safe = part.name == "EqualNullSafe"
-            found.append(Conjunct(written, sides, null_safe, safe=is_surely_safe(part)))
+            found.append(PlanConjunct(written, sides, null_safe, safe=is_surely_safe(part)))
         return found
 
-    def _clock_test(self, part: TreeNode, columns: Mapping[int, ColumnBinding]) -> Conjunct:
+    def _clock_test(self, part: TreeNode, columns: Mapping[int, ColumnBinding]) -> PlanConjunct:
         """Return a comparison with the clock. Raises `NotTranslated` for any other use of it."""
         read: set[str] = set()
         writer = self._writer(columns, read, clock=True)
         bound = time_bound(part, writer.write(part), writer.write, self._zone)
         written = WrittenExpression(bound.test, frozenset(read))
-        return Conjunct(written, clock=bound, safe=is_row_safe(part))
+        return PlanConjunct(written, clock=bound, safe=is_row_safe(part))
 
     def _new_column(self, prefix: str, node: TreeNode) -> ColumnBinding:
         kind = type_of(node)
@@ -287,7 +287,7 @@ class RelationalBuilder:
             columns[each.fields["exprId"]] = ColumnBinding(id_, type_of(each), is_nullable(each))
             self._types[id_] = type_of(each)
             pairs.append((id_, name))
-        return PlanBlock([Scan(source, tuple(pairs))], [], list(columns), columns)
+        return PlanBlock([ScanNode(source, tuple(pairs))], [], list(columns), columns)
 
     def _values(self, node: TreeNode) -> PlanBlock:
         """Return the block of VALUES, rows of literals."""
@@ -300,7 +300,7 @@ class RelationalBuilder:
         ]
         structs = ", ".join(f"named_struct({each})" for each in fields)
         tuples = ", ".join(f"({', '.join(row)})" for row in rows)
-        plan = Constants(made, f"VALUES {tuples}", f"inline(array({structs}))")
+        plan = ValuesNode(made, f"VALUES {tuples}", f"inline(array({structs}))")
         return self._constants(node, plan)
 
     def _range(self, node: TreeNode) -> PlanBlock:
@@ -311,12 +311,12 @@ class RelationalBuilder:
         made = self._made("v", node.kids("output"))
         generator = f"explode(sequence({start}L, {numbers[-1]}L, {step}L))"
         table = f"range({start}L, {end}L, {step}L)"
-        return self._constants(node, Constants(made, table, generator))
+        return self._constants(node, ValuesNode(made, table, generator))
 
     def _one_row(self, node: TreeNode) -> PlanBlock:
-        return self._constants(node, Constants((), "", ""))
+        return self._constants(node, ValuesNode((), "", ""))
 
-    def _constants(self, node: TreeNode, plan: Constants) -> PlanBlock:
+    def _constants(self, node: TreeNode, plan: ValuesNode) -> PlanBlock:
         columns = _columns_by_number(node.kids("output"), plan.columns)
         return PlanBlock([plan], [], list(columns), columns)
 
@@ -326,7 +326,7 @@ class RelationalBuilder:
     def _projected(self, block: PlanBlock, items: Sequence[TreeNode]) -> PlanBlock:
         """Return the block with these columns; it is closed if one of them is computed."""
         columns: dict[int, ColumnBinding] = {}
-        computed: list[Named] = []
+        computed: list[NamedExpression] = []
         output = []
         lifted = []
         for item in items:
@@ -344,7 +344,7 @@ class RelationalBuilder:
                 continue
             written = self._write(inner, block.columns)
             columns[number] = self._new_column("c", item)
-            made = Named(columns[number].id, written.text)
+            made = NamedExpression(columns[number].id, written.text)
             # Below the join an expression sees rows without a match: only a safe one may move
             # there.
             if len(inputs) == 1 or not (
@@ -356,8 +356,8 @@ class RelationalBuilder:
         block = PlanBlock(inputs, block.conjuncts, block.output, block.columns)
         plan = block.close(self._fresh)
         passed = {bound.id for bound in columns.values()} & set(columns_of(plan))
-        named = [Named(id_, id_) for id_ in columns_of(plan) if id_ in passed]
-        return PlanBlock([Project(plan, (*named, *computed))], [], output, columns)
+        named = [NamedExpression(id_, id_) for id_ in columns_of(plan) if id_ in passed]
+        return PlanBlock([ProjectNode(plan, (*named, *computed))], [], output, columns)
 
     def _bound(self, node: TreeNode, columns: Mapping[int, ColumnBinding]) -> ColumnBinding:
         bound = columns.get(node.fields["exprId"])
@@ -372,7 +372,7 @@ class RelationalBuilder:
         parts = conjuncts_of(condition)
         tests = [part for part in parts if existence_of(part) is not None]
         plain = [part for part in parts if existence_of(part) is None]
-        found: list[Conjunct] = []
+        found: list[PlanConjunct] = []
         for part in plain:
             block, bare = self._lifted(block, part)
             found += self._conjuncts(bare, block.columns)
@@ -427,11 +427,11 @@ class RelationalBuilder:
         tests = [*plain, *self._conjuncts(equality, both)]
         yield lambda rows: (rows, right, tests)
 
-        def null_there(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
+        def null_there(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[PlanConjunct]]:
             made, null = self._with_column(rows, f"CAST(NULL AS {theirs.type})", theirs.type)
             return made, right, [*plain, equal_to(null, theirs, null_safe=True)]
 
-        def null_here(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
+        def null_here(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[PlanConjunct]]:
             marked = f"CASE WHEN ({mine.text} IS NULL) THEN 1 END"
             made, mark = self._with_column(rows, marked, "int")
             ones, one = self._with_column(right, "1", "int")
@@ -456,8 +456,8 @@ class RelationalBuilder:
         """Return a block with one more column, and the column."""
         plan = block.close(self._fresh)
         id_ = self._fresh.take("c", kind)
-        passed = tuple(Named(name, name) for name in columns_of(plan))
-        made = Project(plan, (*passed, Named(id_, text)))
+        passed = tuple(NamedExpression(name, name) for name in columns_of(plan))
+        made = ProjectNode(plan, (*passed, NamedExpression(id_, text)))
         written = WrittenExpression(id_, frozenset({id_}), kind)
         return PlanBlock([made], [], block.output, block.columns), written
 
@@ -475,8 +475,8 @@ class RelationalBuilder:
         made: list[Plan] = []
         for block, said in (*sides, (rest, "false")):
             texts = [*(block.columns[number].id for number in block.output), said]
-            named = (Named(id_, text) for id_, text in zip(ids, texts, strict=True))
-            made.append(Project(block.close(self._fresh), tuple(named)))
+            named = (NamedExpression(id_, text) for id_, text in zip(ids, texts, strict=True))
+            made.append(ProjectNode(block.close(self._fresh), tuple(named)))
         columns: dict[int, ColumnBinding] = {}
         for number, id_ in zip(left.output, ids, strict=False):
             columns.setdefault(number, msgspec.structs.replace(left.columns[number], id=id_))
@@ -485,7 +485,7 @@ class RelationalBuilder:
         return PlanBlock([UnionAll(tuple(made))], [], [*left.output, number], columns)
 
     def _outer_join(
-        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], kind: str
+        self, left: PlanBlock, right: PlanBlock, conjuncts: list[PlanConjunct], kind: str
     ) -> PlanBlock:
         output = [*left.output, *right.output]
         columns = (_padded(left) if kind != "left" else left.columns) | (
@@ -514,7 +514,7 @@ class RelationalBuilder:
         return PlanBlock([made], [], output, columns)
 
     def _semi_join(
-        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], *, anti: bool
+        self, left: PlanBlock, right: PlanBlock, conjuncts: list[PlanConjunct], *, anti: bool
     ) -> PlanBlock:
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
         equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
@@ -535,10 +535,10 @@ class RelationalBuilder:
         left: Plan,
         right: Plan,
         equal: list[Equality],
-    ) -> tuple[Plan, Plan, tuple[Equal, ...]]:
+    ) -> tuple[Plan, Plan, tuple[ColumnEquality, ...]]:
         left, mine = add_key_columns(left, [each for each, _, _ in equal], self._fresh)
         right, theirs = add_key_columns(right, [each for _, each, _ in equal], self._fresh)
-        made = [Equal(mine[a.text], theirs[b.text], safe) for a, b, safe in equal]
+        made = [ColumnEquality(mine[a.text], theirs[b.text], safe) for a, b, safe in equal]
         return left, right, tuple(dict.fromkeys(made))
 
     def _types_of(self, left: Plan, right: Plan) -> tuple[tuple[str, str], ...]:
@@ -554,7 +554,7 @@ class RelationalBuilder:
             block, result = self._lifted_in_calls(block, each)
             results.append(result)
         below = block.close(self._fresh)
-        keys: list[Key] = []
+        keys: list[GroupKey] = []
         columns: dict[int, ColumnBinding] = {}
         for each in node.kids("groupingExpressions"):
             if any(SESSION_MARK in (part.fields.get("metadata") or {}) for part in walk(each)):
@@ -563,7 +563,7 @@ class RelationalBuilder:
                 raise NotTranslated(f"GROUP BY over {type_of(each)}")
             bound = self._new_column("k", each)
             written = self._write(each, block.columns)
-            keys.append(Key(bound.id, written.text, bound.type, bound.nullable))
+            keys.append(GroupKey(bound.id, written.text, bound.type, bound.nullable))
             if each.name == "AttributeReference":
                 columns[each.fields["exprId"]] = bound
         calls = CallCollector(
@@ -577,11 +577,11 @@ class RelationalBuilder:
         made: Plan
         if keys and not calls.calls:
             # Only the keys are read: the grouping is a DISTINCT.
-            named = tuple(Named(key.name, key.expression) for key in keys)
+            named = tuple(NamedExpression(key.name, key.expression) for key in keys)
             passed = tuple(msgspec.structs.replace(key, expression=key.name) for key in keys)
-            made = Distinct(Project(below, named), passed)
+            made = DistinctNode(ProjectNode(below, named), passed)
         else:
-            made = Aggregate(below, tuple(keys), calls.all_calls(), self._ansi)
+            made = AggregationNode(below, tuple(keys), calls.all_calls(), self._ansi)
         return self._projected(PlanBlock([made], [], list(columns), columns), items)
 
     def _lifted_in_calls(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
@@ -606,8 +606,8 @@ class RelationalBuilder:
         for block in blocks:
             plan = block.close(self._fresh)
             bound = [block.columns[number].id for number in block.output]
-            named = (Named(id_, own) for id_, own in zip(ids, bound, strict=True))
-            inputs.append(Project(plan, tuple(named)))
+            named = (NamedExpression(id_, own) for id_, own in zip(ids, bound, strict=True))
+            inputs.append(ProjectNode(plan, tuple(named)))
         columns: dict[int, ColumnBinding] = {}
         for position, (number, id_) in enumerate(zip(first.output, ids, strict=True)):
             places = [block.columns[block.output[position]] for block in blocks]
@@ -619,10 +619,10 @@ class RelationalBuilder:
 
     # -- rows made of rows -------------------------------------------------------------------------
 
-    def _made(self, prefix: str, attributes: Sequence[TreeNode]) -> tuple[Key, ...]:
+    def _made(self, prefix: str, attributes: Sequence[TreeNode]) -> tuple[GroupKey, ...]:
         """Return columns for the attributes that a node makes."""
         bound = [self._new_column(prefix, each) for each in attributes]
-        return tuple(Key(each.id, each.id, each.type, each.nullable) for each in bound)
+        return tuple(GroupKey(each.id, each.id, each.type, each.nullable) for each in bound)
 
     def _expand(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
@@ -634,7 +634,7 @@ class RelationalBuilder:
             for row in node.fields["projections"]
         )
         columns = _columns_by_number(attributes, made)
-        return PlanBlock([Expansion(below, made, rows)], [], list(columns), columns)
+        return PlanBlock([ExpandNode(below, made, rows)], [], list(columns), columns)
 
     def _generate(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
@@ -648,7 +648,7 @@ class RelationalBuilder:
         columns = {number: block.columns[number] for number in kept}
         columns |= _columns_by_number(attributes, made)
         text = self._write(generator, block.columns).text
-        plan = Generation(below, text, bool(node.fields["outer"]), made)
+        plan = GenerateNode(below, text, bool(node.fields["outer"]), made)
         return PlanBlock([plan], [], [*kept, *_numbers(attributes)], columns)
 
     def _window(self, node: TreeNode) -> PlanBlock:
@@ -686,7 +686,7 @@ class RelationalBuilder:
         ids = tuple(dict.fromkeys(block.columns[number].id for number in block.output))
         if ids == columns_of(plan):
             return plan
-        return Project(plan, tuple(Named(id_, id_) for id_ in ids))
+        return ProjectNode(plan, tuple(NamedExpression(id_, id_) for id_ in ids))
 
     def _limit(self, node: TreeNode) -> PlanBlock:
         """Return a LIMIT or OFFSET over its order, which may be below projections."""
@@ -715,7 +715,7 @@ class RelationalBuilder:
         order = tuple(self._write(each, block.columns).text for each in sorts)
         types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
         _check_ordered(types)
-        plan = Limit(below, order, count, offset, types)
+        plan = LimitNode(below, order, count, offset, types)
         made = PlanBlock([plan], [], block.output, block.columns)
         for project in reversed(projects):
             made = self._projected(made, project.kids("projectList"))
@@ -736,12 +736,12 @@ def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
     return f"{prefix}_{plain}" + ("" if plain == name else f"_{list(names).index(name)}")
 
 
-def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bool) -> Conjunct:
+def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bool) -> PlanConjunct:
     """Return the equality of two expressions."""
     sign = "<=>" if null_safe else "="
     text = f"({left.text} {sign} {right.text})"
     written = WrittenExpression(text, left.reads | right.reads)
-    return Conjunct(written, (left, right), null_safe, safe=True)
+    return PlanConjunct(written, (left, right), null_safe, safe=True)
 
 
 def _numbers(attributes: Sequence[TreeNode]) -> list[int]:
@@ -749,7 +749,7 @@ def _numbers(attributes: Sequence[TreeNode]) -> list[int]:
 
 
 def _columns_by_number(
-    attributes: Sequence[TreeNode], made: Sequence[Key]
+    attributes: Sequence[TreeNode], made: Sequence[GroupKey]
 ) -> dict[int, ColumnBinding]:
     return {
         number: ColumnBinding(key.name, key.type, key.nullable)
@@ -764,15 +764,15 @@ def _check_ordered(types: Iterable[tuple[str, str]]) -> None:
             raise NotTranslated(f"an order of rows with a column of type {kind} ({id_})")
 
 
-def _computed_at_one(inputs: list[Plan], made: Named, reads: frozenset[str]) -> bool:
+def _computed_at_one(inputs: list[Plan], made: NamedExpression, reads: frozenset[str]) -> bool:
     """Compute a column at the one input that has all columns that it reads; return whether there is
     one."""
     for place, plan in enumerate(inputs):
         names = columns_of(plan)
         # Computed there, the join stays one join of all inputs.
         if reads and reads <= frozenset(names):
-            passed = tuple(Named(name, name) for name in names)
-            inputs[place] = Project(plan, (*passed, made))
+            passed = tuple(NamedExpression(name, name) for name in names)
+            inputs[place] = ProjectNode(plan, (*passed, made))
             return True
     return False
 

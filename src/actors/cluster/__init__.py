@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from actors.cluster.client import LocalClient as LocalClient
     from actors.cluster.client import WireClient as WireClient
     from actors.cluster.client import connect as connect
-    from actors.cluster.cluster import Cluster as Cluster
     from actors.cluster.cluster import ClusterStatistics as ClusterStatistics
+    from actors.cluster.cluster import WorkerCluster as WorkerCluster
 
 _LAZY = {
-    "Cluster": "actors.cluster.cluster",
+    "WorkerCluster": "actors.cluster.cluster",
     "ClusterClient": "actors.cluster.client",
     "ClusterStatistics": "actors.cluster.cluster",
     "LocalClient": "actors.cluster.client",

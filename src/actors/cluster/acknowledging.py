@@ -12,7 +12,7 @@ from actors.compute.outbox import response_bytes
 from actors.protocol.compute import CopyToResponse, Response, SubscribeResponse
 
 
-class Acknowledgements:
+class AcknowledgementWindow:
     """Responses that have left and are not acknowledged yet, by worker. `messages_max` and
     `bytes_max` are those of a worker's window."""
 

@@ -13,7 +13,7 @@ PATH_BYTES_MAX = 107
 """The kernel's limit of a Unix socket's path."""
 
 
-class Address(msgspec.Struct, frozen=True):
+class NetworkAddress(msgspec.Struct, frozen=True):
     """One address. `path` is empty for TCP, `host` for a Unix socket."""
 
     host: str = ""

@@ -1,8 +1,9 @@
 """A controller's end of the replica protocol, in process or over a socket.
 
 Both behave alike: the first command is a Hello with a fresh nonce; responses are merged over the
-workers; `receive` raises the reason for which the connection ended (`Displaced`, `InvalidUsage`,
-…), `Broken` if none was given. A client has one connection and one Hello: a retry needs another.
+workers; `receive` raises the reason for which the connection ended (`ConnectionDisplaced`,
+`InvalidUsage`, …), `ConnectionBroken` if none was given. A client has one connection and one Hello:
+a retry needs another.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from actors.cluster.address import Address as Place
+from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.connection import (
     LOT_MAX,
-    Accept,
+    AcceptConnection,
     AcceptorMessage,
     ClientCommands,
     ConnectionMessage,
-    Leave,
+    ReleaseConnection,
 )
 from actors.cluster.security import for_dialler
-from actors.cluster.shortcut import Shortcut
+from actors.cluster.shortcut import PeekShortcut
 from actors.cluster.transport import FramedConnection, dial
 from actors.errors import (
-    Broken,
-    Closed,
+    ConnectionBroken,
     LocalProtocolError,
     PenstockError,
     RemoteProtocolError,
+    ResourceClosed,
     WouldBlock,
     from_wire,
 )
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
+    ConnectionRefused,
     CreateInstance,
     Frontiers,
     Hello,
     Peek,
     PeekRows,
-    Refused,
     Response,
 )
 from actors.protocol.internal import Half
@@ -74,7 +75,8 @@ class ClusterClient(Protocol):
         ...
 
     async def receive(self) -> Response:
-        """Return the next response. Raises `Displaced`, `Broken`, or the reason of a refusal."""
+        """Return the next response. Raises `ConnectionDisplaced`, `ConnectionBroken`, or the reason
+        of a refusal."""
         ...
 
     def at_hand(self, count_max: int, /) -> list[Response]:
@@ -155,8 +157,8 @@ class LocalClient:
 
     def __init__(
         self,
-        acceptor: Address[AcceptorMessage],
-        shortcut: Shortcut | None = None,
+        acceptor: ActorAddress[AcceptorMessage],
+        shortcut: PeekShortcut | None = None,
         half: Half = "compute",
     ) -> None:
         self._acceptor = acceptor
@@ -164,7 +166,7 @@ class LocalClient:
         """None for a half without peeks."""
         self._half = half
         self._outlet = _LocalOutlet()
-        self._connection: Address[ConnectionMessage] | None = None
+        self._connection: ActorAddress[ConnectionMessage] | None = None
         self._hello: Hello | None = None
         self._nonce: Nonce | None = None
 
@@ -175,8 +177,8 @@ class LocalClient:
         if self._connection is not None:
             try:
                 await self._connection.send(ClientCommands((command,)))
-            except (Closed, Broken):
-                raise self._outlet.error or Broken("the cluster is gone") from None
+            except (ResourceClosed, ConnectionBroken):
+                raise self._outlet.error or ConnectionBroken("the cluster is gone") from None
             self._heard(command)
             return
         if self._hello is None:
@@ -204,8 +206,8 @@ class LocalClient:
             self._connection.send_nowait(ClientCommands(lot))
         except WouldBlock:
             return 0
-        except (Closed, Broken):
-            raise self._outlet.error or Broken("the cluster is gone") from None
+        except (ResourceClosed, ConnectionBroken):
+            raise self._outlet.error or ConnectionBroken("the cluster is gone") from None
         for command in lot:
             self._heard(command)
         return len(lot)
@@ -225,8 +227,8 @@ class LocalClient:
     async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
         try:
-            accepted: Address[ConnectionMessage] = await self._acceptor.ask(
-                lambda reply: Accept(hello, instance, self._outlet, reply)
+            accepted: ActorAddress[ConnectionMessage] = await self._acceptor.ask(
+                lambda reply: AcceptConnection(hello, instance, self._outlet, reply)
             )
         except PenstockError as error:
             self._nonce = None  # another client may have it: `close` must not release that one
@@ -253,12 +255,12 @@ class LocalClient:
 
     async def close(self) -> None:
         """See `ClusterClient`."""
-        self._outlet.end(Closed("this client was closed"))
+        self._outlet.end(ResourceClosed("this client was closed"))
         # Cleared first: a second call has nothing left to release.
         nonce, self._nonce = self._nonce, None
         if nonce is not None:
-            with contextlib.suppress(Closed, Broken):
-                await self._acceptor.ask(lambda reply: Leave(nonce, reply))
+            with contextlib.suppress(ResourceClosed, ConnectionBroken):
+                await self._acceptor.ask(lambda reply: ReleaseConnection(nonce, reply))
 
 
 class WireClient:
@@ -295,7 +297,7 @@ class WireClient:
         return response
 
     def _look(self, response: Response) -> None:
-        if isinstance(response, Refused):
+        if isinstance(response, ConnectionRefused):
             self._refused = from_wire(response.code, response.text, True)
 
     def at_hand(self, count_max: int) -> list[Response]:

@@ -1,7 +1,7 @@
 """The cluster: one sequencer, N workers, N channel adapters and the acceptor.
 
-`Cluster.start` only spawns; everything runs on the given system, or below the given actor, and
-stops with it.
+`WorkerCluster.start` only spawns; everything runs on the given system, or below the given actor,
+and stops with it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from actors.channel_adapter import (
     InspectAdapter,
     StorageAdapter,
 )
-from actors.cluster.address import Address as Place
+from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
-from actors.cluster.connection import Acceptor, AcceptorMessage, Serve
-from actors.cluster.partitioned import Limits
+from actors.cluster.connection import AcceptorMessage, ConnectionAcceptor, RunListener
+from actors.cluster.partitioned import ConnectionLimits
 from actors.cluster.security import for_listener
-from actors.cluster.serving import Server
-from actors.cluster.shortcut import Shortcut
+from actors.cluster.serving import ConversationServer
+from actors.cluster.shortcut import PeekShortcut
 from actors.cluster.storage_connection import StorageConnection
 from actors.cluster.storage_wire import listen_storage
-from actors.cluster.transport import Listener
-from actors.compute.live import Cast
-from actors.compute.partitions import Partitions
-from actors.dataflow.copying import Copying
-from actors.dataflow.dataflow import Dataflow
-from actors.dataflow.rivals import Rivals
+from actors.cluster.transport import TransportListener
+from actors.compute.live import ActorFactory
+from actors.compute.partitions import ClusterPartitions
+from actors.dataflow.copying import CopyTask
+from actors.dataflow.dataflow import DataflowActor
+from actors.dataflow.rivals import ReplicaStandby
 from actors.errors import InvalidUsage
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, Address, Clock, Lane
+from actors.kernel import Actor, ActorAddress, ActorClock, FlowWindow
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.compute import Command, CopyToExport, DataflowDescription, Response
 from actors.sequencer import Sequencer
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 
@@ -57,27 +57,27 @@ class ClusterStatistics(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterStatistics, ...]
 
 
-class Spawner(Protocol):
+class ActorSpawner(Protocol):
     """Runs a cluster's actors: a system, or the context of the actor with which the cluster
     ends."""
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> ActorClock:
         """Return the system's clock."""
         ...
 
-    def spawn(self, factory: Callable[[], Actor[Any]], name: str, /) -> Address[Any]:
+    def spawn(self, factory: Callable[[], Actor[Any]], name: str, /) -> ActorAddress[Any]:
         """Start an actor."""
         ...
 
 
 def cast_of(
     persist: PersistClient,
-    executor: Address[ExecutorMessage],
+    executor: ActorAddress[ExecutorMessage],
     settings: Settings,
     state_dir: Path,
-    rivals: Rivals | None = None,
-) -> Cast:
+    rivals: ReplicaStandby | None = None,
+) -> ActorFactory:
     """Return the factories of the real actors below a worker. All dataflows share one registry of
     arrangements. `rivals`: the other replicas in this process, if there are any."""
     arrangements = SharedArrangements(
@@ -88,11 +88,11 @@ def cast_of(
     persist.ledger.add(arrangements.memory)
 
     def dataflow(
-        description: DataflowDescription, workers: tuple[Address[Any], ...], scratch: Path
+        description: DataflowDescription, workers: tuple[ActorAddress[Any], ...], scratch: Path
     ) -> Actor[Any]:
         if isinstance(description.export, CopyToExport):
-            return Copying(description, workers, persist, settings, scratch)
-        return Dataflow(
+            return CopyTask(description, workers, persist, settings, scratch)
+        return DataflowActor(
             description,
             workers,
             executor,
@@ -103,7 +103,7 @@ def cast_of(
             rivals=rivals,
         )
 
-    return Cast(
+    return ActorFactory(
         dataflow=dataflow,
         listen=lambda source, dataflow, incarnation, number, consumer, wanted: ListenTask(
             persist,
@@ -123,18 +123,18 @@ def cast_of(
     )
 
 
-class Cluster:
+class WorkerCluster:
     """A running cluster; `start` makes it."""
 
     def __init__(
         self,
         settings: Settings,
-        acceptor: Address[AcceptorMessage],
-        workers: tuple[Address[Any], ...],
-        adapters: tuple[Address[Any], ...],
-        partitions: Partitions,
-        limits: Limits,
-        storage_acceptor: Address[AcceptorMessage] | None = None,
+        acceptor: ActorAddress[AcceptorMessage],
+        workers: tuple[ActorAddress[Any], ...],
+        adapters: tuple[ActorAddress[Any], ...],
+        partitions: ClusterPartitions,
+        limits: ConnectionLimits,
+        storage_acceptor: ActorAddress[AcceptorMessage] | None = None,
     ) -> None:
         self._settings = settings
         self._partitions = partitions
@@ -147,31 +147,31 @@ class Cluster:
     @classmethod
     async def start(
         cls,
-        system: Spawner,
+        system: ActorSpawner,
         settings: Settings,
         persist: PersistClient,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         state_dir: Path,
         *,
-        cast: Cast | None = None,
-        reach: Callable[[Address[Any]], Address[Any]] = lambda adapter: adapter,
+        cast: ActorFactory | None = None,
+        reach: Callable[[ActorAddress[Any]], ActorAddress[Any]] = lambda adapter: adapter,
         replica: str = "",
-        outside: Outside | None = None,
-    ) -> Cluster:
+        outside: StorageConnectors | None = None,
+    ) -> WorkerCluster:
         """Spawn all actors on an entered system. `cast` replaces the actors below the workers,
         `reach` wraps the adapters' addresses for the connections. `replica` is a name that no other
         cluster of the process has had. Without `outside` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
-        partitions = Partitions(count)
-        limits = Limits(settings.result_bytes_max, settings.inline_bytes_max)
+        partitions = ClusterPartitions(count)
+        limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
         # The lists are complete before any of these actors runs: spawning does not yield.
-        workers: list[Address[Any]] = []
-        adapters: list[Address[Any]] = []
-        storage_adapters: list[Address[Any]] = []
-        lanes: list[Lane[Any]] = []  # flow control of commands to the workers, for each half
-        storage_lanes: list[Lane[Any]] = []
+        workers: list[ActorAddress[Any]] = []
+        adapters: list[ActorAddress[Any]] = []
+        storage_adapters: list[ActorAddress[Any]] = []
+        lanes: list[FlowWindow[Any]] = []  # flow control of commands to the workers, for each half
+        storage_lanes: list[FlowWindow[Any]] = []
         sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
 
         def worker(index: int) -> Worker:
@@ -194,22 +194,22 @@ class Cluster:
             )
 
         def adapter(
-            kind: type[ChannelAdapter], ways: list[Lane[Any]], index: int
+            kind: type[ChannelAdapter], ways: list[FlowWindow[Any]], index: int
         ) -> ChannelAdapter:
             return kind(index, workers[index], settings.stash_responses_max, ways[index])
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
         for ways in (lanes, storage_lanes):
-            ways.extend(Lane(each, settings.commands_in_flight_max) for each in workers)
-        near: list[Address[Any]] = [
+            ways.extend(FlowWindow(each, settings.commands_in_flight_max) for each in workers)
+        near: list[ActorAddress[Any]] = [
             system.spawn(partial(adapter, ChannelAdapter, lanes, index), f"adapter-{index}")
             for index in range(count)
         ]
         adapters.extend(map(reach, near))
         acceptor = system.spawn(
-            lambda: Acceptor(adapters, settings, None, partitions, limits), "acceptor"
+            lambda: ConnectionAcceptor(adapters, settings, None, partitions, limits), "acceptor"
         )
-        storage: Address[AcceptorMessage] | None = None
+        storage: ActorAddress[AcceptorMessage] | None = None
         if outside is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
             storage_adapters.extend(
@@ -221,7 +221,7 @@ class Cluster:
 
     async def connect(self) -> LocalClient:
         """Return a client in this process; its Hello displaces the active client."""
-        return LocalClient(self._acceptor, Shortcut(self._partitions, self._limits))
+        return LocalClient(self._acceptor, PeekShortcut(self._partitions, self._limits))
 
     async def connect_storage(self) -> LocalClient:
         """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
@@ -229,13 +229,13 @@ class Cluster:
             raise InvalidUsage("this cluster has no storage half")
         return LocalClient(self._storage_acceptor, half="storage")
 
-    async def listen(self, address: Place | str) -> Listener:
-        """Serve the replica protocol on that address (port 0: a free one, see `Listener.address`),
-        until the cluster stops or `Listener.aclose`. Raises `AddressInUse`, and `BadSettings` for
-        an address that needs TLS and tokens and has none."""
+    async def listen(self, address: Place | str) -> TransportListener:
+        """Serve the replica protocol on that address (port 0: a free one, see
+        `TransportListener.address`), until the cluster stops or `TransportListener.aclose`. Raises
+        `AddressInUse`, and `BadSettings` for an address that needs TLS and tokens and has none."""
         place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
         settings = self._settings
-        listener = await Listener.bind(
+        listener = await TransportListener.bind(
             place,
             Response,
             Command,
@@ -245,11 +245,11 @@ class Cluster:
             identity=settings.identity,
             security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
         )
-        server = Server(self._acceptor, self._settings)
-        await self._acceptor.send(Serve(lambda: listener.serve(server.converse)))
+        server = ConversationServer(self._acceptor, self._settings)
+        await self._acceptor.send(RunListener(lambda: listener.serve(server.converse)))
         return listener
 
-    async def listen_storage(self, address: Place | str) -> Listener:
+    async def listen_storage(self, address: Place | str) -> TransportListener:
         """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
         if self._storage_acceptor is None:
             raise InvalidUsage("this cluster has no storage half")
@@ -277,11 +277,11 @@ class Cluster:
 
 
 def _storage_acceptor(
-    system: Spawner, adapters: list[Address[Any]], settings: Settings
-) -> Address[AcceptorMessage]:
+    system: ActorSpawner, adapters: list[ActorAddress[Any]], settings: Settings
+) -> ActorAddress[AcceptorMessage]:
     return system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: Acceptor(
+        lambda: ConnectionAcceptor(
             adapters,
             settings,
             lambda hello, outlet: StorageConnection(hello, adapters, outlet, settings),

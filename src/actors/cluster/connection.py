@@ -2,13 +2,14 @@
 
 A cluster serves one client at a time. A newer client displaces the active one when it has proved
 itself: a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running instance
-can serve. Its `Connection` splits commands, merges responses (`Partitioned`) and hands them to its
-`Outlet`, one batch at a time.
+can serve. Its `ClusterConnection` splits commands, merges responses (`PartitionedState`) and hands
+them to its `ResponseSink`, one batch at a time.
 
 Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each
-worker's window, which acknowledgements (`Took`) reopen.
+worker's window, which acknowledgements (`ResponsesAcked`) reopen.
 
-A client that breaks a rule gets a last response with the reason (`Refused`) and is disconnected.
+A client that breaks a rule gets a last response with the reason (`ConnectionRefused`) and is
+disconnected.
 """
 
 from __future__ import annotations
@@ -21,26 +22,40 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, ManyFromWorker, Took
-from actors.cluster.acknowledging import Acknowledgements
-from actors.cluster.partitioned import Limits, Partitioned
+from actors.channel_adapter import (
+    ConnectClient,
+    DisconnectClient,
+    FromClient,
+    FromWorker,
+    ManyFromWorker,
+    ResponsesAcked,
+)
+from actors.cluster.acknowledging import AcknowledgementWindow
+from actors.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.cluster.rules import CommandRules, check_instance, check_name
-from actors.cluster.shortcut import Shortcut
-from actors.compute.partitions import Partitions
-from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
-from actors.kernel import STOP, Actor, Address, Reply
+from actors.cluster.shortcut import PeekShortcut
+from actors.compute.partitions import ClusterPartitions
+from actors.errors import (
+    ConnectionBroken,
+    ConnectionDisplaced,
+    PenstockError,
+    RemoteProtocolError,
+    ResourceClosed,
+    to_wire,
+)
+from actors.kernel import STOP, Actor, ActorAddress, ReplySlot
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
+    CommandBatch,
+    ConnectionRefused,
     CreateInstance,
     Frontiers,
     Hello,
-    Lot,
     Peek,
     PeekResponse,
-    Refused,
     Response,
-    Schedule,
+    ScheduleDataflow,
 )
 from actors.settings import TOKEN_BYTES_MAX, Settings
 from actors.spans import accept, span_below
@@ -49,10 +64,10 @@ from actors.telemetry import CONNECTION_COMMAND
 log = logging.getLogger("penstock.cluster")
 
 
-def refusal(error: PenstockError) -> Refused:
+def refusal(error: PenstockError) -> ConnectionRefused:
     """Return the last response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
-    return Refused(code, text)
+    return ConnectionRefused(code, text)
 
 
 LOT_MAX: Final = 256
@@ -62,11 +77,12 @@ AT_ONCE_MAX: Final = 64
 millisecond."""
 
 
-class Outlet(Protocol):
+class ResponseSink(Protocol):
     """Sink of a connection's responses."""
 
     async def send(self, response: Response, /) -> None:
-        """Send one response, waiting while the client is slow. Raises `Broken` or `Closed`."""
+        """Send one response, waiting while the client is slow. Raises `ConnectionBroken` or
+        `ResourceClosed`."""
         ...
 
     def offer(self, responses: Sequence[Response], /) -> int:
@@ -96,18 +112,18 @@ class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
 ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
 
 
-class Connection(Actor[ConnectionMessage]):
+class ClusterConnection(Actor[ConnectionMessage]):
     """One client's conversation with all workers."""
 
     def __init__(
         self,
         hello: Hello,
         instance: CreateInstance,
-        adapters: Sequence[Address[Any]],
-        outlet: Outlet,
+        adapters: Sequence[ActorAddress[Any]],
+        outlet: ResponseSink,
         running: CreateInstance,
-        limits: Limits,
-        partitions: Partitions,
+        limits: ConnectionLimits,
+        partitions: ClusterPartitions,
         settings: Settings,
     ) -> None:
         self._hello = hello
@@ -115,12 +131,12 @@ class Connection(Actor[ConnectionMessage]):
         self._adapters = adapters
         self._outlet = outlet
         self._rules = CommandRules(running, settings)
-        self._parts = Partitioned(len(adapters), limits)
-        self._shortcut = Shortcut(partitions, limits)
+        self._parts = PartitionedState(len(adapters), limits)
+        self._shortcut = PeekShortcut(partitions, limits)
         self._queue: deque[tuple[Response, int, int]] = deque()
         """Merged responses, with the worker and the serial of the response that completed them."""
         self._sending: list[tuple[Response, int, int]] = []
-        self._acks = Acknowledgements(
+        self._acks = AcknowledgementWindow(
             len(adapters), settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
         self._lot: list[Command] = []
@@ -131,7 +147,7 @@ class Connection(Actor[ConnectionMessage]):
         """Attach to all adapters, then send Hello and CreateInstance to them."""
         # All adapters before Hello: each must know this connection when its worker answers.
         for adapter in self._adapters:
-            await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
+            await _send(adapter, ConnectClient(self._hello.nonce, self.ctx.self))
         await self._commands((self._hello, self._instance))
 
     async def receive(self, message: ConnectionMessage) -> None:
@@ -149,7 +165,7 @@ class Connection(Actor[ConnectionMessage]):
                 self._send_next()
                 await self._acknowledge()
             case _OutletFailed(error=error):
-                named = error if isinstance(error, PenstockError) else Broken(str(error))
+                named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
                 self._end(named)
             case _:
                 assert_never(message)
@@ -168,7 +184,7 @@ class Connection(Actor[ConnectionMessage]):
             if isinstance(command, Peek) and self._answers(command):
                 continue
             self._shortcut.heard(command)
-            if isinstance(command, Peek | Schedule) and command.traceparent is not None:
+            if isinstance(command, Peek | ScheduleDataflow) and command.traceparent is not None:
                 await self._traced(command)
             else:
                 await self._command(command)
@@ -199,7 +215,7 @@ class Connection(Actor[ConnectionMessage]):
         if len(self._lot) >= LOT_MAX:
             await self._pass_on()
 
-    async def _traced(self, command: Peek | Schedule) -> None:
+    async def _traced(self, command: Peek | ScheduleDataflow) -> None:
         """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
         its own way."""
         parent = accept(command.traceparent)
@@ -223,7 +239,7 @@ class Connection(Actor[ConnectionMessage]):
         if not self._lot:
             return
         lot, self._lot = self._lot, []
-        command = lot[0] if len(lot) == 1 else Lot(tuple(lot))
+        command = lot[0] if len(lot) == 1 else CommandBatch(tuple(lot))
         await _send(self._adapters[0], FromClient(self._hello.nonce, command))
 
     # -- upwards -------------------------------------------------------------------------------
@@ -259,7 +275,7 @@ class Connection(Actor[ConnectionMessage]):
 
     async def _acknowledge(self) -> None:
         for worker, serials in self._acks.due():
-            await _send(self._adapters[worker], Took(self._hello.nonce, serials))
+            await _send(self._adapters[worker], ResponsesAcked(self._hello.nonce, serials))
 
     def _send_next(self) -> None:
         """Send the responses that can leave without waiting in one write; the rest in an effect."""
@@ -298,23 +314,23 @@ class Connection(Actor[ConnectionMessage]):
 
     async def on_stop(self) -> None:
         """End the outlet, so that its waiters wake up."""
-        self._outlet.end(Closed("the connection was closed"))
+        self._outlet.end(ResourceClosed("the connection was closed"))
 
     def describe(self) -> str:
         """Return the client's nonce and the number of responses to send."""
         return f"client {self._hello.nonce}, {len(self._queue) + len(self._sending)} to send"
 
 
-async def _send(address: Address[Any], message: Any) -> None:
+async def _send(address: ActorAddress[Any], message: Any) -> None:
     """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
-    with suppress(Closed, Broken):
+    with suppress(ResourceClosed, ConnectionBroken):
         await address.send(message)
 
 
 # -- the acceptor ----------------------------------------------------------------------------------
 
 
-class Accept(msgspec.Struct, frozen=True, gc=False):
+class AcceptConnection(msgspec.Struct, frozen=True, gc=False):
     """A client has sent its first two commands: make it the active one, if allowed. The reply is
     the connection's address; it fails, and displaces no client, if the nonce was used before or the
     running instance is not the requested one."""
@@ -322,15 +338,15 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
     hello: Hello
     instance: CreateInstance | None
     """None for a client of the storage half."""
-    outlet: Outlet
-    reply: Reply[Address[ConnectionMessage]]
+    outlet: ResponseSink
+    reply: ReplySlot[ActorAddress[ConnectionMessage]]
 
 
-class Leave(msgspec.Struct, frozen=True, gc=False):
+class ReleaseConnection(msgspec.Struct, frozen=True, gc=False):
     """The client of that nonce has left. Answered when its connection has stopped."""
 
     nonce: Nonce
-    reply: Reply[None] | None = None
+    reply: ReplySlot[None] | None = None
 
 
 NONCES_MAX: Final = 1024
@@ -341,58 +357,60 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     nonce: Nonce
 
 
-class Serve(msgspec.Struct, frozen=True, gc=False):
+class RunListener(msgspec.Struct, frozen=True, gc=False):
     """Run a coroutine (a listener) for as long as the acceptor lives."""
 
     run: Any
 
 
-AcceptorMessage: TypeAlias = Accept | Leave | Serve | _Ended
+AcceptorMessage: TypeAlias = AcceptConnection | ReleaseConnection | RunListener | _Ended
 
 
-class Acceptor(Actor[AcceptorMessage]):
+class ConnectionAcceptor(Actor[AcceptorMessage]):
     """Decides which connection is served. `adapters` may be filled after construction."""
 
     def __init__(
         self,
-        adapters: Sequence[Address[Any]],
+        adapters: Sequence[ActorAddress[Any]],
         settings: Settings,
-        make: Callable[[Hello, Outlet], Actor[Any]] | None = None,
-        partitions: Partitions | None = None,
-        limits: Limits | None = None,
+        make: Callable[[Hello, ResponseSink], Actor[Any]] | None = None,
+        partitions: ClusterPartitions | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         """`make`: makes the connections of another half than compute's. `partitions`, `limits`: the
         partitions that compute's connections may read themselves, and their limits."""
         self._adapters = adapters
-        self._partitions = partitions or Partitions(len(adapters))
+        self._partitions = partitions or ClusterPartitions(len(adapters))
         self._settings = settings
         self._make = make
         self._running = CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
-        self._limits = limits or Limits(settings.result_bytes_max, settings.inline_bytes_max)
+        self._limits = limits or ConnectionLimits(
+            settings.result_bytes_max, settings.inline_bytes_max
+        )
         self._nonces: OrderedDict[Nonce, None] = OrderedDict()
-        self._current: tuple[Nonce, Address[Any], Outlet] | None = None
+        self._current: tuple[Nonce, ActorAddress[Any], ResponseSink] | None = None
         self._count = 0
         self._displaced = 0
 
     async def receive(self, message: AcceptorMessage) -> None:
         """Handle one arrival or departure."""
         match message:
-            case Accept():
+            case AcceptConnection():
                 await self._accept(message)
-            case Leave():
+            case ReleaseConnection():
                 if self._current is not None and self._current[0] == message.nonce:
-                    await self._release(Closed("the client closed the connection"))
+                    await self._release(ResourceClosed("the client closed the connection"))
                 if message.reply is not None:
                     message.reply.set(None)
             case _Ended():
                 if self._current is not None and self._current[0] == message.nonce:
-                    await self._release(Closed("the connection has ended"))
-            case Serve():
+                    await self._release(ResourceClosed("the connection has ended"))
+            case RunListener():
                 self.ctx.effect(message.run, done=lambda _: None)
             case _:
                 assert_never(message)
 
-    async def _accept(self, message: Accept) -> None:
+    async def _accept(self, message: AcceptConnection) -> None:
         hello, instance, outlet = message.hello, message.instance, message.outlet
         nonce = hello.nonce
         try:
@@ -411,7 +429,7 @@ class Acceptor(Actor[AcceptorMessage]):
             self._displaced += 1
             # Ordered before the newer connection starts: adapters see connections one after the
             # other.
-            await self._release(Displaced(f"a newer connection ({nonce}) took over"))
+            await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
         address = self.ctx.spawn(
             # Must not capture the message: it has gc=False, and a cycle through its outlet (an
@@ -425,12 +443,12 @@ class Acceptor(Actor[AcceptorMessage]):
         message.reply.set(address)
 
     def _connection(
-        self, hello: Hello, instance: CreateInstance | None, outlet: Outlet
+        self, hello: Hello, instance: CreateInstance | None, outlet: ResponseSink
     ) -> Actor[Any]:
         if instance is None:
             assert self._make is not None, "compute's clients say CreateInstance"
             return self._make(hello, outlet)
-        return Connection(
+        return ClusterConnection(
             hello,
             instance,
             self._adapters,
@@ -450,12 +468,12 @@ class Acceptor(Actor[AcceptorMessage]):
         # Ordered before Disconnect: a stopped connection sends nothing more to the adapters.
         await self.ctx.stop_child(address)
         for adapter in self._adapters:
-            await _send(adapter, Disconnect(nonce))
+            await _send(adapter, DisconnectClient(nonce))
 
     async def on_stop(self) -> None:
         """End the client's outlet with the reason."""
         if self._current is not None:
-            self._current[2].end(Closed("the cluster has stopped"))
+            self._current[2].end(ResourceClosed("the cluster has stopped"))
 
     def describe(self) -> str:
         """Return the active client and the number of connections."""

@@ -17,12 +17,12 @@ from typing import Final, Protocol
 import msgspec
 
 from actors.errors import (
-    Broken,
-    Busy,
+    AuthenticationFailed,
+    ConnectionBroken,
     IncompatibleVersion,
     LocalProtocolError,
     MalformedFrame,
-    Unauthenticated,
+    ResourceBusy,
     WrongService,
 )
 
@@ -33,11 +33,11 @@ BEARER_BYTES_MAX: Final = 4096
 TEXT_BYTES_MAX: Final = 255
 
 
-class Bytes(Protocol):
+class HandshakeStream(Protocol):
     """The byte stream of a connection, as the handshake needs it."""
 
     async def exactly(self, count: int, /) -> bytes:
-        """Return the next `count` bytes. Raises `Broken`."""
+        """Return the next `count` bytes. Raises `ConnectionBroken`."""
         ...
 
     def write(self, data: bytes, /) -> None:
@@ -45,7 +45,7 @@ class Bytes(Protocol):
         ...
 
 
-class Opening(msgspec.Struct, frozen=True):
+class HandshakeOpening(msgspec.Struct, frozen=True):
     """The opening of one side. `identity`: the name of the service, if it is known."""
 
     magic: bytes
@@ -62,15 +62,17 @@ class Opening(msgspec.Struct, frozen=True):
         return OPENING.pack(self.magic, self.version) + bytes([len(name)]) + name
 
 
-async def exchange(stream: Bytes, mine: Opening) -> str:
-    """Exchange openings and return the peer's identity. Raises `Busy`, `MalformedFrame`,
-    `IncompatibleVersion`, `WrongService`, `Broken`."""
+async def exchange(stream: HandshakeStream, mine: HandshakeOpening) -> str:
+    """Exchange openings and return the peer's identity. Raises `ResourceBusy`, `MalformedFrame`,
+    `IncompatibleVersion`, `WrongService`, `ConnectionBroken`."""
     stream.write(mine.encode())
     magic = mine.magic
     theirs = await _magic(stream, magic)
     (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
     if theirs == BUSY_MAGIC:
-        raise Busy("the service has as many connections as it takes (connections_max); try later")
+        raise ResourceBusy(
+            "the service has as many connections as it takes (connections_max); try later"
+        )
     # Messages are decoded by shape: another version could be decoded wrongly.
     if version != mine.version and magic != BUSY_MAGIC:
         raise IncompatibleVersion(
@@ -86,17 +88,17 @@ async def exchange(stream: Bytes, mine: Opening) -> str:
     return identity
 
 
-async def _magic(stream: Bytes, magic: bytes) -> bytes:
+async def _magic(stream: HandshakeStream, magic: bytes) -> bytes:
     """Return the peer's magic. Raises `MalformedFrame` for a foreign protocol."""
     theirs = b""
     while len(theirs) < len(magic):
         try:
             # Byte by byte: a foreign peer may send fewer than 8 and wait.
             theirs += await stream.exactly(1)
-        except Broken as error:
+        except ConnectionBroken as error:
             if theirs:
                 break
-            raise Broken(
+            raise ConnectionBroken(
                 f"the peer closed the connection before its opening ({error}); does one of both "
                 "speak TLS and the other not?"
             ) from None
@@ -107,19 +109,19 @@ async def _magic(stream: Bytes, magic: bytes) -> bytes:
     return theirs
 
 
-async def send_token(stream: Bytes, token: bytes) -> None:
-    """Send the dialler's token (empty: none). Raises `Unauthenticated` when refused."""
+async def send_token(stream: HandshakeStream, token: bytes) -> None:
+    """Send the dialler's token (empty: none). Raises `AuthenticationFailed` when refused."""
     if len(token) > BEARER_BYTES_MAX:
         raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
     stream.write(LENGTH.pack(len(token)) + token)
     length = (await stream.exactly(1))[0]
     if length:
-        raise Unauthenticated(_text(await stream.exactly(length), "refusal"))
+        raise AuthenticationFailed(_text(await stream.exactly(length), "refusal"))
 
 
-async def check_token(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
-    """Check the dialler's token; `known` None: any is accepted. Raises `Unauthenticated`, after
-    having told the peer."""
+async def check_token(stream: HandshakeStream, known: Callable[[bytes], bool] | None) -> None:
+    """Check the dialler's token; `known` None: any is accepted. Raises `AuthenticationFailed`,
+    after having told the peer."""
     (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
     if length > BEARER_BYTES_MAX:
         raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")
@@ -129,7 +131,7 @@ async def check_token(stream: Bytes, known: Callable[[bytes], bool] | None) -> N
         return
     text = "the token is unknown here" if token else "this service asks for a token (token_file)"
     stream.write(bytes([len(text)]) + text.encode())
-    raise Unauthenticated(text)
+    raise AuthenticationFailed(text)
 
 
 def _text(data: bytes, what: str) -> str:

@@ -17,34 +17,36 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.cluster.client import LocalClient
-from actors.cluster.cluster import Cluster, ClusterStatistics, cast_of
-from actors.dataflow.rivals import Rivals, Turns
-from actors.errors import Broken, Closed
-from actors.kernel import Actor, Address, Context, Reply, System
+from actors.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
+from actors.dataflow.rivals import HydrationLock, ReplicaStandby
+from actors.errors import ConnectionBroken, ResourceClosed
+from actors.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
 from actors.kernel.policy import restart
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 
 RESTART: Final = restart(restarts_max=10, within_ms=60_000, delay_ms=100)
 """The delays of ten crashes add up to more than the minute, so the limit is not reached."""
 
-Reach: TypeAlias = Callable[[Address[Any]], Address[Any]]
+Reach: TypeAlias = Callable[[ActorAddress[Any]], ActorAddress[Any]]
 
 
 class InspectReplica(msgspec.Struct, frozen=True, gc=False):
     """Asks for the replica's statistics."""
 
-    reply: Reply[ClusterStatistics]
+    reply: ReplySlot[ClusterStatistics]
 
 
-class Host(Actor[InspectReplica]):
+class ReplicaHost(Actor[InspectReplica]):
     """Top actor of one replica; `start` builds its cluster below the actor."""
 
-    def __init__(self, start: Callable[[Context[InspectReplica]], Awaitable[Cluster]]) -> None:
+    def __init__(
+        self, start: Callable[[ActorContext[InspectReplica]], Awaitable[WorkerCluster]]
+    ) -> None:
         self._start = start
-        self._cluster: Cluster | None = None
+        self._cluster: WorkerCluster | None = None
 
     async def on_start(self) -> None:
         self._cluster = await self._start(self.ctx)
@@ -54,24 +56,24 @@ class Host(Actor[InspectReplica]):
         assert cluster is not None, "it was built at the start"
 
         def failed(error: Exception) -> None:
-            reply.fail(Broken(f"a part of the replica has failed: {error}"))
+            reply.fail(ConnectionBroken(f"a part of the replica has failed: {error}"))
 
         # In an effect: the host must not wait for a part whose crash it has to handle.
         self.ctx.effect(cluster.statistics, done=reply.set, failed=failed)
 
 
-class Hosts:
-    """The replicas of this process, by name; a `Supply` of the controller."""
+class LocalReplicas:
+    """The replicas of this process, by name; a `ReplicaSupply` of the controller."""
 
     def __init__(
         self,
-        system: System,
+        system: ActorSystem,
         settings: Settings,
         persist: PersistClient,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         scratch: Path,
         reach: Reach = lambda adapter: adapter,
-        outside: Outside | None = None,
+        outside: StorageConnectors | None = None,
         names: Sequence[str] = (),
     ) -> None:
         self._system = system
@@ -81,9 +83,9 @@ class Hosts:
         self._scratch = scratch
         self._reach = reach
         self._outside = outside
-        self._turns = Turns()
-        self._hosts: dict[str, Address[InspectReplica]] = {}
-        self._clusters: dict[str, Cluster] = {}
+        self._turns = HydrationLock()
+        self._hosts: dict[str, ActorAddress[InspectReplica]] = {}
+        self._clusters: dict[str, WorkerCluster] = {}
         """Cluster of each replica's present incarnation, once it is built."""
         self._lives = 0
         for name in names or [f"r{number}" for number in range(1, settings.replicas + 1)]:
@@ -92,15 +94,15 @@ class Hosts:
     def _spawn(self, name: str) -> None:
         place, clock = self._scratch / name, self._system.clock
 
-        async def start(ctx: Context[InspectReplica]) -> Cluster:
+        async def start(ctx: ActorContext[InspectReplica]) -> WorkerCluster:
             self._lives += 1
             # Each incarnation has a fresh folder and name: a thread of an earlier one may still
             # write, and its parts in the stash may still be read.
             await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
             folder = place / str(self._lives)
-            rivals = Rivals(name, self._turns)
+            rivals = ReplicaStandby(name, self._turns)
             below = cast_of(self._persist, self._executor, self._settings, folder, rivals)
-            self._clusters[name] = cluster = await Cluster.start(
+            self._clusters[name] = cluster = await WorkerCluster.start(
                 ctx,
                 self._settings,
                 self._persist,
@@ -113,7 +115,7 @@ class Hosts:
             )
             return cluster
 
-        self._hosts[name] = self._system.spawn(lambda: Host(start), name, policy=RESTART)
+        self._hosts[name] = self._system.spawn(lambda: ReplicaHost(start), name, policy=RESTART)
 
     @property
     def names(self) -> Sequence[str]:
@@ -121,11 +123,11 @@ class Hosts:
         return list(self._hosts)
 
     async def connect(self, name: str) -> LocalClient:
-        """Return a client of one replica. Raises `Broken` while there is none; a replica that is
-        being rebuilt refuses the client's first commands with it."""
+        """Return a client of one replica. Raises `ConnectionBroken` while there is none; a replica
+        that is being rebuilt refuses the client's first commands with it."""
         cluster = self._clusters.get(name)
         if cluster is None:
-            raise Broken(f"replica {name} is not there")
+            raise ConnectionBroken(f"replica {name} is not there")
         return await cluster.connect()
 
     @property
@@ -137,7 +139,7 @@ class Hosts:
         """Return a client of one replica's storage half. Raises as `connect`."""
         cluster = self._clusters.get(name)
         if cluster is None:
-            raise Broken(f"replica {name} is not there")
+            raise ConnectionBroken(f"replica {name} is not there")
         return await cluster.connect_storage()
 
     async def start(self, name: str) -> None:
@@ -159,7 +161,7 @@ class Hosts:
         for name, host in list(self._hosts.items()):
             try:
                 found = await host.ask(InspectReplica)
-            except (Broken, Closed):
+            except (ConnectionBroken, ResourceClosed):
                 continue
             workers += (msgspec.structs.replace(each, replica=name) for each in found.workers)
             adapters += found.adapters

@@ -29,6 +29,7 @@ from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY, Frontier, ObjectId, is_empty
 from actors.protocol.compute import (
     Command,
+    ConnectionRefused,
     CopyDone,
     CopyDropped,
     CopyFailed,
@@ -43,10 +44,9 @@ from actors.protocol.compute import (
     PeekResult,
     PeekRows,
     PeekStashed,
-    Refused,
     Response,
     StashPart,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
@@ -189,7 +189,7 @@ class _Subscribe:
         return all(upper is not None and is_empty(upper) for upper in self.uppers)
 
 
-class Limits:
+class ConnectionLimits:
     """The instance's configuration at this moment, as far as connections need it. It outlives
     them."""
 
@@ -210,13 +210,13 @@ class Limits:
         return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
 
 
-class Partitioned:
+class PartitionedState:
     """Splits one client's commands over the parts, merges the parts' responses.
 
     `ended` collects the ids whose end every part has reported; its reader clears it.
     """
 
-    def __init__(self, parts: int, limits: Limits) -> None:
+    def __init__(self, parts: int, limits: ConnectionLimits) -> None:
         self._parts = parts
         self._limits = limits
         self._waiting: UpdateConfiguration | None = None
@@ -269,7 +269,7 @@ class Partitioned:
                 return self._subscribe(part, response)
             case CopyToResponse():
                 return self._copy(part, response)
-            case Status() | Refused():
+            case StatusResponse() | ConnectionRefused():
                 return response
 
     def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:

@@ -9,7 +9,7 @@
 - batches of a subscribe are contiguous and not empty in time. Nothing follows the end: the empty
   upper, an error, or `SubscribeDropped`, which has the last upper and comes only after a drop;
 - a copy is answered once;
-- statuses and `Refused` may come at any time.
+- statuses and `ConnectionRefused` may come at any time.
 
 State is bounded by the commands: an id is forgotten when it was dropped and its end has come.
 """
@@ -25,6 +25,7 @@ from actors.protocol.compute import (
     AllowCompaction,
     CancelPeek,
     Command,
+    ConnectionRefused,
     CopyToExport,
     CopyToResponse,
     CreateDataflow,
@@ -34,9 +35,8 @@ from actors.protocol.compute import (
     Peek,
     PeekCanceled,
     PeekResponse,
-    Refused,
     Response,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeExport,
@@ -96,7 +96,7 @@ class ResponseRules:
 
     def check(self, response: Response) -> None:
         """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
-        if isinstance(response, Refused):
+        if isinstance(response, ConnectionRefused):
             return
         name = type(response).__name__
         # Until then the replica still runs the former client's dataflows.
@@ -113,7 +113,7 @@ class ResponseRules:
                 is_copy = isinstance(made.description.export, CopyToExport)
                 _require(is_copy and not made.over, f"copy {id} is none, or was answered before")
                 self._over(id, made)
-            case Status():
+            case StatusResponse():
                 pass
 
     def _known(self, id: ObjectId, what: str) -> _Object:
@@ -150,7 +150,7 @@ class ResponseRules:
             raise RemoteProtocolError(f"peek {uuid} was answered twice, or never asked")
         if isinstance(response.result, PeekCanceled) and not canceled:
             raise RemoteProtocolError(
-                f"peek {uuid} was answered with Canceled, and nobody had canceled it"
+                f"peek {uuid} was answered with OperationCanceled, and nobody had canceled it"
             )
 
     def _subscribe(self, response: SubscribeResponse) -> None:

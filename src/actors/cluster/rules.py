@@ -20,7 +20,7 @@ from collections import OrderedDict
 from actors.compute.transitions import OTHER, STAGES
 from actors.dataflow.copy_destinations import check_copy
 from actors.errors import InvalidUsage, RemoteProtocolError
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import TIME_MAX, ObjectId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
@@ -263,7 +263,7 @@ def _fits(id: ObjectId, what: str, wanted: int, given: int) -> None:
         raise InvalidUsage(f"dataflow {id} needs {wanted} {what}, {given} were given")
 
 
-def _same_columns(id: ObjectId, what: str, given: Schema, wanted: Schema) -> None:
+def _same_columns(id: ObjectId, what: str, given: TableSchema, wanted: TableSchema) -> None:
     """Raise `InvalidUsage` unless names and types are equal; nullability may differ."""
     if [(c.name, c.type) for c in given.columns] != [(c.name, c.type) for c in wanted.columns]:
         raise InvalidUsage(

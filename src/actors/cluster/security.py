@@ -19,14 +19,14 @@ import ssl
 from pathlib import Path
 from typing import Self
 
-from actors.cluster.address import Address
+from actors.cluster.address import NetworkAddress
 from actors.errors import BadSettings
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.security")
 
 
-class Security:
+class TransportSecurity:
     """Credentials of one side, and its demands on peers. Without `certificate`: no TLS."""
 
     def __init__(
@@ -100,8 +100,8 @@ class Security:
 
 
 def for_listener(
-    name: str, address: Address, settings: Settings, token_name: str, *, checks: bool = False
-) -> Security | None:
+    name: str, address: NetworkAddress, settings: Settings, token_name: str, *, checks: bool = False
+) -> TransportSecurity | None:
     """Return a listener's demands on its peers; None: none. `name` and `token_name` are settings;
     `checks`: it checks tokens of another kind in any case.
 
@@ -110,7 +110,7 @@ def for_listener(
     # The mode of the socket's file decides who may connect.
     if address.is_unix:
         return None
-    security = Security.of(settings, getattr(settings, token_name))
+    security = TransportSecurity.of(settings, getattr(settings, token_name))
     if not address.is_local and not (security.has_tls and (security.has_tokens or checks)):
         raise BadSettings(
             f"{name} = {address}: other machines reach this address, so it needs TLS and tokens: "
@@ -120,12 +120,14 @@ def for_listener(
     return security if security.has_tls or security.has_tokens else None
 
 
-def for_dialler(address: Address, settings: Settings, token_file: str) -> Security | None:
+def for_dialler(
+    address: NetworkAddress, settings: Settings, token_file: str
+) -> TransportSecurity | None:
     """Return a dialler's credentials and demands; None: none. Raises `BadSettings` if a token would
     leave this machine in the clear."""
     if address.is_unix:
         return None
-    security = Security.of(settings, token_file)
+    security = TransportSecurity.of(settings, token_file)
     if security.has_tokens and not security.has_tls and not address.is_local:
         raise BadSettings(
             f"a token is not sent to {address} in the clear: set tls_certificate, tls_key and "
@@ -137,7 +139,7 @@ def for_dialler(address: Address, settings: Settings, token_file: str) -> Securi
 def dialling_tls(settings: Settings) -> ssl.SSLContext | None:
     """Return the TLS context for dialling acceptors of the WAL; None if the settings name no
     certificate. Raises `BadSettings`."""
-    security = Security.of(settings, "")
+    security = TransportSecurity.of(settings, "")
     return security.context(server=False) if security.has_tls else None
 
 

@@ -15,16 +15,16 @@ import anyio
 
 from actors.cluster.connection import (
     LOT_MAX,
-    Accept,
+    AcceptConnection,
     AcceptorMessage,
     ClientCommands,
     ConnectionMessage,
-    Leave,
+    ReleaseConnection,
     refusal,
 )
 from actors.cluster.transport import FramedConnection
-from actors.errors import Broken, Closed, PenstockError, RemoteProtocolError
-from actors.kernel import Address
+from actors.errors import ConnectionBroken, PenstockError, RemoteProtocolError, ResourceClosed
+from actors.kernel import ActorAddress
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.settings import Settings
 
@@ -52,10 +52,10 @@ class WireOutlet:
             self.ended.set()
 
 
-class Server:
+class ConversationServer:
     """Serves the conversations of one listener."""
 
-    def __init__(self, acceptor: Address[AcceptorMessage], settings: Settings) -> None:
+    def __init__(self, acceptor: ActorAddress[AcceptorMessage], settings: Settings) -> None:
         self._acceptor = acceptor
         self._settings = settings
 
@@ -68,8 +68,8 @@ class Server:
             # Ordered before the acceptor hears of the client: no stranger, silent client or client
             # of another instance displaces the active one.
             introduced, instance = await self._introduced(connection)
-            address: Address[ConnectionMessage] = await self._acceptor.ask(
-                lambda reply: Accept(introduced, instance, outlet, reply)
+            address: ActorAddress[ConnectionMessage] = await self._acceptor.ask(
+                lambda reply: AcceptConnection(introduced, instance, outlet, reply)
             )
             hello = introduced
             await self._pump(connection, address, outlet)
@@ -82,8 +82,11 @@ class Server:
             if hello is not None:
                 nonce = hello.nonce
                 # Shielded: a cancelled conversation must still release its connection.
-                with anyio.CancelScope(shield=True), contextlib.suppress(Closed, Broken):
-                    await self._acceptor.send(Leave(nonce))
+                with (
+                    anyio.CancelScope(shield=True),
+                    contextlib.suppress(ResourceClosed, ConnectionBroken),
+                ):
+                    await self._acceptor.send(ReleaseConnection(nonce))
 
     async def _introduced(
         self, connection: FramedConnection[Any, Any]
@@ -109,7 +112,7 @@ class Server:
     async def _pump(
         self,
         connection: FramedConnection[Any, Any],
-        address: Address[ConnectionMessage],
+        address: ActorAddress[ConnectionMessage],
         outlet: WireOutlet,
     ) -> None:
         """Pass on commands until either side ends the conversation. Raises the reason."""
@@ -130,13 +133,13 @@ class Server:
             group.start_soon(read)
             await outlet.ended.wait()
             group.cancel_scope.cancel()
-        raise outlet.error or failure or Closed("the connection was closed")
+        raise outlet.error or failure or ResourceClosed("the connection was closed")
 
     async def _last_word(
         self, connection: FramedConnection[Any, Any], error: PenstockError
     ) -> None:
         # Plain Broken: the peer is gone and cannot be told.
-        if isinstance(error, Broken) and type(error) is Broken:
+        if isinstance(error, ConnectionBroken) and type(error) is ConnectionBroken:
             return
         with (
             contextlib.suppress(PenstockError),

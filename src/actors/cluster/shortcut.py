@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from actors.cluster.partitioned import Limits
-from actors.compute.partitions import Partitions
+from actors.cluster.partitioned import ConnectionLimits
+from actors.compute.partitions import ClusterPartitions
 from actors.compute.peeks import all_at_once
 from actors.errors import PenstockError
 from actors.progress import Frontier, ObjectId, is_empty
@@ -42,10 +42,10 @@ class _Index(msgspec.Struct):
     """Upper in every worker, as reported to the client."""
 
 
-class Shortcut:
+class PeekShortcut:
     """State of the client's indexes, as seen by one end of a connection."""
 
-    def __init__(self, partitions: Partitions, limits: Limits) -> None:
+    def __init__(self, partitions: ClusterPartitions, limits: ConnectionLimits) -> None:
         self._partitions = partitions
         self._limits = limits
         self._indexes: dict[ObjectId, _Index] = {}

@@ -17,20 +17,20 @@ import stat
 from collections.abc import Callable
 from typing import IO, Any, Final
 
-from actors.cluster.address import Address
-from actors.cluster.security import Security
-from actors.errors import AddressInUse, Broken
+from actors.cluster.address import NetworkAddress
+from actors.cluster.security import TransportSecurity
+from actors.errors import AddressInUse, ConnectionBroken
 
 BACKLOG: Final = 512
 SHUTDOWN_S: Final = 2.0
 """Time limit of the TLS shutdown."""
 
 
-class Bound:
+class BoundSockets:
     """Listening sockets of one address; `address` has the port that was bound."""
 
     def __init__(
-        self, address: Address, found: list[socket.socket], lock: IO[bytes] | None = None
+        self, address: NetworkAddress, found: list[socket.socket], lock: IO[bytes] | None = None
     ) -> None:
         self.address = address
         self.sockets = found
@@ -49,7 +49,7 @@ class Bound:
             self._lock.close()
 
 
-async def bind(address: Address) -> Bound:
+async def bind(address: NetworkAddress) -> BoundSockets:
     """Listen on an address, and on all addresses of a name. Raises `AddressInUse`."""
     if address.is_unix:
         return _bind_unix(address)
@@ -73,10 +73,10 @@ async def bind(address: Address) -> Bound:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             why = f"{why}; choose another port, or 0 for a free one"
         raise AddressInUse(f"cannot listen on {address}: {why}") from None
-    return Bound(Address(host=address.host, port=port), found)
+    return BoundSockets(NetworkAddress(host=address.host, port=port), found)
 
 
-def _bind_unix(address: Address) -> Bound:
+def _bind_unix(address: NetworkAddress) -> BoundSockets:
     path = address.path
     lock = None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,7 +89,7 @@ def _bind_unix(address: Address) -> Bound:
         os.chmod(path, 0o600)  # ordered before `listen`: no peer can connect with another mode
         sock.listen(BACKLOG)
         sock.setblocking(False)
-        return Bound(address, [sock], lock)
+        return BoundSockets(address, [sock], lock)
     except OSError as error:
         sock.close()
         if lock is not None:
@@ -124,7 +124,9 @@ def _remove_stale(path: str) -> None:
 
 
 async def connect(
-    factory: Callable[[], asyncio.BaseProtocol], address: Address, security: Security | None
+    factory: Callable[[], asyncio.BaseProtocol],
+    address: NetworkAddress,
+    security: TransportSecurity | None,
 ) -> None:
     """Connect a protocol, through TLS if `security` has a certificate. Raises `OSError`."""
     loop = asyncio.get_running_loop()
@@ -138,7 +140,7 @@ async def connect(
     try:
         await loop.create_connection(factory, address.host, address.port, **options)
     except socket.gaierror as error:
-        raise Broken(f"cannot connect to {address}: {error.strerror}") from None
+        raise ConnectionBroken(f"cannot connect to {address}: {error.strerror}") from None
 
 
 async def attach_accepted(

@@ -14,12 +14,17 @@ from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
-from actors.channel_adapter import Connect, StorageFromClient, StorageFromWorker, Took
-from actors.cluster.connection import ClientCommands, Outlet
+from actors.channel_adapter import (
+    ConnectClient,
+    ResponsesAcked,
+    StorageFromClient,
+    StorageFromWorker,
+)
+from actors.cluster.connection import ClientCommands, ResponseSink
 from actors.cluster.storage_partitioned import StoragePartitioned
 from actors.cluster.storage_rules import StorageCommandRules
-from actors.errors import Broken, Closed, PenstockError
-from actors.kernel import Actor, Address
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
+from actors.kernel import Actor, ActorAddress
 from actors.protocol.compute import Hello
 from actors.protocol.storage import DroppedId, Response, StagedBatches
 from actors.settings import Settings
@@ -42,8 +47,8 @@ class StorageConnection(Actor[StorageConnectionMessage]):
     def __init__(
         self,
         hello: Hello,
-        adapters: Sequence[Address[Any]],
-        outlet: Outlet,
+        adapters: Sequence[ActorAddress[Any]],
+        outlet: ResponseSink,
         settings: Settings,
     ) -> None:
         self._hello = hello
@@ -58,7 +63,7 @@ class StorageConnection(Actor[StorageConnectionMessage]):
     async def on_start(self) -> None:
         """Attach to all adapters, then send Hello to them."""
         for adapter in self._adapters:
-            await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
+            await _send(adapter, ConnectClient(self._hello.nonce, self.ctx.self))
         await self._commands((self._hello,))
 
     async def receive(self, message: StorageConnectionMessage) -> None:
@@ -78,7 +83,9 @@ class StorageConnection(Actor[StorageConnectionMessage]):
                     # the client is.
                     await self._took(worker, serial)
             case _OutletFailed(error):
-                self._end(error if isinstance(error, PenstockError) else Broken(str(error)))
+                self._end(
+                    error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
+                )
             case _:
                 assert_never(message)
 
@@ -111,7 +118,7 @@ class StorageConnection(Actor[StorageConnectionMessage]):
 
     async def _took(self, worker: int, serial: int) -> None:
         if serial:
-            await _send(self._adapters[worker], Took(self._hello.nonce, (serial,)))
+            await _send(self._adapters[worker], ResponsesAcked(self._hello.nonce, (serial,)))
 
     def _send_next(self) -> None:
         # One batch at a time keeps the order.
@@ -132,14 +139,14 @@ class StorageConnection(Actor[StorageConnectionMessage]):
 
     async def on_stop(self) -> None:
         """End the outlet, so that its waiters wake up."""
-        self._outlet.end(Closed("the connection was closed"))
+        self._outlet.end(ResourceClosed("the connection was closed"))
 
     def describe(self) -> str:
         """Return the client's nonce and the number of responses to send."""
         return f"storage client {self._hello.nonce}, {len(self._queue)} to send"
 
 
-async def _send(address: Address[Any], message: Any) -> None:
+async def _send(address: ActorAddress[Any], message: Any) -> None:
     """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
-    with suppress(Closed, Broken):
+    with suppress(ResourceClosed, ConnectionBroken):
         await address.send(message)

@@ -17,25 +17,25 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.errors import Canceled, RemoteProtocolError
+from actors.errors import OperationCanceled, RemoteProtocolError
 from actors.progress import Frontier, ObjectId
-from actors.protocol.compute import Hello, InitializationComplete, Refused
+from actors.protocol.compute import ConnectionRefused, Hello, InitializationComplete
 from actors.protocol.storage import (
     Command,
     DroppedId,
+    FilesStaged,
     FrontierUpper,
     Response,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
-    Staged,
     StagedBatches,
     StagingFailed,
     StagingResult,
     StatisticsUpdates,
     StatusUpdate,
 )
-from actors.storage.history import Wanted
+from actors.storage.history import StorageDefinitions
 
 
 class _Object(msgspec.Struct):
@@ -59,7 +59,7 @@ class StoragePartitioned:
         self._clear()
 
     def _clear(self) -> None:
-        self._wanted = Wanted()
+        self._wanted = StorageDefinitions()
         self._objects: dict[ObjectId, _Object] = {}
         self._oneshots: dict[str, dict[int, StagingResult]] = {}
 
@@ -81,7 +81,7 @@ class StoragePartitioned:
                 # Nothing ran before: only what is still wanted now will answer.
                 for said in self._wanted.commands():
                     self._track(said)
-                self._wanted = Wanted()
+                self._wanted = StorageDefinitions()
         # Every worker gets all commands, so what its responses may be about is known from here.
         return [(part, command) for part in range(self._parts)]
 
@@ -111,7 +111,7 @@ class StoragePartitioned:
                 return self._dropped(part, response)
             case StagedBatches():
                 return self._staged(part, response)
-            case StatusUpdate() | StatisticsUpdates() | Refused():
+            case StatusUpdate() | StatisticsUpdates() | ConnectionRefused():
                 return response
 
     def _object(self, part: int, id: ObjectId, what: str) -> _Object:
@@ -161,9 +161,9 @@ def merge_staged(results: list[StagingResult]) -> StagingResult:
     """Return one result out of all workers', by the precedence in the module's docstring."""
     failed = [result for result in results if isinstance(result, StagingFailed)]
     if failed:
-        return min(failed, key=lambda result: result.code != Canceled.__name__)
-    staged = [result for result in results if isinstance(result, Staged)]
-    return Staged(
+        return min(failed, key=lambda result: result.code != OperationCanceled.__name__)
+    staged = [result for result in results if isinstance(result, FilesStaged)]
+    return FilesStaged(
         tuple(batch for result in staged for batch in result.batches),
         sum(result.files for result in staged),
         sum(result.bytes for result in staged),

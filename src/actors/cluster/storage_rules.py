@@ -15,7 +15,7 @@ Rules of responses (`StorageResponseRules`, checked by the client):
 - an upper is of an object that this connection runs, and advances;
 - a drop is reported once, and only after its command; nothing follows it;
 - a one-shot ingestion is answered once; Canceled only after a cancel;
-- statuses, statistics and `Refused` may come at any time.
+- statuses, statistics and `ConnectionRefused` may come at any time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from __future__ import annotations
 import msgspec
 
 from actors.cluster.rules import check_name
-from actors.errors import Canceled, InvalidUsage, RemoteProtocolError
+from actors.errors import InvalidUsage, OperationCanceled, RemoteProtocolError
 from actors.progress import TIME_MAX, Frontier, ObjectId, is_empty
-from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete, Refused
+from actors.protocol.compute import (
+    AllowCompaction,
+    ConnectionRefused,
+    Hello,
+    InitializationComplete,
+)
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
     FrontierUpper,
     IngestionDescription,
     Response,
-    Retry,
+    RetryDelays,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
@@ -43,12 +48,12 @@ from actors.protocol.storage import (
     StagingFailed,
     StatisticsUpdates,
     StatusUpdate,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
     altered,
     altered_sink,
 )
 from actors.settings import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
-from actors.storage.history import Wanted
+from actors.storage.history import StorageDefinitions
 from actors.storage.transitions import OTHER, STAGES
 
 OPENING = tuple(event for _, event in STAGES if event != OTHER)
@@ -61,7 +66,7 @@ class StorageCommandRules:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stage = "opened"
-        self._wanted = Wanted()
+        self._wanted = StorageDefinitions()
         self._ending: set[ObjectId] = set()
         """Dropped ids whose drop was not reported yet."""
         self._oneshots: dict[str, tuple[bool, bool]] = {}
@@ -87,7 +92,7 @@ class StorageCommandRules:
                 source = self._wanted.ingestions.get(id)
                 if self._wanted.knows(id):
                     self._end((id,) if source is None else source.ids)
-            case UpdateConfiguration():
+            case UpdateStorageConfiguration():
                 _check_configuration(command)
         # Ordered last: a refused command does not count.
         self._wanted.add(command)
@@ -174,7 +179,7 @@ class StorageCommandRules:
             uuid not in self._oneshots,
             f"the one-shot ingestion {uuid} was not answered and canceled yet: choose a fresh uuid",
         )
-        _check_parts(uuid, command.request, Retry())
+        _check_parts(uuid, command.request, RetryDelays())
         self._check_room(uuid, 1)
         self._oneshots[uuid] = (False, False)
 
@@ -204,7 +209,7 @@ class StorageResponseRules:
     and uuids whose end has come; its reader clears it."""
 
     def __init__(self) -> None:
-        self._wanted = Wanted()
+        self._wanted = StorageDefinitions()
         self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._oneshots: dict[str, bool] = {}
@@ -249,7 +254,7 @@ class StorageResponseRules:
 
     def check(self, response: Response) -> None:
         """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
-        if isinstance(response, Refused):
+        if isinstance(response, ConnectionRefused):
             return
         name = type(response).__name__
         _require(self._complete, f"{name} came before InitializationComplete")
@@ -284,26 +289,26 @@ class StorageResponseRules:
         result = response.result
         code = result.code if isinstance(result, StagingFailed) else ""
         _require(
-            bool(canceled) or code != Canceled.__name__,
-            f"the one-shot ingestion {uuid} was answered with Canceled, and nobody had canceled it",
+            bool(canceled) or code != OperationCanceled.__name__,
+            f"one-shot ingestion {uuid} was answered with OperationCanceled: nobody canceled it",
         )
         self.ended.append(uuid)
 
 
-def _left_out(wanted: Wanted, new: IngestionDescription) -> tuple[ObjectId, ...]:
+def _left_out(wanted: StorageDefinitions, new: IngestionDescription) -> tuple[ObjectId, ...]:
     """Return the exports that an update of a source drops."""
     old = wanted.ingestions.get(new.id)
     return () if old is None else tuple(id for id in old.ids if id not in new.ids)
 
 
-def _check_configuration(command: UpdateConfiguration) -> None:
+def _check_configuration(command: UpdateStorageConfiguration) -> None:
     for name in command.__struct_fields__:
         value = getattr(command, name)
         if value is not None and value <= 0:
             raise InvalidUsage(f"{name} = {value}: must be above 0")
 
 
-def _check_parts(id: ObjectId, configuration: Configuration, retry: Retry) -> None:
+def _check_parts(id: ObjectId, configuration: ConnectorConfiguration, retry: RetryDelays) -> None:
     check_name(configuration.kind, f"the kind of {id}", NAME_BYTES_MAX)
     first, last = retry.delay_ms, retry.delay_ms_max
     for delay in (first, last):

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import anyio
 
-from actors.cluster.address import Address as Place
+from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.client import WireClient
-from actors.cluster.connection import AcceptorMessage, Serve
+from actors.cluster.connection import AcceptorMessage, RunListener
 from actors.cluster.security import for_dialler, for_listener
-from actors.cluster.serving import Server
-from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.cluster.serving import ConversationServer
+from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import RemoteProtocolError
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.protocol.compute import Hello
 from actors.protocol.storage import Command, Response
 from actors.settings import Settings
@@ -27,7 +27,7 @@ STORAGE_MAGIC: Final = b"PENSSTOR"
 STORAGE_VERSION: Final = 1
 
 
-class StorageServer(Server):
+class StorageServer(ConversationServer):
     """Serves the conversations of one listener of the storage half."""
 
     async def _introduced(self, connection: FramedConnection[Any, Any]) -> tuple[Hello, None]:
@@ -45,13 +45,13 @@ class StorageServer(Server):
 
 
 async def listen_storage(
-    address: Place | str, acceptor: Address[AcceptorMessage], settings: Settings
-) -> Listener:
+    address: Place | str, acceptor: ActorAddress[AcceptorMessage], settings: Settings
+) -> TransportListener:
     """Serve the storage half on that address (port 0: a free one), until its acceptor stops or
-    `Listener.aclose`. Raises `AddressInUse`, and `BadSettings` for an address that needs TLS and
-    tokens and has none."""
+    `TransportListener.aclose`. Raises `AddressInUse`, and `BadSettings` for an address that needs
+    TLS and tokens and has none."""
     place = Place.parse(address, "storage_listen") if isinstance(address, str) else address
-    listener = await Listener.bind(
+    listener = await TransportListener.bind(
         place,
         Response,
         Command,
@@ -62,7 +62,7 @@ async def listen_storage(
         security=for_listener("storage_listen", place, settings, "cluster_token_file"),
     )
     server = StorageServer(acceptor, settings)
-    await acceptor.send(Serve(lambda: listener.serve(server.converse)))
+    await acceptor.send(RunListener(lambda: listener.serve(server.converse)))
     return listener
 
 

@@ -21,7 +21,7 @@ import fcntl
 import termios
 from typing import Any, Final
 
-from actors.errors import Broken, PenstockError
+from actors.errors import ConnectionBroken, PenstockError
 from actors.protocol.frames import KEEPALIVE, FrameBuffer
 from actors.settings import Settings
 from actors.threshold_probes import FRAME_SLICE
@@ -101,7 +101,9 @@ class ByteStream(asyncio.BufferedProtocol):
         """Note that the transport is gone, and wake all waiters."""
         self._stop_watch()
         if self.error is None and not (self._eof and exc is None):
-            self.error = Broken(f"{self.peer} is gone{f': {exc}' if exc else ''}{self._late()}")
+            self.error = ConnectionBroken(
+                f"{self.peer} is gone{f': {exc}' if exc else ''}{self._late()}"
+            )
         self._eof = True
         self._full = False
         self._gone.set()
@@ -120,7 +122,7 @@ class ByteStream(asyncio.BufferedProtocol):
     # -- reading --
 
     async def more(self) -> None:
-        """Wait until more bytes are in `frames`. Raises `Broken` if none will come."""
+        """Wait until more bytes are in `frames`. Raises `ConnectionBroken` if none will come."""
         self._raise_if_over()
         begun = self.frames.begun > 0
         if self._held and self.frames.room:
@@ -140,7 +142,7 @@ class ByteStream(asyncio.BufferedProtocol):
                 self._frame_waited_s += self._loop.time() - self._wait_began
 
     async def exactly(self, count: int) -> bytes:
-        """Return the next `count` bytes, outside of frames. Raises `Broken`."""
+        """Return the next `count` bytes, outside of frames. Raises `ConnectionBroken`."""
         while (taken := self.frames.take(count)) is None:
             await self.more()
         return taken
@@ -155,7 +157,7 @@ class ByteStream(asyncio.BufferedProtocol):
         if self._eof:
             begun = self.frames.begun
             where = f" inside a frame ({begun} bytes of it came)" if begun else ""
-            raise Broken(f"{self.peer} closed the connection{where}{self._late()}")
+            raise ConnectionBroken(f"{self.peer} closed the connection{where}{self._late()}")
 
     def _late(self) -> str:
         """Return words about this side's own delay, if it may be the reason for which the peer has
@@ -195,14 +197,14 @@ class ByteStream(asyncio.BufferedProtocol):
         self._transport.write(data)
 
     async def write_frame(self, frame: bytearray) -> None:
-        """Write a whole frame, waiting while the peer is slow. Raises `Broken`."""
+        """Write a whole frame, waiting while the peer is slow. Raises `ConnectionBroken`."""
         rest = memoryview(frame)
         # Only a probe: a large frame is handed to the transport slice by slice.
         FRAME_SLICE.exceeded_by(len(rest))
         try:
             while True:
                 if self.is_over:
-                    raise self.error or Broken(f"{self.peer} is gone")
+                    raise self.error or ConnectionBroken(f"{self.peer} is gone")
                 part, rest = rest[: FRAME_SLICE.limit], rest[FRAME_SLICE.limit :]
                 self._inside = bool(rest)
                 self.write(part)
@@ -219,13 +221,13 @@ class ByteStream(asyncio.BufferedProtocol):
             self._inside = False
 
     async def drain(self) -> None:
-        """Wait until the transport takes more. Raises `Broken`."""
+        """Wait until the transport takes more. Raises `ConnectionBroken`."""
         if self._full and not self.is_over:
             room: asyncio.Future[None] = self._loop.create_future()
             self._drains.append(room)
             await room
         if self.is_over:
-            raise self.error or Broken(f"{self.peer} is gone")
+            raise self.error or ConnectionBroken(f"{self.peer} is gone")
 
     def _wake_drains(self) -> None:
         drains, self._drains = self._drains, []
@@ -247,7 +249,7 @@ class ByteStream(asyncio.BufferedProtocol):
         due = [now + step]
         late = self._reading_late(now, due) or self._writing_late(now, step)
         if late:
-            self.fail(Broken(f"{self.peer} {late}"))
+            self.fail(ConnectionBroken(f"{self.peer} {late}"))
             return
         if now - self._last_write >= self._keepalive_s and not self._inside:
             # Waiting bytes are no silence: a keepalive on top of them would only grow the buffer.

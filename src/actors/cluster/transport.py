@@ -1,9 +1,9 @@
 """Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
 
-A connection begins with TLS, if `Security` has a certificate, and `actors.cluster.handshake`; then
-both sides exchange the frames of `actors.protocol.frames` over a `ByteStream`, which also writes
-keepalives and watches progress both ways. One task receives, any number may send. It knows no
-message types and does not reconnect.
+A connection begins with TLS, if `TransportSecurity` has a certificate, and
+`actors.cluster.handshake`; then both sides exchange the frames of `actors.protocol.frames` over a
+`ByteStream`, which also writes keepalives and watches progress both ways. One task receives, any
+number may send. It knows no message types and does not reconnect.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import anyio.abc
 import anyio.lowlevel
 
 from actors.cluster import sockets
-from actors.cluster.address import Address
-from actors.cluster.handshake import BUSY_MAGIC, Opening, check_token, exchange, send_token
-from actors.cluster.security import Security
+from actors.cluster.address import NetworkAddress
+from actors.cluster.handshake import BUSY_MAGIC, HandshakeOpening, check_token, exchange, send_token
+from actors.cluster.security import TransportSecurity
 from actors.cluster.stream import ByteStream
-from actors.errors import Broken, Closed, PenstockError, Unauthenticated
+from actors.errors import AuthenticationFailed, ConnectionBroken, PenstockError, ResourceClosed
 from actors.protocol.frames import FrameBuffer, FrameCodec
 from actors.settings import Settings
 from actors.threshold_probes import FRAME_SLICE
@@ -67,8 +67,8 @@ class FramedConnection(Generic[S, R]):
         """Send one message, waiting while the peer is slow.
 
         Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
-        connection goes on), `Closed` after `aclose`, `Broken` if the peer is gone or has read
-        nothing for ``idle_timeout_ms``.
+        connection goes on), `ResourceClosed` after `aclose`, `ConnectionBroken` if the peer is gone
+        or has read nothing for ``idle_timeout_ms``.
         """
         frame = self._send_codec.encode(message)
         async with self._lock:
@@ -109,8 +109,9 @@ class FramedConnection(Generic[S, R]):
     async def receive(self) -> R:
         """Return the next message. Cancellation loses nothing: bytes stay in this object's buffer.
 
-        Raises `Broken` at the end of the stream or after an idle timeout, `FrameTooLarge`,
-        `MalformedFrame`, `UnknownCommand`, and `Closed` after `aclose`; from then on always.
+        Raises `ConnectionBroken` at the end of the stream or after an idle timeout,
+        `FrameTooLarge`, `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`;
+        from then on always.
         """
         stream = self._stream
         while True:
@@ -146,8 +147,8 @@ class FramedConnection(Generic[S, R]):
                 self._error = error
         return found
 
-    def _closed_here(self) -> Closed:
-        return Closed(f"the connection to {self.peer} was closed by this side")
+    def _closed_here(self) -> ResourceClosed:
+        return ResourceClosed(f"the connection to {self.peer} was closed by this side")
 
     # -- closing --
 
@@ -175,7 +176,7 @@ class FramedConnection(Generic[S, R]):
 
 
 async def dial(
-    address: Address | str,
+    address: NetworkAddress | str,
     send_type: Any,
     receive_type: Any,
     settings: Settings,
@@ -183,17 +184,17 @@ async def dial(
     version: int = 1,
     *,
     identity: str = "",
-    security: Security | None = None,
+    security: TransportSecurity | None = None,
     frame_bytes_max: int | None = None,
 ) -> FramedConnection[Any, Any]:
     """Connect and authenticate both sides within ``connect_timeout_ms``.
 
     `send_type` and `receive_type` are message types or unions of them; `identity` is the expected
-    name of the service (empty: any). Raises `Broken` if there is no answer, `Unauthenticated` if
-    either side does not trust the other, and the handshake's `Busy`, `MalformedFrame`,
-    `IncompatibleVersion`, `WrongService`.
+    name of the service (empty: any). Raises `ConnectionBroken` if there is no answer,
+    `AuthenticationFailed` if either side does not trust the other, and the handshake's
+    `ResourceBusy`, `MalformedFrame`, `IncompatibleVersion`, `WrongService`.
     """
-    address = Address.parse(address) if isinstance(address, str) else address
+    address = NetworkAddress.parse(address) if isinstance(address, str) else address
     limit = frame_bytes_max or settings.frame_bytes_max
     receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
     stream = ByteStream(FrameBuffer(receive_codec), settings, str(address))
@@ -202,7 +203,7 @@ async def dial(
         async with asyncio.timeout(settings.connect_timeout_ms / 1000):
             await sockets.connect(lambda: stream, address, security)
             made = True
-            await exchange(stream, Opening(magic, version, identity))
+            await exchange(stream, HandshakeOpening(magic, version, identity))
             # Ordered after `exchange`: the token is sent only to the expected service.
             await send_token(stream, security.token if security is not None else b"")
     # On cancellation, too: the socket must not leak.
@@ -218,18 +219,20 @@ async def dial(
 
 def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
     """Return the reason for which a connection could not be made, as an error of ours."""
-    if isinstance(error, PenstockError) and type(error) is not Broken:
+    if isinstance(error, PenstockError) and type(error) is not ConnectionBroken:
         return error
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
-        return Unauthenticated(f"{what}: {text}; {_ADVICE}")
-    if in_tls and isinstance(error, Broken):
+        return AuthenticationFailed(f"{what}: {text}; {_ADVICE}")
+    if in_tls and isinstance(error, ConnectionBroken):
         # With TLS 1.3 the listener checks our certificate after this side's handshake has ended;
         # some event loops then report a lost connection without the alert.
-        return Broken(f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}")
+        return ConnectionBroken(
+            f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}"
+        )
     if isinstance(error, TimeoutError):
         text = text or f"no answer in {settings.connect_timeout_ms} ms"
-    return Broken(f"{what}: {text or type(error).__name__}")
+    return ConnectionBroken(f"{what}: {text or type(error).__name__}")
 
 
 _ADVICE: Final = (
@@ -237,7 +240,7 @@ _ADVICE: Final = (
 )
 
 
-class Listener:
+class TransportListener:
     """Accepts connections and runs a handler for each; a bad peer does not affect others."""
 
     def __init__(
@@ -245,8 +248,8 @@ class Listener:
         send_type: Any,
         receive_type: Any,
         settings: Settings,
-        opening: Opening,
-        security: Security | None,
+        opening: HandshakeOpening,
+        security: TransportSecurity | None,
         frame_bytes_max: int | None,
     ) -> None:
         limit = frame_bytes_max or settings.frame_bytes_max
@@ -256,18 +259,18 @@ class Listener:
         self._opening = opening
         self._security = security
         self._tls = security.context(server=True) if security and security.has_tls else None
-        self._bound: sockets.Bound | None = None
+        self._bound: sockets.BoundSockets | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
         self._ended = anyio.Event()
         self.connections = 0
         """Open connections, with those still in their handshake."""
-        self.address = Address()
+        self.address = NetworkAddress()
 
     @classmethod
     async def bind(
         cls,
-        address: Address | str,
+        address: NetworkAddress | str,
         send_type: Any,
         receive_type: Any,
         settings: Settings,
@@ -275,16 +278,16 @@ class Listener:
         version: int = 1,
         *,
         identity: str = "",
-        security: Security | None = None,
+        security: TransportSecurity | None = None,
         frame_bytes_max: int | None = None,
-    ) -> Listener:
+    ) -> TransportListener:
         """Return a listener on that address (port 0: a free one, see `address`).
 
         Connections wait until `serve`. `identity` is the service's name. Raises `AddressInUse`,
         and `BadSettings` for certificates that do not fit.
         """
-        address = Address.parse(address) if isinstance(address, str) else address
-        opening = Opening(magic, version, identity)
+        address = NetworkAddress.parse(address) if isinstance(address, str) else address
+        opening = HandshakeOpening(magic, version, identity)
         # Fails here for an identity that is too long, not at each connection.
         opening.encode()
         self = cls(send_type, receive_type, settings, opening, security, frame_bytes_max)
@@ -384,4 +387,4 @@ class Listener:
         with contextlib.suppress(PenstockError):
             # Read its opening, too: closing over unread bytes would reset the connection before it
             # reads this.
-            await exchange(stream, Opening(BUSY_MAGIC, self._opening.version))
+            await exchange(stream, HandshakeOpening(BUSY_MAGIC, self._opening.version))

@@ -13,70 +13,70 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from actors.compute.events import Crashed
+from actors.compute.events import DataflowCrashed
 from actors.compute.live import (
     ChildrenTurn,
     DataflowEnded,
     DataflowLink,
+    DataflowOrigin,
+    DataflowRemoved,
     DataflowStopped,
-    Gone,
-    Live,
-    Origin,
-    Site,
+    LiveRendering,
     SpawnAgain,
+    WorkerSite,
 )
-from actors.compute.tasks import Tasks
-from actors.errors import Broken, Closed
+from actors.compute.tasks import InputTasks
+from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import STOP
 from actors.progress import ObjectId
-from actors.protocol.internal import CompactionAllowed, Scheduled, WritesAllowed
+from actors.protocol.internal import CompactionAllowed, DataflowScheduled, WritesAllowed
 
-ForDataflow: TypeAlias = Scheduled | CompactionAllowed | WritesAllowed
+ForDataflow: TypeAlias = DataflowScheduled | CompactionAllowed | WritesAllowed
 
 
-class Children:
+class DataflowChildren:
     """Spawns and stops dataflows on worker 0; tears down each worker's tasks and partition.
 
     `commands_for` returns the past commands for a dataflow that starts late.
     """
 
     def __init__(
-        self, site: Site, tasks: Tasks, commands_for: Callable[[int], list[ForDataflow]]
+        self, site: WorkerSite, tasks: InputTasks, commands_for: Callable[[int], list[ForDataflow]]
     ) -> None:
         self._site = site
         self._tasks = tasks
         self._commands_for = commands_for
-        self._by_id: dict[ObjectId, dict[int, Live]] = {}
+        self._by_id: dict[ObjectId, dict[int, LiveRendering]] = {}
         self._stopped_early: set[int] = set()
         """Dataflows that worker 0 has stopped before this worker applied the drop."""
 
-    def render(self, live: Live) -> None:
+    def render(self, live: LiveRendering) -> None:
         """Start the actor, unless a predecessor must stop first."""
         self._by_id.setdefault(live.id, {})[live.number] = live
         if self._site.index == 0 and not self._predecessor_runs(live):
             self._spawn(live)
 
-    def _predecessor_runs(self, live: Live) -> bool:
+    def _predecessor_runs(self, live: LiveRendering) -> bool:
         return any(
             other.number < live.number and other.dataflow is not None
             for other in self._same_object(live)
         )
 
-    def _same_object(self, live: Live) -> list[Live]:
+    def _same_object(self, live: LiveRendering) -> list[LiveRendering]:
         """Return all present renderings of one object, oldest first."""
         return list(self._by_id.get(live.id, {}).values())
 
-    def gone(self, live: Live) -> None:
+    def gone(self, live: LiveRendering) -> None:
         """Forget a rendering that has been torn down."""
         same = self._by_id[live.id]
         del same[live.number]
         if not same:
             del self._by_id[live.id]
 
-    def _spawn(self, live: Live) -> None:
+    def _spawn(self, live: LiveRendering) -> None:
         site = self._site
         live.dataflow_serial += 1
-        origin = Origin(live.number)
+        origin = DataflowOrigin(live.number)
         links = tuple(DataflowLink(worker, origin) for worker in site.workers)
         description = live.description
         scratch = site.scratch / f"d{live.number}" / str(live.dataflow_serial)
@@ -88,13 +88,13 @@ class Children:
         origin.address = live.dataflow = address
         site.ctx.watch(address, DataflowEnded(live.number, live.dataflow_serial))
 
-    async def tell(self, live: Live, message: ForDataflow) -> None:
+    async def tell(self, live: LiveRendering, message: ForDataflow) -> None:
         """Send a command to the dataflow. One that is not running gets it when it starts."""
         if self._site.index == 0 and live.dataflow is not None:
-            with suppress(Closed, Broken):
+            with suppress(ResourceClosed, ConnectionBroken):
                 await live.dataflow.send(message)
 
-    def respawn(self, live: Live) -> None:
+    def respawn(self, live: LiveRendering) -> None:
         """Remove a crashed actor's files, and respawn it after a delay."""
         site, serial = self._site, live.dataflow_serial
         directory = site.scratch / f"d{live.number}" / str(serial)
@@ -121,21 +121,21 @@ class Children:
                 if live is not None and live.dataflow_serial == serial and not live.dropping:
                     await self._start_late(live)
 
-    async def _start_late(self, live: Live) -> None:
+    async def _start_late(self, live: LiveRendering) -> None:
         self._spawn(live)
         for command in self._commands_for(live.number):
             await self.tell(live, command)
 
-    async def _ended(self, live: Live) -> None:
+    async def _ended(self, live: LiveRendering) -> None:
         """Handle the end of the actor, by a drop or a crash."""
         live.dataflow = None
         if not live.dropping:
             text = f"the dataflow's actor failed (start {live.dataflow_serial}); see the log"
-            await self._site.feed(Crashed(live.number, text))
+            await self._site.feed(DataflowCrashed(live.number, text))
             return
         # Only now: the actor used the tasks and partitions of all workers.
         for worker in self._site.workers[1:]:
-            with suppress(Closed, Broken):
+            with suppress(ResourceClosed, ConnectionBroken):
                 await worker.send(DataflowStopped(live.number))
         self._tear_down(live)
         for successor in self._same_object(live):
@@ -143,7 +143,7 @@ class Children:
             if waits and not self._predecessor_runs(successor):
                 await self._start_late(successor)
 
-    def drop(self, live: Live) -> None:
+    def drop(self, live: LiveRendering) -> None:
         """Stop the dataflow; tear it down when it has stopped."""
         live.dropping = True
         site, dataflow = self._site, live.dataflow
@@ -158,7 +158,7 @@ class Children:
             # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
             site.ctx.effect(lambda: site.ctx.stop_child(dataflow), done=lambda _: None)
 
-    def _tear_down(self, live: Live) -> None:
+    def _tear_down(self, live: LiveRendering) -> None:
         """Stop the tasks and remove the partition, which nothing uses any more."""
         live.tearing_down = True
         # Makes results of earlier starts stale.
@@ -178,4 +178,4 @@ class Children:
             await self._tasks.stop(tasks)
             await site.ctx.clock.run_blocking(remove)
 
-        site.ctx.effect(run, done=lambda _: Gone(live.number))
+        site.ctx.effect(run, done=lambda _: DataflowRemoved(live.number))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.compute.reconcile import Replaced
+from actors.compute.reconcile import ReplacedDataflow
 from actors.progress import Frontier, Nonce, Time
 from actors.protocol.compute import (
     CopyDone,
@@ -20,17 +20,17 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     Response,
-    Tagged,
+    TaggedCommand,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     CompactionAllowed,
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Propose,
-    Scheduled,
-    Sequenced,
+    EmitBatch,
+    ProposeCommand,
+    SequencedCommand,
     WritesAllowed,
 )
 
@@ -39,13 +39,13 @@ PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
 # -- events ----------------------------------------------------------------------------------------
 
 
-class ClientLost(msgspec.Struct, frozen=True, gc=False):
+class ComputeClientLost(msgspec.Struct, frozen=True, gc=False):
     """The client with that nonce disconnected."""
 
     nonce: Nonce
 
 
-class Progressed(msgspec.Struct, frozen=True, gc=False):
+class DataflowProgressed(msgspec.Struct, frozen=True, gc=False):
     """A dataflow's frontiers moved."""
 
     number: int
@@ -59,7 +59,7 @@ class StatusSeen(msgspec.Struct, frozen=True, gc=False):
     status: DataflowStatus
 
 
-class Sealed(msgspec.Struct, frozen=True, gc=False):
+class IndexSealed(msgspec.Struct, frozen=True, gc=False):
     """This worker's partition of an index is complete below `upper` and readable from `since`.
 
     While a fresh incarnation installs its snapshot `upper` is 0; afterwards `since` is its as_of.
@@ -70,11 +70,11 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
     since: Time = 0
 
 
-class Emitting(msgspec.Struct, frozen=True, gc=False):
+class SubscribeBatchReady(msgspec.Struct, frozen=True, gc=False):
     """A dataflow emitted a batch of a subscribe."""
 
     number: int
-    emit: Emit
+    emit: EmitBatch
 
 
 class CopyEnded(msgspec.Struct, frozen=True, gc=False):
@@ -91,104 +91,104 @@ class PeekDone(msgspec.Struct, frozen=True, gc=False):
     result: PeekResult | None
 
 
-class Crashed(msgspec.Struct, frozen=True, gc=False):
+class DataflowCrashed(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: a dataflow's actor crashed."""
 
     number: int
     text: str
 
 
-class Stopped(msgspec.Struct, frozen=True, gc=False):
+class DropCompleted(msgspec.Struct, frozen=True, gc=False):
     """A dropped dataflow and all its tasks have stopped."""
 
     number: int
 
 
 Event: TypeAlias = (
-    Tagged
-    | Sequenced
-    | ClientLost
-    | Progressed
+    TaggedCommand
+    | SequencedCommand
+    | ComputeClientLost
+    | DataflowProgressed
     | StatusSeen
-    | Sealed
-    | Emitting
+    | IndexSealed
+    | SubscribeBatchReady
     | CopyEnded
     | PeekDone
-    | Crashed
-    | Stopped
+    | DataflowCrashed
+    | DropCompleted
 )
 
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class OfferCommand(msgspec.Struct, frozen=True, gc=False):
     """Propose a command to the sequencer."""
 
-    propose: Propose
+    propose: ProposeCommand
 
 
-class SwitchClient(msgspec.Struct, frozen=True, gc=False):
+class SwitchComputeClient(msgspec.Struct, frozen=True, gc=False):
     """Send responses to this nonce (None: nowhere), and drop those that still wait."""
 
     nonce: Nonce | None
 
 
-class Respond(msgspec.Struct, frozen=True, gc=False):
+class SendComputeResponse(msgspec.Struct, frozen=True, gc=False):
     """Send a response to the client; then acknowledge `receipt` to dataflow `number`."""
 
     response: Response
     number: int = 0
-    receipt: Emitted | None = None
+    receipt: BatchEmitted | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
+class AcknowledgeBatch(msgspec.Struct, frozen=True, gc=False):
     """Acknowledge a batch to its dataflow at once."""
 
     number: int
-    emitted: Emitted
+    emitted: BatchEmitted
 
 
-class Render(msgspec.Struct, frozen=True, gc=False):
+class RenderDataflow(msgspec.Struct, frozen=True, gc=False):
     """Create a dataflow, suspended."""
 
     number: int
     description: DataflowDescription
 
 
-class Respawn(msgspec.Struct, frozen=True, gc=False):
+class RespawnDataflow(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: respawn the crashed actor of a dataflow, after a delay."""
 
     number: int
 
 
-class Tell(msgspec.Struct, frozen=True, gc=False):
+class TellDataflow(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: send a command to the dataflow actor."""
 
     number: int
-    message: Scheduled | CompactionAllowed | WritesAllowed
+    message: DataflowScheduled | CompactionAllowed | WritesAllowed
 
 
-class Compact(msgspec.Struct, frozen=True, gc=False):
+class CompactIndex(msgspec.Struct, frozen=True, gc=False):
     """Allow compaction of the index's partition up to `since`."""
 
     number: int
     since: Time
 
 
-class DropDataflow(msgspec.Struct, frozen=True, gc=False):
-    """Stop a dataflow and its tasks, remove its state; answered by `Stopped`."""
+class StopDataflow(msgspec.Struct, frozen=True, gc=False):
+    """Stop a dataflow and its tasks, remove its state; answered by `DropCompleted`."""
 
     number: int
 
 
-class Reconciled(msgspec.Struct, frozen=True, gc=False):
+class LogReconciliation(msgspec.Struct, frozen=True, gc=False):
     """Log and count the result of a reconciliation with a new client."""
 
     nonce: Nonce
     reused: int
     created: int
     dropped: int
-    replaced: tuple[Replaced, ...]
+    replaced: tuple[ReplacedDataflow, ...]
 
 
 class StartPeek(msgspec.Struct, frozen=True, gc=False):
@@ -209,16 +209,16 @@ class StopPeek(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect: TypeAlias = (
-    Offer
-    | SwitchClient
-    | Respond
-    | Receipt
-    | Render
-    | Respawn
-    | Tell
-    | Compact
-    | DropDataflow
-    | Reconciled
+    OfferCommand
+    | SwitchComputeClient
+    | SendComputeResponse
+    | AcknowledgeBatch
+    | RenderDataflow
+    | RespawnDataflow
+    | TellDataflow
+    | CompactIndex
+    | StopDataflow
+    | LogReconciliation
     | StartPeek
     | StopPeek
 )

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, PenstockError
-from actors.plan.schema import DIFF, Schema
+from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import Comparison, Peek
+from actors.protocol.compute import ColumnComparison, Peek
 
 _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
@@ -33,7 +33,7 @@ R = TypeVar("R", pa.Table, pa.RecordBatch)
 _NULL_TESTS: Final = ("is null", "is not null")
 
 
-class Test(msgspec.Struct, frozen=True, gc=False):
+class PreparedComparison(msgspec.Struct, frozen=True, gc=False):
     """A prepared comparison; `value` is a scalar of the column's type (None: a test of NULL)."""
 
     column: str
@@ -64,10 +64,10 @@ class Test(msgspec.Struct, frozen=True, gc=False):
         return pc.or_(found, nan) if self.op in (">", ">=") else found
 
 
-class Filter:
+class PeekFilter:
     """The filter and the projection of a peek."""
 
-    def __init__(self, schema: Schema, peek: Peek) -> None:
+    def __init__(self, schema: TableSchema, peek: Peek) -> None:
         """Check the peek against the schema.
 
         Raise `InvalidUsage` for an unknown or repeated column, a value that does not fit, and an
@@ -113,11 +113,11 @@ class Filter:
         return rows if mask is None else rows.filter(mask)
 
 
-def _test(schema: Schema, comparison: Comparison) -> Test:
+def _test(schema: TableSchema, comparison: ColumnComparison) -> PreparedComparison:
     name, op = comparison.column, comparison.op
     _check_column("filter", schema, name)
     if op in _NULL_TESTS:
-        return Test(name, op)
+        return PreparedComparison(name, op)
     check_comparable("filter", schema, name)
     kind = schema.arrow().field(name).type
     try:
@@ -130,19 +130,19 @@ def _test(schema: Schema, comparison: Comparison) -> Test:
             f"{given.num_rows} rows of {given.num_columns} columns were sent"
         )
     try:
-        return Test(name, op, given.column(0).cast(kind)[0])
+        return PreparedComparison(name, op, given.column(0).cast(kind)[0])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidUsage(
             f"filter: a value does not fit column {name} ({kind}): {error}"
         ) from None
 
 
-def _check_column(what: str, schema: Schema, name: str) -> None:
+def _check_column(what: str, schema: TableSchema, name: str) -> None:
     if name not in schema.names:
         raise InvalidUsage(f"{what}: column {name} is not one of {', '.join(schema.names)}")
 
 
-def check_comparable(what: str, schema: Schema, name: str) -> None:
+def check_comparable(what: str, schema: TableSchema, name: str) -> None:
     """Raise `InvalidUsage` unless the column exists and its values have an order."""
     _check_column(what, schema, name)
     kind = schema.arrow().field(name).type
@@ -150,7 +150,7 @@ def check_comparable(what: str, schema: Schema, name: str) -> None:
         raise InvalidUsage(f"{what}: column {name} is a {kind}, which cannot be compared")
 
 
-def checked_columns(schema: Schema, columns: Sequence[str]) -> pa.Schema:
+def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
     """Return the schema of an answer: these columns and `DIFF`."""
     held = schema.arrow()
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])

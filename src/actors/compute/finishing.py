@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF
-from actors.protocol.compute import Finishing, OrderBy
+from actors.protocol.compute import OrderBy, RowSetFinishing
 from actors.threshold_probes import TOP_ROWS
 
 
-def check_finishing(finishing: Finishing) -> None:
+def check_finishing(finishing: RowSetFinishing) -> None:
     """Raise `InvalidUsage` for a limit or offset below 0."""
     if finishing.offset < 0:
         raise InvalidUsage(f"offset {finishing.offset}: must be at least 0")
@@ -34,7 +34,7 @@ def check_finishing(finishing: Finishing) -> None:
 
 
 def thinned(
-    batches: Iterator[pa.RecordBatch], finishing: Finishing | None
+    batches: Iterator[pa.RecordBatch], finishing: RowSetFinishing | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield one worker's rows without those that cannot be in the answer; end early if possible."""
     if finishing is None or finishing.limit is None:
@@ -64,7 +64,7 @@ def thinned(
 
 
 def finished(
-    rows: pa.Table, finishing: Finishing | None, project: Sequence[str] | None
+    rows: pa.Table, finishing: RowSetFinishing | None, project: Sequence[str] | None
 ) -> pa.Table:
     """Return all workers' rows in order, from `offset` on, at most `limit`.
 
@@ -78,11 +78,11 @@ def finished(
     return rows if project is None else rows.select([*project, DIFF])
 
 
-class Finisher:
+class RowFinisher:
     """Does as `finished`, piece by piece; an order needs all rows first."""
 
-    def __init__(self, finishing: Finishing | None, project: Sequence[str] | None) -> None:
-        self._finishing = finishing or Finishing()
+    def __init__(self, finishing: RowSetFinishing | None, project: Sequence[str] | None) -> None:
+        self._finishing = finishing or RowSetFinishing()
         self._project = project
         self._gathered: list[pa.Table] = []
         self._skip = self._finishing.offset
@@ -130,7 +130,7 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.Record
         return
 
 
-def _top(tables: Sequence[pa.Table], finishing: Finishing, wanted: int) -> pa.Table:
+def _top(tables: Sequence[pa.Table], finishing: RowSetFinishing, wanted: int) -> pa.Table:
     """Return the first rows in order whose weights reach `wanted`."""
     rows = pa.concat_tables(tables)
     order = _order(rows, finishing.order_by)

@@ -39,7 +39,7 @@ from actors.protocol.compute import (
     Hello,
     InitializationComplete,
     Peek,
-    Schedule,
+    ScheduleDataflow,
     SubscribeExport,
     UpdateConfiguration,
 )
@@ -60,8 +60,8 @@ class ComputeHistory:
 
     def push(self, command: Command) -> None:
         """Append a command; reduce when the list has doubled."""
-        if isinstance(command, Schedule):
-            command = Schedule(command.id)  # without a trace: no caller waits for a replay
+        if isinstance(command, ScheduleDataflow):
+            command = ScheduleDataflow(command.id)  # without a trace: no caller waits for a replay
         if isinstance(command, Peek):
             if command.uuid in self._peeks:
                 return
@@ -112,7 +112,7 @@ class _Collected:
         self.instance: CreateInstance | None = None
         self.configuration: UpdateConfiguration | None = None
         self.dataflows: dict[ObjectId, CreateDataflow] = {}
-        self.scheduled: dict[ObjectId, Schedule] = {}
+        self.scheduled: dict[ObjectId, ScheduleDataflow] = {}
         self.peeks: dict[str, Peek] = {}
         self.allowed: dict[ObjectId, Frontier] = {}
         self.complete: InitializationComplete | None = None
@@ -129,7 +129,7 @@ class _Collected:
             case CreateDataflow():
                 if self.dataflows.setdefault(command.dataflow.id, command) is command:
                     self.allowed.pop(command.dataflow.id, None)
-            case Schedule():
+            case ScheduleDataflow():
                 if command.id in self.dataflows:
                     self.scheduled[command.id] = command
             case AllowCompaction():

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 from actors.arrangement.arrangement import Arrangement
-from actors.errors import Closed
-from actors.kernel import Address
+from actors.errors import ResourceClosed
+from actors.kernel import ActorAddress
 from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import IndexExport
-from actors.protocol.internal import DataflowMessage, Install
+from actors.protocol.internal import DataflowMessage, InstallUpdates
 
 
-class Insertion(msgspec.Struct, frozen=True):
-    """A queued `Install`, and the dataflow to acknowledge it to."""
+class IndexInsertion(msgspec.Struct, frozen=True):
+    """A queued `InstallUpdates`, and the dataflow to acknowledge it to."""
 
-    install: Install
-    dataflow: Address[DataflowMessage]
+    install: InstallUpdates
+    dataflow: ActorAddress[DataflowMessage]
     attempt: int = 0
 
     @property
@@ -53,7 +53,7 @@ class IndexPartition:
     def __init__(self, directory: Path, export: IndexExport) -> None:
         self._directory = directory
         self._export = export
-        self._waiting: deque[Insertion] = deque()
+        self._waiting: deque[IndexInsertion] = deque()
         self._busy = False
         self._versions = 0
         self._since: Time = 0
@@ -63,29 +63,29 @@ class IndexPartition:
         self.wants_maintenance = False
         self.closed = False
 
-    def queue(self, insertion: Insertion) -> None:
+    def queue(self, insertion: IndexInsertion) -> None:
         """Queue an install; a snapshot replaces those that wait."""
         if insertion.install.snapshot:
             self._waiting.clear()
         self._waiting.append(insertion)
 
-    def next(self) -> Insertion | None:
+    def next(self) -> IndexInsertion | None:
         """Return the install to perform now, if none is being performed."""
         if self._busy or self.closed or not self._waiting:
             return None
         self._busy = True
         return self._waiting.popleft()
 
-    def perform(self, insertion: Insertion) -> Arrangement:
+    def perform(self, insertion: IndexInsertion) -> Arrangement:
         """Insert and return the arrangement that serves from now on. Blocks.
 
         Raise `StorageError` (nothing changed; try again), `InvalidUsage` (the dataflow broke the
-        order of times) and `Closed`.
+        order of times) and `ResourceClosed`.
         """
         arrangement = self.arrangement
         install = insertion.install
         if install.snapshot or arrangement is None:
-            # Peeks of the closed arrangement fail with `Closed`, and wait for the snapshot.
+            # Peeks of the closed arrangement fail with `ResourceClosed`, and wait for the snapshot.
             if arrangement is not None:
                 arrangement.close(remove=True)
             self._versions += 1
@@ -114,14 +114,14 @@ class IndexPartition:
         arrangement.allow_compaction(self._since)
         self.wants_maintenance = True
 
-    def failed(self, insertion: Insertion) -> Insertion | None:
+    def failed(self, insertion: IndexInsertion) -> IndexInsertion | None:
         """Return the insertion to retry after a failed `perform`, unless a snapshot waits."""
         self._busy = False
         if self.closed or any(other.install.snapshot for other in self._waiting):
             return None
         return msgspec.structs.replace(insertion, attempt=insertion.attempt + 1)
 
-    def again(self, insertion: Insertion) -> None:
+    def again(self, insertion: IndexInsertion) -> None:
         """Put a failed insertion back in front, unless a snapshot came meanwhile."""
         if not self._busy and not any(other.install.snapshot for other in self._waiting):
             self._waiting.appendleft(insertion)
@@ -137,7 +137,7 @@ class IndexPartition:
         """Merge runs. Blocks. Raise `StorageError` (nothing changed)."""
         arrangement = self.arrangement
         if arrangement is not None:
-            with contextlib.suppress(Closed):
+            with contextlib.suppress(ResourceClosed):
                 arrangement.maintain()
 
     def statistics(self, id: ObjectId) -> IndexStatistics | None:

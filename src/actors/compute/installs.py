@@ -6,39 +6,48 @@ import logging
 from typing import Any
 
 from actors.arrangement import Arrangement
-from actors.compute.events import Sealed, StatusSeen
-from actors.compute.index import IndexPartition, Insertion
-from actors.compute.live import IndexTurn, InsertAgain, Inserted, Live, Maintained, Site
-from actors.kernel import Address
-from actors.protocol.internal import DataflowStatus, Install, Installed
+from actors.compute.events import IndexSealed, StatusSeen
+from actors.compute.index import IndexInsertion, IndexPartition
+from actors.compute.live import (
+    IndexTurn,
+    InsertAgain,
+    InstallFinished,
+    LiveRendering,
+    MaintenanceFinished,
+    WorkerSite,
+)
+from actors.kernel import ActorAddress
+from actors.protocol.internal import DataflowStatus, InstallUpdates, UpdatesInstalled
 
 log = logging.getLogger("penstock.worker")
 
 
-class Installs:
+class IndexInstaller:
     """Runs `IndexPartition`'s blocking work as effects of the worker."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: WorkerSite) -> None:
         self._site = site
 
-    async def queue(self, live: Live, install: Install, dataflow: Address[Any]) -> None:
+    async def queue(
+        self, live: LiveRendering, install: InstallUpdates, dataflow: ActorAddress[Any]
+    ) -> None:
         """Queue an install. While a snapshot replaces the contents no time is readable."""
         assert live.index is not None
         if install.snapshot:
             # Peeks wait from now on, until the snapshot is installed.
-            await self._site.feed(Sealed(live.number, 0))
-        live.index.queue(Insertion(install, dataflow))
+            await self._site.feed(IndexSealed(live.number, 0))
+        live.index.queue(IndexInsertion(install, dataflow))
         self._next(live, live.index)
 
-    def _next(self, live: Live, index: IndexPartition) -> None:
+    def _next(self, live: LiveRendering, index: IndexPartition) -> None:
         insertion = index.next()
         if insertion is None:
             return
         ctx, number = self._site.ctx, live.number
         ctx.effect(
             lambda: ctx.clock.run_blocking(lambda: index.perform(insertion)),
-            done=lambda arrangement: Inserted(number, insertion, arrangement),
-            failed=lambda error: Inserted(number, insertion, error),
+            done=lambda arrangement: InstallFinished(number, insertion, arrangement),
+            failed=lambda error: InstallFinished(number, insertion, error),
         )
 
     async def turn(self, message: IndexTurn) -> None:
@@ -48,21 +57,21 @@ class Installs:
             return
         index = live.index
         match message:
-            case Inserted(result=Arrangement() as arrangement, insertion=insertion):
+            case InstallFinished(result=Arrangement() as arrangement, insertion=insertion):
                 index.done(arrangement)
                 install = insertion.install
-                await self._site.feed(Sealed(live.number, install.upper, insertion.since))
+                await self._site.feed(IndexSealed(live.number, install.upper, insertion.since))
                 insertion.dataflow.reply(
-                    Installed(
+                    UpdatesInstalled(
                         install.dataflow, install.incarnation, self._site.index, install.upper
                     )
                 )
-            case Inserted(result=error, insertion=insertion):
+            case InstallFinished(result=error, insertion=insertion):
                 assert isinstance(error, Exception)
                 await self._failed(live, index, insertion, error)
             case InsertAgain():
                 index.again(message.insertion)
-            case Maintained():
+            case MaintenanceFinished():
                 live.maintaining = False
                 if message.error is not None:
                     index.wants_maintenance = True
@@ -70,7 +79,11 @@ class Installs:
         self._next(live, index)
 
     async def _failed(
-        self, live: Live, index: IndexPartition, insertion: Insertion, error: Exception
+        self,
+        live: LiveRendering,
+        index: IndexPartition,
+        insertion: IndexInsertion,
+        error: Exception,
     ) -> None:
         retry = index.failed(insertion)
         if retry is None or live.dropping:
@@ -97,6 +110,6 @@ class Installs:
         ctx = self._site.ctx
         ctx.effect(
             lambda: ctx.clock.run_blocking(index.maintain),
-            done=lambda _: Maintained(number),
-            failed=lambda error: Maintained(number, error),
+            done=lambda _: MaintenanceFinished(number),
+            failed=lambda error: MaintenanceFinished(number, error),
         )

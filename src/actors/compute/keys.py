@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 
 from actors.arrangement.hashing import Hashes, hash_columns, hash_values
 from actors.errors import InvalidUsage, PenstockError
-from actors.plan.one_row import Form, form_of
-from actors.plan.schema import Schema
+from actors.plan.one_row import RowForm, form_of
+from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import Peek
 from actors.threshold_probes import POINT_KEYS
 
-_FORMS: Final[dict[tuple[tuple[str, ...], int], Form]] = {}
+_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
 """Forms of integer keys read before, by the names of their columns and their length."""
 _FORMS_MAX: Final = 256
 
@@ -37,7 +37,7 @@ def given_keys(data: bytes) -> pa.Table:
         raise InvalidUsage(f"the keys of a read: {error}") from None
 
 
-def wanted_keys(schema: Schema, peek: Peek) -> pa.Table | None:
+def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
     """Return the peek's keys as columns with the schema's names and types; None if it has none.
 
     Raise `InvalidUsage` for an unknown column, or a value that does not fit it.

@@ -15,26 +15,26 @@ import msgspec
 
 from actors.arrangement import Arrangement, SharedStatistics
 from actors.compute.events import Event, PeekDone
-from actors.compute.index import IndexPartition, Insertion
-from actors.kernel import Actor, Address, Context
+from actors.compute.index import IndexInsertion, IndexPartition
+from actors.kernel import Actor, ActorAddress, ActorContext
 from actors.persist import PartFilter
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import ObjectId
 from actors.protocol.compute import DataflowDescription, SourceImport
 from actors.protocol.internal import DataflowReport, StartSources
 from actors.settings import Settings
 
 
-class Cast(msgspec.Struct, frozen=True, gc=False):
+class ActorFactory(msgspec.Struct, frozen=True, gc=False):
     """Factories of the actors that a worker starts (tests replace them)."""
 
-    dataflow: Callable[[DataflowDescription, tuple[Address[Any], ...], Path], Actor[Any]]
+    dataflow: Callable[[DataflowDescription, tuple[ActorAddress[Any], ...], Path], Actor[Any]]
     """Takes (description, workers, scratch). The dataflow is read-only until `WritesAllowed`."""
     listen: Callable[
-        [SourceImport, ObjectId, int, int, Address[Any], PartFilter | None], Actor[Any]
+        [SourceImport, ObjectId, int, int, ActorAddress[Any], PartFilter | None], Actor[Any]
     ]
     """Takes (source, dataflow, incarnation, source number, consumer, rows wanted)."""
-    fetch: Callable[[Schema, ObjectId, int, int, Address[Any]], Actor[Any]]
+    fetch: Callable[[TableSchema, ObjectId, int, int, ActorAddress[Any]], Actor[Any]]
     """Takes (schema, dataflow, incarnation, source number, consumer)."""
     shared: Callable[[], list[SharedStatistics]] = list
     """Returns the arrangements that dataflows share now."""
@@ -44,7 +44,7 @@ class FromDataflow(msgspec.Struct, frozen=True, gc=False):
     """A dataflow's message, signed with its render number and the sender's address."""
 
     number: int
-    dataflow: Address[Any]
+    dataflow: ActorAddress[Any]
     message: DataflowReport
 
 
@@ -57,21 +57,21 @@ class DataflowStopped(msgspec.Struct, frozen=True, gc=False):
 # -- results of a worker's own effects -------------------------------------------------------------
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
+class MaintenanceDue(msgspec.Struct, frozen=True, gc=False):
     """Maintenance is due."""
 
 
-class Read(msgspec.Struct, frozen=True, gc=False):
+class PeekFinished(msgspec.Struct, frozen=True, gc=False):
     """A peek was answered."""
 
     done: PeekDone
 
 
-class Inserted(msgspec.Struct, frozen=True, gc=False):
+class InstallFinished(msgspec.Struct, frozen=True, gc=False):
     """An install succeeded, or failed."""
 
     number: int
-    insertion: Insertion
+    insertion: IndexInsertion
     result: Arrangement | Exception
 
 
@@ -79,10 +79,10 @@ class InsertAgain(msgspec.Struct, frozen=True, gc=False):
     """The delay after a failed install has passed."""
 
     number: int
-    insertion: Insertion
+    insertion: IndexInsertion
 
 
-class Maintained(msgspec.Struct, frozen=True, gc=False):
+class MaintenanceFinished(msgspec.Struct, frozen=True, gc=False):
     """A partition's maintenance was done, or failed."""
 
     number: int
@@ -95,7 +95,7 @@ class TasksStopped(msgspec.Struct, frozen=True, gc=False):
     number: int
     serial: int
     start: StartSources
-    dataflow: Address[Any]
+    dataflow: ActorAddress[Any]
 
 
 class TaskEnded(msgspec.Struct, frozen=True, gc=False):
@@ -122,13 +122,13 @@ class SpawnAgain(msgspec.Struct, frozen=True, gc=False):
     serial: int
 
 
-class Gone(msgspec.Struct, frozen=True, gc=False):
+class DataflowRemoved(msgspec.Struct, frozen=True, gc=False):
     """A dropped dataflow was torn down."""
 
     number: int
 
 
-IndexTurn: TypeAlias = Inserted | InsertAgain | Maintained
+IndexTurn: TypeAlias = InstallFinished | InsertAgain | MaintenanceFinished
 TasksTurn: TypeAlias = TasksStopped | TaskEnded
 ChildrenTurn: TypeAlias = DataflowEnded | SpawnAgain | DataflowStopped
 
@@ -136,20 +136,20 @@ ChildrenTurn: TypeAlias = DataflowEnded | SpawnAgain | DataflowStopped
 # -- signed addresses ------------------------------------------------------------------------------
 
 
-class Origin:
+class DataflowOrigin:
     """Sender behind a `DataflowLink`; the address is known once the actor is spawned."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.address: Address[Any] | None = None
+        self.address: ActorAddress[Any] | None = None
 
 
-class DataflowLink(Address[Any]):
+class DataflowLink(ActorAddress[Any]):
     """Address of a worker for one dataflow, which signs all messages."""
 
     __slots__ = ("_origin",)
 
-    def __init__(self, worker: Address[Any], origin: Origin) -> None:
+    def __init__(self, worker: ActorAddress[Any], origin: DataflowOrigin) -> None:
         super().__init__(worker._mailbox)
         self._origin = origin
 
@@ -159,31 +159,31 @@ class DataflowLink(Address[Any]):
         return FromDataflow(self._origin.number, address, message)
 
     async def send(self, message: Any) -> None:
-        """Send a signed message as `Address.send` does."""
+        """Send a signed message as `ActorAddress.send` does."""
         await super().send(self._sign(message))
 
     def send_nowait(self, message: Any) -> None:
-        """Send a signed message as `Address.send_nowait` does."""
+        """Send a signed message as `ActorAddress.send_nowait` does."""
         super().send_nowait(self._sign(message))
 
     def reply(self, message: Any) -> bool:
-        """Send a signed message as `Address.reply` does."""
+        """Send a signed message as `ActorAddress.reply` does."""
         return super().reply(self._sign(message))
 
 
 # -- state of a rendering --------------------------------------------------------------------------
 
 
-class Live:
+class LiveRendering:
     """State of one rendering on one worker."""
 
     def __init__(self, number: int, description: DataflowDescription) -> None:
         self.number = number
         self.description = description
-        self.dataflow: Address[Any] | None = None
+        self.dataflow: ActorAddress[Any] | None = None
         """Worker 0: the child actor, while it runs. Other workers: the last sender."""
         self.dataflow_serial = 0
-        self.tasks: list[Address[Any]] = []
+        self.tasks: list[ActorAddress[Any]] = []
         self.tasks_serial = 0
         self.index: IndexPartition | None = None
         self.maintaining = False
@@ -196,17 +196,17 @@ class Live:
         return self.description.id
 
 
-class Site(msgspec.Struct, frozen=True, gc=False):
+class WorkerSite(msgspec.Struct, frozen=True, gc=False):
     """Context that the parts of one worker share."""
 
-    ctx: Context[Any]
+    ctx: ActorContext[Any]
     index: int
     count: int
-    workers: Sequence[Address[Any]]
-    cast: Cast
+    workers: Sequence[ActorAddress[Any]]
+    cast: ActorFactory
     settings: Settings
     scratch: Path
-    live: dict[int, Live]
+    live: dict[int, LiveRendering]
     feed: Callable[[Event], Awaitable[None]]
     """Feeds an event to the state machine and performs its effects."""
     replica: str = ""

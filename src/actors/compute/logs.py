@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from actors.arrangement.hashing import Hashes
 from actors.arrangement.shared import SharedStatistics
-from actors.compute.events import Reconciled
-from actors.compute.live import Live
-from actors.compute.peeks import Wish
-from actors.compute.rendered import Rendered
+from actors.compute.events import LogReconciliation
+from actors.compute.live import LiveRendering
+from actors.compute.peeks import PeekSpec
+from actors.compute.rendered import RenderedDataflow
 from actors.compute.state import ComputeState
 from actors.memory_ledger import MemoryUse
-from actors.plan.pieces import Piece
+from actors.plan.pieces import ResultPiece
 from actors.plan.schema import DIFF, ERROR
 from actors.progress import Frontier, frontier_or_null, ms_behind
 from actors.protocol.compute import (
@@ -41,7 +41,7 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.protocol.internal import DataflowStatus, SourceStatistics
-from actors.protocol.relations import PREFIX, Relation, worker_relation
+from actors.protocol.relations import PREFIX, SystemRelation, worker_relation
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -53,7 +53,7 @@ PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
 # -- rows as contents ------------------------------------------------------------------------------
 
 
-def table_of(relation: Relation, rows: Iterable[Row]) -> pa.Table:
+def table_of(relation: SystemRelation, rows: Iterable[Row]) -> pa.Table:
     """Return rows as a table with `DIFF`."""
     gathered = list(rows)
     fields = [*relation.schema.arrow(), pa.field(DIFF, pa.int64())]
@@ -65,7 +65,7 @@ def table_of(relation: Relation, rows: Iterable[Row]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-class TableContents:
+class LogTableContents:
     """Contents of a table, for a peek."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -81,11 +81,11 @@ class TableContents:
 
 
 def answer(
-    relation: Relation, rows: Iterable[Row], peek: Peek, piece_bytes: int
-) -> Iterator[Piece]:
+    relation: SystemRelation, rows: Iterable[Row], peek: Peek, piece_bytes: int
+) -> Iterator[ResultPiece]:
     """Yield the rows that the peek selects. Raise `InvalidUsage`."""
-    wish = Wish(relation.schema, peek)
-    return wish.answer(TableContents(table_of(relation, rows)), None, piece_bytes)
+    wish = PeekSpec(relation.schema, peek)
+    return wish.answer(LogTableContents(table_of(relation, rows)), None, piece_bytes)
 
 
 # -- logs ------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class StepLog:
     def __init__(self, rows_max: int) -> None:
         self._rows: deque[tuple[int, DataflowDescription, DataflowStatus]] = deque(maxlen=rows_max)
 
-    def note(self, rendered: Rendered, seen: DataflowStatus, now_ms: int) -> None:
+    def note(self, rendered: RenderedDataflow, seen: DataflowStatus, now_ms: int) -> None:
         """Add a step if the status reports one more than the last status did.
 
         Call this before `rendered` takes over the status.
@@ -135,7 +135,7 @@ class ReconciliationLog:
         self.total: Counter[str] = Counter()
         self._last: Counter[str] = Counter()
 
-    def note(self, done: Reconciled) -> None:
+    def note(self, done: LogReconciliation) -> None:
         """Add a reconciliation."""
         self._last = Counter(
             reused=done.reused,
@@ -164,7 +164,7 @@ _OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
 # -- relations -------------------------------------------------------------------------------------
 
 
-class Logs:
+class WorkerLogs:
     """The relations of one worker.
 
     `shared` returns the arrangements that views share; `replica` is the name in the rows.
@@ -173,7 +173,7 @@ class Logs:
     def __init__(
         self,
         state: ComputeState,
-        live: dict[int, Live],
+        live: dict[int, LiveRendering],
         rows_max: int,
         shared: Callable[[], list[SharedStatistics]],
         replica: str = "",
@@ -195,7 +195,7 @@ class Logs:
         """
         return ((self._replica, *row) for row in self._rows(worker_relation(name), sources))
 
-    def _rows(self, relation: Relation, sources: Sequence[SourceStatistics]) -> Iterator[Row]:
+    def _rows(self, relation: SystemRelation, sources: Sequence[SourceStatistics]) -> Iterator[Row]:
         """Return the rows without the replica's name."""
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):

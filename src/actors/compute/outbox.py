@@ -20,14 +20,14 @@ import msgspec
 
 from actors.progress import Nonce
 from actors.protocol.compute import (
+    ConnectionRefused,
     CopyToResponse,
     Frontiers,
     PeekResponse,
     PeekRows,
     PeekStashed,
-    Refused,
     Response,
-    Status,
+    StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
 )
@@ -35,7 +35,7 @@ from actors.protocol.compute import (
 T = TypeVar("T")
 
 
-class Outbox(Generic[T]):
+class ResponseOutbox(Generic[T]):
     """Queue of responses for the adapter; `T` is the type of a receipt."""
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
@@ -75,7 +75,7 @@ class Outbox(Generic[T]):
         match response:
             case Frontiers():
                 return ("frontiers", response.id)
-            case Status():
+            case StatusResponse():
                 return ("status", response.id)
             case PeekResponse():
                 return ("peek", response.uuid)
@@ -84,7 +84,7 @@ class Outbox(Generic[T]):
                 # asks for the next.
                 self._batches += 1
                 return ("stream", f"{response.id}/{self._batches}")
-            case Refused():
+            case ConnectionRefused():
                 return ("refused", "")
 
     def take(self) -> list[tuple[int, Response]]:

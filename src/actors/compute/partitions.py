@@ -18,7 +18,7 @@ from actors.compute.index import IndexPartition
 from actors.progress import ObjectId
 
 
-class Partitions:
+class ClusterPartitions:
     """Registry of one cluster; all its parts run on one event loop."""
 
     def __init__(self, workers: int) -> None:

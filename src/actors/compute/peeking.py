@@ -12,13 +12,19 @@ from contextlib import suppress
 from typing import Final
 
 from actors.compute.events import PeekDone, PeekResult, StartPeek
-from actors.compute.live import Live, Read, Site
-from actors.compute.logs import PARTS_IN_FLIGHT, Logs, answer
-from actors.compute.peeks import Share, answer_on_loop, error_of, index_answer
+from actors.compute.live import LiveRendering, PeekFinished, WorkerSite
+from actors.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
+from actors.compute.peeks import HashShare, answer_on_loop, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
-from actors.compute.stash import Stash
-from actors.errors import ActorDead, Broken, Closed, DeadlineExceeded, PenstockError
-from actors.kernel import Effect
+from actors.compute.stash import PeekStash
+from actors.errors import (
+    ActorDead,
+    ConnectionBroken,
+    DeadlineExceeded,
+    PenstockError,
+    ResourceClosed,
+)
+from actors.kernel import RunningEffect
 from actors.persist import PersistClient
 from actors.protocol.compute import LogTarget, Peek, PeekRows, PeekStashed, ShardTarget
 from actors.protocol.internal import InspectSources, SourceStatistics
@@ -35,19 +41,19 @@ AT_ONCE_MAX: Final = 64
 millisecond."""
 
 
-class Peeking:
+class PeekRunner:
     """Starts and stops the peeks of a worker."""
 
-    def __init__(self, site: Site, persist: PersistClient, logs: Logs) -> None:
+    def __init__(self, site: WorkerSite, persist: PersistClient, logs: WorkerLogs) -> None:
         self._site = site
         self._persist = persist
         self._logs = logs
-        self._share = Share(site.index, site.count)
-        self._running: dict[int, Effect] = {}
+        self._share = HashShare(site.index, site.count)
+        self._running: dict[int, RunningEffect] = {}
         self._at_once = 0
         orphan_ms = site.settings.stash_orphan_ms
         writer = f"{site.replica}-{site.index}" if site.replica else f"{site.index}"
-        self.stash = Stash(persist.stashed, site.ctx.clock, writer, orphan_ms)
+        self.stash = PeekStash(persist.stashed, site.ctx.clock, writer, orphan_ms)
         self._collecting = False
 
     def clear_stash(self) -> None:
@@ -85,10 +91,10 @@ class Peeking:
         """Forget a peek that was answered."""
         self._running.pop(ticket, None)
 
-    def start(self, effect: StartPeek, live: Live | None, nonce: str) -> PeekDone | None:
+    def start(self, effect: StartPeek, live: LiveRendering | None, nonce: str) -> PeekDone | None:
         """Start a peek of the index `live`, if any. Return its result if that is immediate.
 
-        Else the result comes as `Read`.
+        Else the result comes as `PeekFinished`.
         """
         arrangement = None if live is None or live.index is None else live.index.arrangement
         peek, ticket = effect.peek, effect.ticket
@@ -115,7 +121,7 @@ class Peeking:
             self._at_once += 1
             try:
                 result = answer_on_loop(arrangement, peek, self._share, inline_max)
-            except Closed:
+            except ResourceClosed:
                 result = None  # replaced meanwhile: the read below fails alike, and waits again
             except PenstockError as error:
                 return PeekDone(ticket, error_of(error))
@@ -139,7 +145,7 @@ class Peeking:
         for live in list(self._site.live.values()):
             if self._site.index != 0 or live.dataflow is None or live.dropping:
                 continue
-            with suppress(Closed, Broken, ActorDead, DeadlineExceeded):
+            with suppress(ResourceClosed, ConnectionBroken, ActorDead, DeadlineExceeded):
                 told: tuple[SourceStatistics, ...] = await live.dataflow.ask(
                     InspectSources, INSPECT_TIMEOUT_MS
                 )
@@ -151,17 +157,17 @@ class Peeking:
     ) -> None:
         ticket, peek, path = effect.ticket, effect.peek, self._site.ctx.path
 
-        def failed(error: Exception) -> Read:
-            if isinstance(error, Closed) and effect.number:
+        def failed(error: Exception) -> PeekFinished:
+            if isinstance(error, ResourceClosed) and effect.number:
                 # A snapshot replaced the arrangement: the peek waits for it.
-                return Read(PeekDone(ticket, None))
+                return PeekFinished(PeekDone(ticket, None))
             if not isinstance(error, PenstockError):
                 log.error("%s: a read failed", path, exc_info=error)
-            return Read(PeekDone(ticket, error_of(error)))
+            return PeekFinished(PeekDone(ticket, error_of(error)))
 
         self._running[ticket] = self._site.ctx.effect(
             lambda: self._traced(peek, nonce, read),
-            done=lambda result: Read(PeekDone(ticket, result)),
+            done=lambda result: PeekFinished(PeekDone(ticket, result)),
             failed=failed,
         )
 

@@ -2,7 +2,7 @@
 
 The rows at `t` are the sum of the updates with ``time <= t``. If an error update is present at `t`
 the answer is `ViewInError` instead (an answer is an error or correct, never wrong). A negative sum
-makes it `Corrupt` (invalid data), unless the answer was complete before.
+makes it `CorruptData` (invalid data), unless the answer was complete before.
 
 Rows pass in batches through keys, check, filter, columns, thinning and pieces. Each stage takes one
 batch at a time, so memory holds what the answer needs, and a limit ends the walk.
@@ -17,22 +17,22 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.arrangement import Arrangement
-from actors.arrangement.gathered import Contents, check_positive, raise_error
+from actors.arrangement.gathered import CollectionContents, check_positive, raise_error
 from actors.arrangement.hashing import Hashes
-from actors.arrangement.reading import View, is_plain
+from actors.arrangement.reading import ArrangementSnapshot, is_plain
 from actors.compute.answers import NOTHING
-from actors.compute.filtering import Filter, checked_columns
+from actors.compute.filtering import PeekFilter, checked_columns
 from actors.compute.finishing import thinned
 from actors.compute.keys import OneKey, lookup_hashes, one_key, select_keys, wanted_keys
 from actors.errors import to_wire
-from actors.plan.pieces import Piece, pieces
-from actors.plan.schema import Schema
+from actors.plan.pieces import ResultPiece, pieces
+from actors.plan.schema import TableSchema
 from actors.plan.updates import opening_of, stream_of
 from actors.protocol.compute import Peek, PeekError, PeekRows
 from actors.threshold_probes import POINT_ROWS
 
 
-class Share(msgspec.Struct, frozen=True, gc=False):
+class HashShare(msgspec.Struct, frozen=True, gc=False):
     """A worker's part of an index: the hashes with ``hash % count == index``."""
 
     index: int
@@ -54,12 +54,12 @@ def error_of(error: Exception) -> PeekError:
 
 
 def answer_on_loop(
-    arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int
+    arrangement: Arrangement, peek: Peek, share: HashShare, bytes_max: int
 ) -> PeekRows | None:
     """Return the answer if it is cheaper than a thread: one key of integers and text, few rows.
 
     Return None otherwise; then call `index_answer`. Raise `ReadBelowSince`, `InvalidUsage` and
-    `Closed`.
+    `ResourceClosed`.
     """
     key = _only_key(arrangement, peek)
     if key is None:
@@ -89,11 +89,13 @@ def _only_key(arrangement: Arrangement, peek: Peek) -> OneKey | None:
     return one_key(arrangement.key, arrangement.key_types, peek)
 
 
-def _has_errors(view: View) -> bool:
+def _has_errors(view: ArrangementSnapshot) -> bool:
     return any(run.has_errors for run in view.runs)
 
 
-def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> PeekRows | None:
+def _rows(
+    arrangement: Arrangement, view: ArrangementSnapshot, key: OneKey, bytes_max: int
+) -> PeekRows | None:
     places = view.point(key.hash)
     # Rows in several places must be summed: leave that to a thread.
     if places is None or len(places) > 1:
@@ -116,13 +118,13 @@ def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> 
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
-class Wish:
+class PeekSpec:
     """A peek's checked selection of a collection: keys, filter, columns, finishing."""
 
-    def __init__(self, schema: Schema, peek: Peek) -> None:
+    def __init__(self, schema: TableSchema, peek: Peek) -> None:
         """Check the peek. Raise `InvalidUsage`."""
         self.keys = wanted_keys(schema, peek)
-        self.filter = Filter(schema, peek)
+        self.filter = PeekFilter(schema, peek)
         self.finishing = peek.finishing
         self.opening = opening_of(checked_columns(schema, self.filter.columns))
 
@@ -137,27 +139,28 @@ class Wish:
         return lookup_hashes(key, pa.table(columns))
 
     def answer(
-        self, contents: Contents, wanted: Hashes | None, piece_bytes: int
-    ) -> Iterator[Piece]:
-        """Yield the answer, piece by piece. Blocks. Raise `ViewInError` and `Corrupt`."""
+        self, contents: CollectionContents, wanted: Hashes | None, piece_bytes: int
+    ) -> Iterator[ResultPiece]:
+        """Yield the answer, piece by piece. Blocks. Raise `ViewInError` and `CorruptData`."""
         raise_error(contents.errors())
         batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
         yield from pieces(thinned(batches, self.finishing), self.opening, piece_bytes)
 
 
-def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[Piece]:
+def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[ResultPiece]:
     """Yield the rows of one worker's partition at the peek's time. Blocks.
 
-    Raise `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince` and `Closed` (the arrangement
-    was replaced meanwhile).
+    Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince` and `ResourceClosed` (the
+    arrangement was replaced meanwhile).
     """
-    wish = Wish(arrangement.schema, peek)
+    wish = PeekSpec(arrangement.schema, peek)
     view = arrangement.view(peek.time + 1)
     yield from wish.answer(view, wish.narrowed(arrangement.key), piece_bytes)
 
 
 def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the keys, checked. Raise `Corrupt` for a row that sums to less than 0."""
+    """Yield the rows of the keys, checked. Raise `CorruptData` for a row that sums to less than
+    0."""
     for batch in batches:
         if keys is not None:
             batch = select_keys(batch, keys)

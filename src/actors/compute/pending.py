@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.errors import Busy
+from actors.errors import ResourceBusy
 from actors.progress import Time
 from actors.protocol.compute import Peek
 
 
-class Pending(msgspec.Struct):
+class PendingPeek(msgspec.Struct):
     """An unanswered peek. `number` is the index's render number, 0 for a shard."""
 
     ticket: int
@@ -23,9 +23,9 @@ class PendingPeeks:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_uuid: dict[str, Pending] = {}
-        self._by_ticket: dict[int, Pending] = {}
-        self._by_number: dict[int, dict[int, Pending]] = {}
+        self._by_uuid: dict[str, PendingPeek] = {}
+        self._by_ticket: dict[int, PendingPeek] = {}
+        self._by_number: dict[int, dict[int, PendingPeek]] = {}
         """Pending peeks by index, then ticket."""
         self._last_ticket = 0
 
@@ -36,29 +36,31 @@ class PendingPeeks:
         return uuid in self._by_uuid
 
     def check_room(self) -> None:
-        """Raise `Busy` if no more can wait."""
+        """Raise `ResourceBusy` if no more can wait."""
         if len(self) >= self._limit:
-            raise Busy(f"{len(self)} reads wait already (peeks_pending_max); try again later")
+            raise ResourceBusy(
+                f"{len(self)} reads wait already (peeks_pending_max); try again later"
+            )
 
-    def add(self, peek: Peek, number: int) -> Pending:
+    def add(self, peek: Peek, number: int) -> PendingPeek:
         """Add a peek, under a fresh ticket."""
         # Never reused: the late result of a cancelled peek must not answer another of the same
         # uuid.
         self._last_ticket += 1
-        pending = Pending(self._last_ticket, number, peek)
+        pending = PendingPeek(self._last_ticket, number, peek)
         self._by_uuid[peek.uuid] = self._by_ticket[pending.ticket] = pending
         self._by_number.setdefault(number, {})[pending.ticket] = pending
         return pending
 
-    def get(self, uuid: str) -> Pending | None:
+    def get(self, uuid: str) -> PendingPeek | None:
         """Return the peek with this uuid."""
         return self._by_uuid.get(uuid)
 
-    def by_ticket(self, ticket: int) -> Pending | None:
+    def by_ticket(self, ticket: int) -> PendingPeek | None:
         """Return the peek with this ticket."""
         return self._by_ticket.get(ticket)
 
-    def remove(self, pending: Pending) -> None:
+    def remove(self, pending: PendingPeek) -> None:
         """Remove a peek that was answered or cancelled."""
         del self._by_uuid[pending.peek.uuid]
         del self._by_ticket[pending.ticket]
@@ -67,11 +69,11 @@ class PendingPeeks:
         if not same:
             del self._by_number[pending.number]
 
-    def all(self) -> list[Pending]:
+    def all(self) -> list[PendingPeek]:
         """Return all peeks, oldest first."""
         return list(self._by_uuid.values())
 
-    def of(self, number: int) -> list[Pending]:
+    def of(self, number: int) -> list[PendingPeek]:
         """Return the peeks of one index."""
         return list(self._by_number.get(number, {}).values())
 

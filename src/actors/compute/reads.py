@@ -11,11 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.compute.answers import NOTHING
-from actors.compute.events import Compact, Effect, PeekDone, Respond, StartPeek, StopPeek
+from actors.compute.events import (
+    CompactIndex,
+    Effect,
+    PeekDone,
+    SendComputeResponse,
+    StartPeek,
+    StopPeek,
+)
 from actors.compute.finishing import check_finishing
 from actors.compute.peeks import chosen_worker, error_of
-from actors.compute.pending import Pending, PendingPeeks
-from actors.compute.rendered import Rendered
+from actors.compute.pending import PendingPeek, PendingPeeks
+from actors.compute.rendered import RenderedDataflow
 from actors.errors import PenstockError, ReadBelowSince, UnknownObject
 from actors.progress import Frontier, ObjectId
 from actors.protocol.compute import (
@@ -29,12 +36,12 @@ from actors.protocol.compute import (
 from actors.protocol.relations import worker_relation
 
 
-class Reads:
+class PeekHolds:
     """Unanswered peeks, and the compaction that they hold back. `rendered` belongs to the state."""
 
     def __init__(
         self,
-        rendered: Mapping[ObjectId, Rendered],
+        rendered: Mapping[ObjectId, RenderedDataflow],
         index: int,
         count: int,
         *,
@@ -54,12 +61,12 @@ class Reads:
         try:
             number = self._number_for(peek)
         except PenstockError as error:
-            return [Respond(PeekResponse(peek.uuid, error_of(error)))]
+            return [SendComputeResponse(PeekResponse(peek.uuid, error_of(error)))]
         target = peek.target
         # One worker reads a shard for all.
         mine = chosen_worker(peek.uuid, self._count) == self._index
         if isinstance(target, ShardTarget) and not mine:
-            return [Respond(PeekResponse(peek.uuid, NOTHING))]
+            return [SendComputeResponse(PeekResponse(peek.uuid, NOTHING))]
         return self._start(self.pending.add(peek, number))
 
     def _number_for(self, peek: Peek) -> int:
@@ -80,7 +87,7 @@ class Reads:
             raise _below_since(peek, rendered.allowed)
         return rendered.number
 
-    def _start(self, pending: Pending) -> list[Effect]:
+    def _start(self, pending: PendingPeek) -> list[Effect]:
         if pending.started:
             return []
         if pending.number:
@@ -95,7 +102,7 @@ class Reads:
         limit, inline = self.result_bytes_max, self.inline_bytes_max
         return [StartPeek(pending.ticket, pending.number, pending.peek, limit, inline)]
 
-    def sealed(self, rendered: Rendered) -> list[Effect]:
+    def sealed(self, rendered: RenderedDataflow) -> list[Effect]:
         """Start the peeks whose time is sealed now."""
         effects: list[Effect] = []
         for pending in self.pending.of(rendered.number):
@@ -119,7 +126,7 @@ class Reads:
             return []
         return _stop(pending) + self._answer(pending, PeekCanceled())
 
-    def refuse(self, rendered: Rendered) -> list[Effect]:
+    def refuse(self, rendered: RenderedDataflow) -> list[Effect]:
         """Refuse the peeks of an index that is being dropped."""
         error = UnknownObject(f"index {rendered.id} was dropped while a read of it waited")
         effects: list[Effect] = []
@@ -134,7 +141,7 @@ class Reads:
             effects += _stop(pending) + self._remove(pending)
         return effects
 
-    def compact(self, rendered: Rendered) -> list[Effect]:
+    def compact(self, rendered: RenderedDataflow) -> list[Effect]:
         """Allow compaction of the partition, but never beyond the time of a pending peek."""
         if not rendered.is_index:
             return []
@@ -145,12 +152,15 @@ class Reads:
         if since <= rendered.compacted:
             return []
         rendered.compacted = since
-        return [Compact(rendered.number, since)]
+        return [CompactIndex(rendered.number, since)]
 
-    def _answer(self, pending: Pending, result: PeekResult) -> list[Effect]:
-        return [*self._remove(pending), Respond(PeekResponse(pending.peek.uuid, result))]
+    def _answer(self, pending: PendingPeek, result: PeekResult) -> list[Effect]:
+        return [
+            *self._remove(pending),
+            SendComputeResponse(PeekResponse(pending.peek.uuid, result)),
+        ]
 
-    def _remove(self, pending: Pending) -> list[Effect]:
+    def _remove(self, pending: PendingPeek) -> list[Effect]:
         self.pending.remove(pending)
         # The peek may have held back compaction.
         read = self._rendered.get(pending.peek.target.id) if pending.number else None
@@ -167,7 +177,7 @@ class Reads:
                 assert read.compacted <= pending.peek.time, "compaction overtook a peek"
 
 
-def _stop(pending: Pending) -> list[Effect]:
+def _stop(pending: PendingPeek) -> list[Effect]:
     return [StopPeek(pending.ticket)] if pending.started else []
 
 

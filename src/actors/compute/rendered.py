@@ -15,13 +15,13 @@ from actors.protocol.compute import (
     DataflowDescription,
     Frontiers,
     IndexExport,
-    Status,
+    StatusResponse,
     SubscribeExport,
 )
 from actors.protocol.internal import DataflowProgress, DataflowStatus
 
 
-class Rendered(msgspec.Struct):
+class RenderedDataflow(msgspec.Struct):
     """A dataflow that runs under a render number."""
 
     number: int
@@ -42,7 +42,7 @@ class Rendered(msgspec.Struct):
     """Subscribe: upper of the last batch."""
     answered: bool = False
     """Copy: true if its response was sent."""
-    status: Status | None = None
+    status: StatusResponse | None = None
     reported: Frontiers | None = None
     """Frontiers reported to the current client."""
 
@@ -112,9 +112,9 @@ class Rendered(msgspec.Struct):
         left = {kind: EMPTY for kind in kinds if not _ended(getattr(known, kind))}
         return Frontiers(self.id, **left) if left else None
 
-    def show(self, seen: DataflowStatus) -> Status:
+    def show(self, seen: DataflowStatus) -> StatusResponse:
         """Store the dataflow's status, and return it as a response."""
-        self.status = Status(
+        self.status = StatusResponse(
             self.id,
             seen.state,
             seen.text,

@@ -14,25 +14,25 @@ import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement.gathered import Contents, Gathered
+from actors.arrangement.gathered import CollectionContents, GatheredUpdates
 from actors.compute.keys import select_keys
-from actors.compute.peeks import Wish
-from actors.compute.stash import Stash
-from actors.kernel import Clock
-from actors.persist import Part, PartFilter, PersistClient
-from actors.plan.schema import DIFF, ERROR, Schema
+from actors.compute.peeks import PeekSpec
+from actors.compute.stash import PeekStash
+from actors.kernel import ActorClock
+from actors.persist import BatchPart, PartFilter, PersistClient
+from actors.plan.schema import DIFF, ERROR, TableSchema
 from actors.plan.updates import between, sliced
 from actors.progress import Time
 from actors.protocol.compute import Peek, PeekError, PeekRows, PeekStashed, SourceImport
 
 
-class Wanted:
+class ShardPeekRead:
     """Selected updates of a shard, at the peek's time. All methods block."""
 
-    def __init__(self, schema: Schema, time: Time, wish: Wish, place: Path) -> None:
+    def __init__(self, schema: TableSchema, time: Time, wish: PeekSpec, place: Path) -> None:
         self._time = time
         self._wish = wish
-        self._gathered = Gathered(schema, place)
+        self._gathered = GatheredUpdates(schema, place)
         self.weight = 0
         """Sum of the weights of the kept rows."""
 
@@ -58,7 +58,7 @@ class Wanted:
             updates = pa.concat_tables([updates, errors], promote_options="default")
         return updates
 
-    def contents(self) -> Contents:
+    def contents(self) -> CollectionContents:
         """Return all added updates, summed."""
         return self._gathered.contents()
 
@@ -67,7 +67,7 @@ class Wanted:
         self._gathered.close()
 
 
-def _enough(peek: Peek, parts: Sequence[Part]) -> int | None:
+def _enough(peek: Peek, parts: Sequence[BatchPart]) -> int | None:
     """Return how many rows complete the answer; None if all are needed."""
     wanted = peek.finishing
     if wanted is None or wanted.limit is None or wanted.order_by:
@@ -80,8 +80,8 @@ def _enough(peek: Peek, parts: Sequence[Part]) -> int | None:
 
 async def shard_answer(
     persist: PersistClient,
-    clock: Clock,
-    stash: Stash,
+    clock: ActorClock,
+    stash: PeekStash,
     source: SourceImport,
     peek: Peek,
     limits: tuple[int, int],
@@ -97,8 +97,8 @@ async def shard_answer(
 
     Raise as `peeks.index_answer` does, and persist's errors.
     """
-    wish = Wish(source.schema, peek)
-    gathered = Wanted(source.schema, peek.time, wish, place)
+    wish = PeekSpec(source.schema, peek)
+    gathered = ShardPeekRead(source.schema, peek.time, wish, place)
     bytes_max, piece_bytes = limits
     try:
         reader = await persist.open_reader(source.shard, reader_id)

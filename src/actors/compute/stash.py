@@ -1,9 +1,9 @@
 """Stashes results that are too large for a response in the blob store, piece by piece.
 
-Theory of operation. A result is a sequence of `Piece`s, each an Arrow IPC stream of about the size
-of a response. If there is only one it is the answer itself (`PeekRows`); else each goes into a blob
-before the next is computed, and the answer names the blobs (`PeekStashed`). So a worker holds one
-piece, whatever the result.
+Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about the
+size of a response. If there is only one it is the answer itself (`PeekRows`); else each goes into a
+blob before the next is computed, and the answer names the blobs (`PeekStashed`). So a worker holds
+one piece, whatever the result.
 
 The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
 (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.stashed import StashedBlobs
-from actors.plan.pieces import Piece
+from actors.plan.pieces import ResultPiece
 from actors.protocol.compute import PeekError, PeekRows, PeekStashed, StashPart
 from actors.threshold_probes import INLINE_ANSWER
 
@@ -25,10 +25,10 @@ AGAIN_MS = 60_000
 """Delay before the blobs of a cancelled peek are removed a second time."""
 
 
-class Stash:
+class PeekStash:
     """Stash of one worker."""
 
-    def __init__(self, blobs: StashedBlobs, clock: Clock, writer: str, orphan_ms: int) -> None:
+    def __init__(self, blobs: StashedBlobs, clock: ActorClock, writer: str, orphan_ms: int) -> None:
         """Create the stash; `writer` is unique among the workers of this process."""
         self._blobs = blobs
         self._clock = clock
@@ -43,7 +43,7 @@ class Stash:
         return len(self._due)
 
     async def answer(
-        self, found: Iterator[Piece], bytes_max: int
+        self, found: Iterator[ResultPiece], bytes_max: int
     ) -> PeekRows | PeekStashed | PeekError:
         """Consume all pieces and return the answer. Raise their errors, `StoreFull` and
         `StorageError`."""

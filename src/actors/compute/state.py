@@ -1,11 +1,11 @@
 """The state machine of a worker's compute half: events in, effects out. Pure.
 
-Theory of operation. Commands arrive twice: on worker 0 as `Tagged` commands of its client, which it
-offers to the sequencer (`Offer`); then, on every worker, as `Sequenced` commands, and only these
-change state. `Hello` begins an iteration: commands are collected until `InitializationComplete`,
-then reconciled with what runs (`compute.reconcile`); after that each is applied as it comes. Every
-rendering has a *render number*, given out in command order and therefore equal on all workers,
-which identifies a dataflow's messages.
+Theory of operation. Commands arrive twice: on worker 0 as `TaggedCommand` commands of its client,
+which it offers to the sequencer (`OfferCommand`); then, on every worker, as `SequencedCommand`
+commands, and only these change state. `Hello` begins an iteration: commands are collected until
+`InitializationComplete`, then reconciled with what runs (`compute.reconcile`); after that each is
+applied as it comes. Every rendering has a *render number*, given out in command order and therefore
+equal on all workers, which identifies a dataflow's messages.
 
 Rules:
 - while an iteration is initializing, or its client is gone, no response is sent; the dataflows
@@ -30,31 +30,31 @@ from typing import Final, assert_never
 import msgspec
 
 from actors.compute.events import (
-    ClientLost,
+    AcknowledgeBatch,
+    ComputeClientLost,
     CopyEnded,
-    Crashed,
-    DropDataflow,
+    DataflowCrashed,
+    DataflowProgressed,
+    DropCompleted,
     Effect,
-    Emitting,
     Event,
-    Offer,
+    IndexSealed,
+    LogReconciliation,
+    OfferCommand,
     PeekDone,
-    Progressed,
-    Receipt,
-    Reconciled,
-    Render,
-    Respawn,
-    Respond,
-    Sealed,
+    RenderDataflow,
+    RespawnDataflow,
+    SendComputeResponse,
     StatusSeen,
-    Stopped,
-    SwitchClient,
-    Tell,
+    StopDataflow,
+    SubscribeBatchReady,
+    SwitchComputeClient,
+    TellDataflow,
 )
 from actors.compute.history import ComputeHistory
-from actors.compute.reads import Reads
-from actors.compute.reconcile import Running, reconcile
-from actors.compute.rendered import Rendered
+from actors.compute.reads import PeekHolds
+from actors.compute.reconcile import RunningDataflow, reconcile
+from actors.compute.rendered import RenderedDataflow
 from actors.errors import LocalProtocolError
 from actors.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 from actors.protocol.compute import (
@@ -62,6 +62,7 @@ from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
     Command,
+    CommandBatch,
     CopyDone,
     CopyDropped,
     CopyFailed,
@@ -72,22 +73,21 @@ from actors.protocol.compute import (
     Frontiers,
     Hello,
     InitializationComplete,
-    Lot,
     Peek,
-    Schedule,
+    ScheduleDataflow,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
-    Tagged,
+    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     CompactionAllowed,
+    DataflowScheduled,
     DataflowStatus,
-    Emitted,
-    Propose,
-    Scheduled,
-    Sequenced,
+    ProposeCommand,
+    SequencedCommand,
     WritesAllowed,
 )
 from actors.protocol.storage_internal import ForStorage
@@ -96,7 +96,7 @@ LOST_MAX: Final = 1024
 """Number of clients remembered that disconnected before their Hello: as many as nonces."""
 
 
-class Dropping(msgspec.Struct, frozen=True):
+class DroppingDataflow(msgspec.Struct, frozen=True):
     """A dropped dataflow that has not stopped yet; `nonce` is the client to be told of the end."""
 
     id: ObjectId
@@ -121,10 +121,10 @@ class ComputeState:
         self.writes_allowed = False
         self.maintenance_ms: int | None = None
         """Value that a client configured; None if none has."""
-        self.rendered: dict[ObjectId, Rendered] = {}
-        self._numbers: dict[int, Rendered] = {}
-        self.dropping: dict[int, Dropping] = {}
-        self.reads = Reads(
+        self.rendered: dict[ObjectId, RenderedDataflow] = {}
+        self._numbers: dict[int, RenderedDataflow] = {}
+        self.dropping: dict[int, DroppingDataflow] = {}
+        self.reads = PeekHolds(
             self.rendered, index, count, result_bytes_max=result_bytes_max, peeks_max=peeks_max
         )
         self._offering: Nonce | None = None
@@ -137,32 +137,32 @@ class ComputeState:
         Raise `LocalProtocolError` if the order of commands has a gap.
         """
         match event:
-            case Tagged():
+            case TaggedCommand():
                 return self._tagged(event)
-            case Sequenced():
+            case SequencedCommand():
                 return [effect for effects in self.steps(event) for effect in effects]
-            case ClientLost():
+            case ComputeClientLost():
                 return self._client_lost(event)
             case PeekDone():
                 return self.reads.done(event)
-            case Stopped():
+            case DropCompleted():
                 return self._stopped(event)
         rendered = self.by_number(event.number)
         if rendered is None:
             return []
         match event:
-            case Progressed():
+            case DataflowProgressed():
                 rendered.progressed(event.progress)
                 return self._report(rendered)
             case StatusSeen():
                 return self._show(rendered, event.status)
-            case Sealed():
+            case IndexSealed():
                 return self._sealed(rendered, event)
-            case Emitting():
+            case SubscribeBatchReady():
                 return self._emitting(rendered, event)
             case CopyEnded():
                 return self._answer_copy(rendered, event.result)
-            case Crashed():
+            case DataflowCrashed():
                 return self._crashed(rendered, event.text)
             case _:
                 assert_never(event)
@@ -172,27 +172,29 @@ class ComputeState:
         """Return whether responses are withheld: no client is connected, or it is initializing."""
         return not self.connected or self.incoming is not None
 
-    def commands_for(self, number: int) -> list[Scheduled | CompactionAllowed | WritesAllowed]:
+    def commands_for(
+        self, number: int
+    ) -> list[DataflowScheduled | CompactionAllowed | WritesAllowed]:
         """Return the past commands for a dataflow's actor that starts late or again."""
         rendered = self.by_number(number)
         if rendered is None:
             return []
-        told: list[Scheduled | CompactionAllowed | WritesAllowed] = []
+        told: list[DataflowScheduled | CompactionAllowed | WritesAllowed] = []
         if self.writes_allowed:
             told.append(WritesAllowed())
         if rendered.allowed > rendered.description.as_of:
             told.append(CompactionAllowed(rendered.allowed))
         if rendered.scheduled:
-            told.append(Scheduled())
+            told.append(DataflowScheduled())
         return told
 
-    def by_number(self, number: int) -> Rendered | None:
+    def by_number(self, number: int) -> RenderedDataflow | None:
         """Return the dataflow that runs under a render number."""
         return self._numbers.get(number)
 
     # -- connections and the order -----------------------------------------------------------------
 
-    def _tagged(self, event: Tagged) -> list[Effect]:
+    def _tagged(self, event: TaggedCommand) -> list[Effect]:
         """Propose the client's commands on worker 0; the other workers get them from the
         sequencer."""
         if self.index != 0:
@@ -204,9 +206,9 @@ class ComputeState:
         elif event.nonce != self._offering:
             self.ignored += 1
             return []
-        return [Offer(Propose(self.generation, event.command))]
+        return [OfferCommand(ProposeCommand(self.generation, event.command))]
 
-    def steps(self, event: Sequenced) -> Iterator[list[Effect]]:
+    def steps(self, event: SequencedCommand) -> Iterator[list[Effect]]:
         """Yield the effects of each command of a lot, to be performed before the next is applied.
 
         Commands of the storage half are counted in the order, and have no effect here. Raise
@@ -220,7 +222,7 @@ class ComputeState:
         command = event.command
         if isinstance(command, ForStorage):
             return
-        for one in command.commands if isinstance(command, Lot) else (command,):
+        for one in command.commands if isinstance(command, CommandBatch) else (command,):
             yield self._ordered(one)
 
     def _ordered(self, command: Command) -> list[Effect]:
@@ -243,9 +245,9 @@ class ComputeState:
         self.connected = command.nonce not in self._lost
         self._lost.pop(command.nonce, None)
         self.incoming = ComputeHistory()
-        return [*effects, SwitchClient(command.nonce if self.connected else None)]
+        return [*effects, SwitchComputeClient(command.nonce if self.connected else None)]
 
-    def _client_lost(self, event: ClientLost) -> list[Effect]:
+    def _client_lost(self, event: ComputeClientLost) -> list[Effect]:
         if event.nonce != self.nonce:
             self._lost[event.nonce] = None
             if len(self._lost) > LOST_MAX:
@@ -254,7 +256,7 @@ class ComputeState:
         if not self.connected:
             return []
         self.connected = False
-        return [*self.reads.forget(), SwitchClient(None)]
+        return [*self.reads.forget(), SwitchComputeClient(None)]
 
     def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:
         """Keep and compact compatible dataflows, drop the others silently, then create the new
@@ -262,7 +264,7 @@ class ComputeState:
         self.incoming = None
         incoming.reduce()
         commands = incoming.commands()
-        running = {id: Running(r.description, r.allowed) for id, r in self.rendered.items()}
+        running = {id: RunningDataflow(r.description, r.allowed) for id, r in self.rendered.items()}
         plan = reconcile(running, commands)
         effects: list[Effect] = []
         for id, description in plan.keep.items():
@@ -285,9 +287,9 @@ class ComputeState:
             kept = self.rendered[id]
             effects += self._report(kept)
             if kept.status is not None and not self.muted:
-                effects.append(Respond(kept.status))
+                effects.append(SendComputeResponse(kept.status))
         effects.append(
-            Reconciled(
+            LogReconciliation(
                 self.nonce or "", len(plan.keep), len(plan.create), len(plan.drop), plan.replaced
             )
         )
@@ -299,7 +301,7 @@ class ComputeState:
         match command:
             case CreateDataflow():
                 return self._create(command.dataflow)
-            case Schedule():
+            case ScheduleDataflow():
                 return self._schedule(command.id)
             case AllowCompaction():
                 return self._allow_compaction(command)
@@ -330,15 +332,15 @@ class ComputeState:
             return []
         self.last_number += 1
         as_of = description.as_of
-        rendered = Rendered(self.last_number, description, allowed=as_of, compacted=as_of)
+        rendered = RenderedDataflow(self.last_number, description, allowed=as_of, compacted=as_of)
         self.rendered[description.id] = self._numbers[rendered.number] = rendered
-        effects: list[Effect] = [Render(rendered.number, description)]
+        effects: list[Effect] = [RenderDataflow(rendered.number, description)]
         if self.writes_allowed:
-            effects.append(Tell(rendered.number, WritesAllowed()))
+            effects.append(TellDataflow(rendered.number, WritesAllowed()))
         if rendered.is_subscribe and self.index != 0 and not self.muted:
             # Only worker 0 sends batches: this worker's part ends at once.
             nothing = SubscribeBatch(0, EMPTY)
-            effects.append(Respond(SubscribeResponse(description.id, nothing)))
+            effects.append(SendComputeResponse(SubscribeResponse(description.id, nothing)))
         if rendered.is_copy and self.index != 0:
             effects += self._answer_copy(rendered, CopyDone(0, 0, ""))
         return effects
@@ -351,13 +353,15 @@ class ComputeState:
         if rendered.scheduled:
             return []
         rendered.scheduled = True
-        return [Tell(rendered.number, Scheduled())]
+        return [TellDataflow(rendered.number, DataflowScheduled())]
 
     def _allow_writes(self) -> list[Effect]:
         if self.writes_allowed:
             return []
         self.writes_allowed = True
-        return [Tell(rendered.number, WritesAllowed()) for rendered in self.rendered.values()]
+        return [
+            TellDataflow(rendered.number, WritesAllowed()) for rendered in self.rendered.values()
+        ]
 
     def _allow_compaction(self, command: AllowCompaction) -> list[Effect]:
         rendered = self.rendered.get(command.id)
@@ -368,57 +372,57 @@ class ComputeState:
             return self._drop(rendered, silently=False)
         return self._allow(rendered, command.frontier)
 
-    def _allow(self, rendered: Rendered, frontier: Frontier) -> list[Effect]:
+    def _allow(self, rendered: RenderedDataflow, frontier: Frontier) -> list[Effect]:
         if frontier <= rendered.allowed:
             return []
         rendered.allowed = frontier
-        told: list[Effect] = [Tell(rendered.number, CompactionAllowed(frontier))]
+        told: list[Effect] = [TellDataflow(rendered.number, CompactionAllowed(frontier))]
         return told + self.reads.compact(rendered)
 
-    def _drop(self, rendered: Rendered, *, silently: bool) -> list[Effect]:
+    def _drop(self, rendered: RenderedDataflow, *, silently: bool) -> list[Effect]:
         id, number = rendered.id, rendered.number
         effects = self.reads.refuse(rendered)
         del self.rendered[id], self._numbers[number]
         report = None if silently else rendered.end()
-        self.dropping[number] = Dropping(id, self.nonce, report)
+        self.dropping[number] = DroppingDataflow(id, self.nonce, report)
         ends_here = rendered.is_subscribe and self.index == 0 and not is_empty(rendered.emitted)
         if ends_here and not silently and not self.muted:
             dropped = SubscribeDropped(rendered.emitted)
-            effects.append(Respond(SubscribeResponse(id, dropped)))
+            effects.append(SendComputeResponse(SubscribeResponse(id, dropped)))
         if rendered.is_copy and not silently:
             effects += self._answer_copy(rendered, CopyDropped())
-        return [*effects, DropDataflow(number)]
+        return [*effects, StopDataflow(number)]
 
-    def _stopped(self, event: Stopped) -> list[Effect]:
+    def _stopped(self, event: DropCompleted) -> list[Effect]:
         dropped = self.dropping.pop(event.number)
         # A later client does not know the dropped dataflow.
         if dropped.report is None or dropped.nonce != self.nonce or self.muted:
             return []
-        return [Respond(dropped.report)]
+        return [SendComputeResponse(dropped.report)]
 
     # -- messages of dataflows ---------------------------------------------------------------------
 
-    def _report(self, rendered: Rendered) -> list[Effect]:
+    def _report(self, rendered: RenderedDataflow) -> list[Effect]:
         news = None if self.muted else rendered.news()
-        return [] if news is None else [Respond(news)]
+        return [] if news is None else [SendComputeResponse(news)]
 
-    def _show(self, rendered: Rendered, seen: DataflowStatus) -> list[Effect]:
+    def _show(self, rendered: RenderedDataflow, seen: DataflowStatus) -> list[Effect]:
         status = rendered.show(seen)
-        return [] if self.muted else [Respond(status)]
+        return [] if self.muted else [SendComputeResponse(status)]
 
-    def _sealed(self, rendered: Rendered, event: Sealed) -> list[Effect]:
+    def _sealed(self, rendered: RenderedDataflow, event: IndexSealed) -> list[Effect]:
         rendered.seal(event.upper, event.since)
         return self.reads.sealed(rendered) + self._report(rendered)
 
-    def _emitting(self, rendered: Rendered, event: Emitting) -> list[Effect]:
+    def _emitting(self, rendered: RenderedDataflow, event: SubscribeBatchReady) -> list[Effect]:
         emit = event.emit
-        receipt = Emitted(emit.dataflow, emit.incarnation, emit.batch.upper)
+        receipt = BatchEmitted(emit.dataflow, emit.incarnation, emit.batch.upper)
         if self.muted:
             # No client reads the batch: acknowledge it, so that the dataflow continues.
-            return [Receipt(event.number, receipt)]
+            return [AcknowledgeBatch(event.number, receipt)]
         rendered.emitted = max(rendered.emitted, emit.batch.upper)
         batch = self._bounded(emit.batch)
-        return [Respond(SubscribeResponse(emit.dataflow, batch), event.number, receipt)]
+        return [SendComputeResponse(SubscribeResponse(emit.dataflow, batch), event.number, receipt)]
 
     def _bounded(self, batch: SubscribeBatch) -> SubscribeBatch:
         size = len(batch.arrow or b"")
@@ -431,27 +435,27 @@ class ComputeState:
         )
         return SubscribeBatch(batch.lower, batch.upper, None, ("InvalidUsage", text))
 
-    def _answer_copy(self, rendered: Rendered, result: CopyResult) -> list[Effect]:
+    def _answer_copy(self, rendered: RenderedDataflow, result: CopyResult) -> list[Effect]:
         """Send the response of a copy, at most once."""
         if rendered.answered:
             return []
         rendered.answered = True
         # A reconnecting client issues the copy again, which then finds its manifest.
-        return [] if self.muted else [Respond(CopyToResponse(rendered.id, result))]
+        return [] if self.muted else [SendComputeResponse(CopyToResponse(rendered.id, result))]
 
-    def _crashed(self, rendered: Rendered, text: str) -> list[Effect]:
+    def _crashed(self, rendered: RenderedDataflow, text: str) -> list[Effect]:
         # A copy does not run again: its failure is the response.
         if rendered.is_copy:
             return self._answer_copy(rendered, CopyFailed("ActorDead", text))
         if not rendered.is_subscribe:
             stalled = self._show(rendered, DataflowStatus(rendered.id, "stalled", text))
-            return [*stalled, Respawn(rendered.number)]
+            return [*stalled, RespawnDataflow(rendered.number)]
         # A subscribe cannot run again either: the batches sent cannot be sent again.
         if self.muted or is_empty(rendered.emitted):
             return []
         lower, rendered.emitted = rendered.emitted, EMPTY
         batch = SubscribeBatch(lower, EMPTY, None, ("ActorDead", text))
-        return [Respond(SubscribeResponse(rendered.id, batch))]
+        return [SendComputeResponse(SubscribeResponse(rendered.id, batch))]
 
     # -- checks ------------------------------------------------------------------------------------
 

@@ -9,35 +9,35 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from actors.compute.live import Live, Site, TaskEnded, TasksStopped, TasksTurn
+from actors.compute.live import LiveRendering, TaskEnded, TasksStopped, TasksTurn, WorkerSite
 from actors.compute.peeks import chosen_worker
 from actors.errors import ActorDead
-from actors.kernel import STOP, Address
+from actors.kernel import STOP, ActorAddress
 from actors.protocol.compute import SourceImport, ViewExport
 from actors.protocol.internal import ListenFailed, SourceStarted, StartSources
 from actors.views.source_uses import source_filter
 
 
-class Tasks:
+class InputTasks:
     """Starts, watches and stops the tasks, as children of the worker."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: WorkerSite) -> None:
         self._site = site
 
-    def start(self, live: Live, start: StartSources, dataflow: Address[Any]) -> None:
+    def start(self, live: LiveRendering, start: StartSources, dataflow: ActorAddress[Any]) -> None:
         """Stop the earlier tasks beside the actor, then start those of this incarnation."""
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
         stopped = TasksStopped(live.number, live.tasks_serial, start, dataflow)
         self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: stopped)
 
-    def finish(self, live: Live) -> None:
+    def finish(self, live: LiveRendering) -> None:
         """Stop the tasks beside the actor: the dataflow has ended."""
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
         self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: None)
 
-    async def stop(self, tasks: list[Address[Any]]) -> None:
+    async def stop(self, tasks: list[ActorAddress[Any]]) -> None:
         """Stop tasks and wait; not to be called while handling a message."""
         for task in tasks:
             await self._site.ctx.stop_child(task)
@@ -56,7 +56,7 @@ class Tasks:
             live.dataflow.reply(ListenFailed(live.id, message.incarnation, message.source, error))
 
     def _spawn(
-        self, live: Live, message: TasksStopped, source: int, described: SourceImport
+        self, live: LiveRendering, message: TasksStopped, source: int, described: SourceImport
     ) -> None:
         site, cast, dataflow = self._site, self._site.cast, message.dataflow
         id, incarnation = message.start.dataflow, message.start.incarnation
@@ -66,7 +66,7 @@ class Tasks:
             f"fetch-{tail}",
             policy=STOP,
         )
-        listen: Address[Any] | None = None
+        listen: ActorAddress[Any] | None = None
         if chosen_worker(f"{id}/{source}", site.count) == site.index:
             export = live.description.export
             wanted = source_filter(export.plan, source) if isinstance(export, ViewExport) else None

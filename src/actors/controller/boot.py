@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.controller.catalog import CATALOG_KEY, INDEX, SINK, TABLE, Catalog, CatalogObject
+from actors.controller.catalog import (
+    CATALOG_KEY,
+    INDEX,
+    SINK,
+    TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+)
 from actors.controller.holds import RETAIN, dataflow_holder, sink_holder
-from actors.controller.leftover_record import Leftover
+from actors.controller.leftover_record import CleanupRecord
 from actors.controller.leftover_record import load as load_leftovers
 from actors.errors import StateDirectoryError, UnknownObject
 from actors.persist import PersistClient, ShardState
@@ -22,23 +29,23 @@ from actors.protocol.compute import (
 )
 
 
-class Boot(msgspec.Struct, frozen=True):
+class BootState(msgspec.Struct, frozen=True):
     """All durable state that the controller needs."""
 
-    catalog: Catalog
+    catalog: CatalogSnapshot
     seqno: int | None
     """Sequence number of the catalog's key; None if the key was never written."""
     states: dict[ShardId, ShardState]
     tables_upper: Frontier
-    leftovers: tuple[Leftover, ...] = ()
+    leftovers: tuple[CleanupRecord, ...] = ()
     """External resources of dropped sources."""
 
 
-async def load(persist: PersistClient) -> Boot:
+async def load(persist: PersistClient) -> BootState:
     """Read the durable state. Raises `StateDirectoryError` when it is of a newer version or
     incomplete, and `StorageError`."""
     head = await persist.head(CATALOG_KEY)
-    catalog = Catalog() if head is None else Catalog.decode(head.data)
+    catalog = CatalogSnapshot() if head is None else CatalogSnapshot.decode(head.data)
     states: dict[ShardId, ShardState] = {}
     for entry in catalog.objects:
         for shard in entry.shards:
@@ -60,7 +67,7 @@ async def load(persist: PersistClient) -> Boot:
                 await persist.drop_hold(shard, holder)
     leftovers = await load_leftovers(persist)
     tables_upper = await persist.tables_upper()
-    return Boot(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)
+    return BootState(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)
 
 
 def source_import(entry: CatalogObject) -> SourceImport:
@@ -69,7 +76,9 @@ def source_import(entry: CatalogObject) -> SourceImport:
     return SourceImport(entry.shard, entry.schema, entry.kind == TABLE)
 
 
-def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> DataflowDescription:
+def describe_dataflow(
+    catalog: CatalogSnapshot, entry: CatalogObject, as_of: Time
+) -> DataflowDescription:
     """Return the dataflow that maintains a view or an index."""
     imports = tuple(source_import(catalog.by_id(id_)) for id_ in entry.depends)
     export: Export
@@ -89,7 +98,7 @@ def last_sealed_time(upper: Frontier) -> Time:
     return max(0, min(upper, EMPTY - 1) - 1)
 
 
-def restart_as_of(boot: Boot, entry: CatalogObject) -> Time:
+def restart_as_of(boot: BootState, entry: CatalogObject) -> Time:
     """Return the `as_of` at which an object's dataflow resumes after a restart."""
     if entry.kind == INDEX:
         return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
@@ -99,7 +108,10 @@ def restart_as_of(boot: Boot, entry: CatalogObject) -> Time:
 
 
 def index_as_of(
-    catalog: Catalog, states: dict[ShardId, ShardState], tables_upper: Frontier, on: ObjectId
+    catalog: CatalogSnapshot,
+    states: dict[ShardId, ShardState],
+    tables_upper: Frontier,
+    on: ObjectId,
 ) -> Time:
     """Return the latest time at which the object below an index can be read."""
     target = catalog.by_id(on)

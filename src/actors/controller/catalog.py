@@ -1,7 +1,7 @@
 """The catalog: every table, view, index, source and sink, and the one durable record of them.
 
-`Catalog` is immutable; a change makes a new one. It is stored whole under one consensus key, so
-that one compare-and-set changes it together with the shards that are created or removed.
+`CatalogSnapshot` is immutable; a change makes a new one. It is stored whole under one consensus
+key, so that one compare-and-set changes it together with the shards that are created or removed.
 
 Ids are never reused, and dependencies have smaller ids, so objects can be built in the order of
 ids. Names are unique without regard to case; sources and sinks, which cannot be read, have
@@ -16,7 +16,7 @@ import msgspec
 
 from actors.controller.names import fold
 from actors.errors import (
-    Corrupt,
+    CorruptData,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
@@ -24,10 +24,10 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.plan.delta import AUTO, DeltaPlan
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.relations import refuse_relation
-from actors.protocol.storage import Configuration
+from actors.protocol.storage import ConnectorConfiguration
 
 CATALOG_KEY: Final = "catalog"
 FORMAT_VERSION: Final = 3
@@ -58,7 +58,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     id: ObjectId
     name: str
     kind: str
-    schema: Schema
+    schema: TableSchema
     shard: ShardId | None = None
     hidden_shards: tuple[ShardId, ...] = ()
     depends: tuple[ObjectId, ...] = ()
@@ -78,7 +78,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     target_lag_ms: int = 0
     """Age that a view may have; 0: as fresh as possible."""
     as_of: Time = 0
-    configuration: Configuration | None = None
+    configuration: ConnectorConfiguration | None = None
     """Configuration of a source or sink."""
     outside: str = ""
     """External name of a source's table."""
@@ -107,7 +107,7 @@ class _Document(msgspec.Struct, frozen=True):
     objects: tuple[CatalogObject, ...]
 
 
-class Catalog:
+class CatalogSnapshot:
     """An immutable set of objects."""
 
     __slots__ = ("_allowed_lags", "_below", "_by_id", "_by_name", "_indexes", "next_id")
@@ -174,7 +174,7 @@ class Catalog:
         """Return the indexes on an object."""
         return tuple(self._indexes.get(id_, ()))
 
-    def readable(self) -> dict[str, Schema]:
+    def readable(self) -> dict[str, TableSchema]:
         """Return the schemas of tables, source tables and views by name: the inputs that a view may
         have."""
         kinds = (TABLE, SOURCE_TABLE, VIEW)
@@ -208,14 +208,14 @@ class Catalog:
             self._allowed_lags[id_] = known
         return known
 
-    def add(self, entry: CatalogObject) -> Catalog:
+    def add(self, entry: CatalogObject) -> CatalogSnapshot:
         """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`."""
         self.check_free(entry.name, entry.kind)
         assert entry.id == self.new_id, (entry.id, self.new_id)
         assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
-        return Catalog((*self.objects, entry), self.next_id + 1)
+        return CatalogSnapshot((*self.objects, entry), self.next_id + 1)
 
-    def remove(self, *entries: CatalogObject) -> Catalog:
+    def remove(self, *entries: CatalogObject) -> CatalogSnapshot:
         """Return a catalog without these objects. Raises `ObjectInUse` naming the objects that
         depend on one."""
         gone = {entry.id for entry in entries}
@@ -225,7 +225,7 @@ class Catalog:
                 names = ", ".join(f"{user.kind} {user.name}" for user in users)
                 raise ObjectInUse(f"{entry.kind} {entry.name} is used by {names}: drop them first")
         kept = tuple(other for other in self.objects if other.id not in gone)
-        return Catalog(kept, self.next_id)
+        return CatalogSnapshot(kept, self.next_id)
 
     def encode(self) -> bytes:
         """Return the durable document."""
@@ -233,9 +233,9 @@ class Catalog:
         return msgspec.msgpack.encode(document)
 
     @staticmethod
-    def decode(data: bytes) -> Catalog:
+    def decode(data: bytes) -> CatalogSnapshot:
         """Return the catalog in a document. Raises `StateDirectoryError` (another format),
-        `Corrupt`."""
+        `CorruptData`."""
         try:
             # The format first: a document of another version is refused by name and not taken for
             # corrupt.
@@ -248,8 +248,8 @@ class Catalog:
                 )
             document = _decoded(data)
         except msgspec.MsgspecError as error:
-            raise Corrupt(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
-        return Catalog(document.objects, document.next_id)
+            raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
+        return CatalogSnapshot(document.objects, document.next_id)
 
 
 def _decoded(data: bytes) -> _Document:
@@ -273,4 +273,4 @@ def _decoded(data: bytes) -> _Document:
 
 def unreadable_plan(policy: str) -> DeltaPlan:
     """Return a placeholder for a plan of another version, until its view is compiled anew."""
-    return DeltaPlan((), (), Schema(()), "", "opaque", "of another version", policy=policy)
+    return DeltaPlan((), (), TableSchema(()), "", "opaque", "of another version", policy=policy)

@@ -6,29 +6,29 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.compute.finishing import Finisher
-from actors.controller.client_link import Exchange, Slot
-from actors.controller.client_rows import Wish
+from actors.compute.finishing import RowFinisher
+from actors.controller.client_link import RequestExchange, RequestSlot
+from actors.controller.client_rows import ReadSpec
 from actors.errors import PenstockError, RemoteProtocolError, from_wire
 from actors.plan.updates import from_ipc
-from actors.protocol.api import Contents, Failed
+from actors.protocol.api import ReadContents, RequestFailed
 
 
-def contents(answer: Any) -> Contents:
+def contents(answer: Any) -> ReadContents:
     """Return the answer of a read. Raises the error that the service sent instead."""
-    if isinstance(answer, Failed):
+    if isinstance(answer, RequestFailed):
         raise from_wire(answer.code, answer.text, answer.determinate)
-    if not isinstance(answer, Contents):
+    if not isinstance(answer, ReadContents):
         raise RemoteProtocolError(f"the service answered Read with {type(answer).__name__}")
     return answer
 
 
-class Gathering:
+class AnswerCollector:
     """Collects the answers of one read and finishes their rows."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: ReadSpec) -> None:
         self._wish = wish
-        self._finisher: Finisher | None = None
+        self._finisher: RowFinisher | None = None
         self._told = False
         self.ended = False
         """True if the service sends no further answer."""
@@ -63,10 +63,10 @@ class Gathering:
 
 
 async def collect_answers(
-    exchange: Exchange, number: int, slot: Slot, wish: Wish
+    exchange: RequestExchange, number: int, slot: RequestSlot, wish: ReadSpec
 ) -> list[pa.Table]:
     """Return all rows of a read with their weight, finished; at least one table."""
-    gathering = Gathering(wish)
+    gathering = AnswerCollector(wish)
     tables = []
     try:
         while not gathering.over:
@@ -79,7 +79,7 @@ async def collect_answers(
     return tables if rest is None else [*tables, rest]
 
 
-async def close_read(exchange: Exchange, number: int, gathering: Gathering) -> None:
+async def close_read(exchange: RequestExchange, number: int, gathering: AnswerCollector) -> None:
     """Close a read; cancel it at the service if answers are still to come."""
     exchange.close(number)
     if not gathering.ended and exchange.lost is None:

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from actors.controller.client_link import Exchange
-from actors.errors import Canceled, RemoteProtocolError, from_wire
+from actors.controller.client_link import RequestExchange
+from actors.errors import OperationCanceled, RemoteProtocolError, from_wire
 from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
-from actors.protocol.api import Changes, Done, Failed, Subscribe
+from actors.protocol.api import RequestDone, RequestFailed, SubscribeChanges, SubscribeObject
 from actors.spans import accept, make_request_context, root, span_below
 from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 
 
-class Change(msgspec.Struct, frozen=True):
+class ChangeBatch(msgspec.Struct, frozen=True):
     """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber resumes after
     them with ``from_=upper``. `table` has the object's columns, ``__time`` and ``__diff`` (+1
     insertion, -1 retraction); None for progress without updates.
@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True):
     partial: bool = False
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class SubscribeSpec(msgspec.Struct, frozen=True):
     """The arguments of a subscribe; see `Client.subscribe`."""
 
     name: str
@@ -46,16 +46,16 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 async def follow(
-    exchange: Exchange, wanted: Wanted, waiting_bytes_max: int
-) -> AsyncGenerator[Change, None]:
+    exchange: RequestExchange, wanted: SubscribeSpec, waiting_bytes_max: int
+) -> AsyncGenerator[ChangeBatch, None]:
     """Yield the changes. When more than `waiting_bytes_max` wait here, between two intervals, the
     subscribe is cancelled, the waiting changes are yielded, and another subscribe resumes after
-    them. Raises the service's error, and `Broken`."""
+    them. Raises the service's error, and `ConnectionBroken`."""
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
         number = exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
-            request = Subscribe(
+            request = SubscribeObject(
                 number,
                 name,
                 frontier,
@@ -67,11 +67,11 @@ async def follow(
             )
             slot = await exchange.open(request)
         paused = ended = False
-        kept: list[Change] = []
+        kept: list[ChangeBatch] = []
         try:
             while True:
                 answer = await exchange.next_answer(slot)
-                if isinstance(answer, Done | Failed):
+                if isinstance(answer, RequestDone | RequestFailed):
                     ended = True
                     break
                 change = _change(answer)
@@ -95,14 +95,17 @@ async def follow(
             # The caller has left the loop: the service need not go on.
             if not ended and not paused and exchange.lost is None:
                 await exchange.cancel(number)
-        if isinstance(answer, Done):
+        if isinstance(answer, RequestDone):
             return
-        # `Canceled` is the answer to this client's own pause: subscribe again from `frontier`.
-        if not (paused and answer.code == Canceled.__name__):
+        # `OperationCanceled` is the answer to this client's own pause: subscribe again from
+        # `frontier`.
+        if not (paused and answer.code == OperationCanceled.__name__):
             raise from_wire(answer.code, answer.text, answer.determinate)
 
 
-async def concatenate_pieces(changes: AsyncGenerator[Change, None]) -> AsyncGenerator[Change, None]:
+async def concatenate_pieces(
+    changes: AsyncGenerator[ChangeBatch, None],
+) -> AsyncGenerator[ChangeBatch, None]:
     """Yield the same changes with pieces concatenated, so that each is a complete interval. Holds
     one interval in memory, however large. The `changes` are closed with it."""
     tables: list[pa.Table] = []
@@ -112,17 +115,17 @@ async def concatenate_pieces(changes: AsyncGenerator[Change, None]) -> AsyncGene
                 tables.append(change.table)
             if not change.partial:
                 table = pa.concat_tables(tables) if tables else None
-                yield Change(change.lower, change.upper, table)
+                yield ChangeBatch(change.lower, change.upper, table)
                 tables = []
 
 
-def _change(answer: Any) -> Change:
-    if not isinstance(answer, Changes):
+def _change(answer: Any) -> ChangeBatch:
+    if not isinstance(answer, SubscribeChanges):
         raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
     arrow = answer.arrow
     if arrow is None:
-        return Change(answer.lower, answer.upper, None, answer.partial)
+        return ChangeBatch(answer.lower, answer.upper, None, answer.partial)
     with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
         if opened is not None:
             opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
-        return Change(answer.lower, answer.upper, from_ipc(arrow), answer.partial)
+        return ChangeBatch(answer.lower, answer.upper, from_ipc(arrow), answer.partial)

@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from actors.controller.client_link import Exchange
+from actors.controller.client_link import RequestExchange
 from actors.errors import RemoteProtocolError, from_wire
 from actors.progress import Time
-from actors.protocol.api import CopiedInto, CopyProgress, CopyTo, Failed
-from actors.protocol.api_storage import CopiedFrom, CopyFrom, CopyFromProgress
+from actors.protocol.api import CopiedInto, CopyProgressed, CopyTo, RequestFailed
+from actors.protocol.api_storage import CopiedFrom, CopyFromFiles, CopyFromProgress
 
 CopyFormat: TypeAlias = Literal["parquet", "csv", "json"]
 
@@ -35,10 +35,10 @@ class CopiedRows(msgspec.Struct, frozen=True):
 
 
 async def await_copy_to(
-    exchange: Exchange, request: CopyTo, progress: Callable[[CopyProgress], object] | None
+    exchange: RequestExchange, request: CopyTo, progress: Callable[[CopyProgressed], object] | None
 ) -> CopiedTo:
     """Send the request and wait for its answer. Cancellation drops the copy. Raises the service's
-    error, and `Broken`."""
+    error, and `ConnectionBroken`."""
     answer = await _answered(exchange, request, progress)
     if not isinstance(answer, CopiedInto):
         raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
@@ -46,7 +46,9 @@ async def await_copy_to(
 
 
 async def await_copy_from(
-    exchange: Exchange, request: CopyFrom, progress: Callable[[CopyFromProgress], object] | None
+    exchange: RequestExchange,
+    request: CopyFromFiles,
+    progress: Callable[[CopyFromProgress], object] | None,
 ) -> CopiedRows:
     """Send a request for a copy from files and wait for its answer, as `await_copy_to` does."""
     answer = await _answered(exchange, request, progress)
@@ -56,14 +58,16 @@ async def await_copy_from(
 
 
 async def _answered(
-    exchange: Exchange, request: CopyTo | CopyFrom, progress: Callable[[Any], object] | None
+    exchange: RequestExchange,
+    request: CopyTo | CopyFromFiles,
+    progress: Callable[[Any], object] | None,
 ) -> Any:
     number = request.request
     slot = await exchange.open(request)
     answered = False
     try:
         answer: Any = await exchange.next_answer(slot)
-        while isinstance(answer, CopyProgress | CopyFromProgress):
+        while isinstance(answer, CopyProgressed | CopyFromProgress):
             if progress is not None:
                 progress(answer)
             answer = await exchange.next_answer(slot)
@@ -73,6 +77,6 @@ async def _answered(
         # This task was cancelled: the service must drop the copy.
         if not answered and exchange.lost is None:
             await exchange.cancel(number)
-    if isinstance(answer, Failed):
+    if isinstance(answer, RequestFailed):
         raise from_wire(answer.code, answer.text, answer.determinate)
     return answer

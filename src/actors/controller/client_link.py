@@ -17,25 +17,25 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 
 from actors.errors import (
-    Broken,
-    Closed,
+    ConnectionBroken,
     PenstockError,
     RemoteProtocolError,
+    ResourceClosed,
     from_wire,
     to_wire,
 )
 from actors.protocol.api import (
     CopyTo,
-    Explain,
-    Failed,
+    EndRequest,
+    ExplainView,
     ListActors,
-    Query,
-    Read,
     ReadInstead,
+    ReadObject,
+    ReadStatus,
     Request,
-    Status,
-    Subscribe,
-    Unsubscribe,
+    RequestFailed,
+    RunQuery,
+    SubscribeObject,
     WaitFor,
 )
 from actors.protocol.api_storage import ListSources
@@ -44,7 +44,7 @@ from actors.settings import Settings
 A = TypeVar("A")
 
 
-class Link(Protocol):
+class ServiceLink(Protocol):
     """A connection to a service, as the client needs it."""
 
     async def send(self, message: Any, /) -> None:
@@ -68,12 +68,12 @@ class Link(Protocol):
 class InProcess(Protocol):
     """A service in this process (`actors.Service`)."""
 
-    async def connect_in_process(self) -> Link:
+    async def connect_in_process(self) -> ServiceLink:
         """Return a link to the service."""
         ...
 
 
-class Slot:
+class RequestSlot:
     """One open request: its answers so far, and an event for the task that waits for them."""
 
     def __init__(self) -> None:
@@ -83,27 +83,27 @@ class Slot:
 
 
 READ_ONLY: Final = (
-    Explain,
+    ExplainView,
     ListActors,
     ListSources,
-    Query,
-    Read,
-    Status,
-    Subscribe,
-    Unsubscribe,
+    RunQuery,
+    ReadObject,
+    ReadStatus,
+    SubscribeObject,
+    EndRequest,
     WaitFor,
 )
 """Requests that change nothing: one that was lost on its way may be sent again."""
 
 
-class Exchange:
+class RequestExchange:
     """Pairs the requests and answers of a link."""
 
-    def __init__(self, link: Link, settings: Settings) -> None:
+    def __init__(self, link: ServiceLink, settings: Settings) -> None:
         self._link = link
         self._cancel_s = settings.connect_timeout_ms / 1000
         self._numbers = itertools.count(1)
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, RequestSlot] = {}
         self._reading = False
         self.lost: PenstockError | None = None
         """Error that ended the connection; None while it works."""
@@ -114,7 +114,7 @@ class Exchange:
 
     async def aclose(self) -> None:
         """End the connection. Idempotent."""
-        self.lose(Closed("the client was closed"))
+        self.lose(ResourceClosed("the client was closed"))
         await self._link.aclose()
 
     async def ask(self, request: Request, kind: type[A]) -> A:
@@ -127,9 +127,9 @@ class Exchange:
         finally:
             self.close(request.request)
             # Other requests are short, cannot be cancelled, or are cancelled by their own calls.
-            if not answered and self.lost is None and isinstance(request, Read | WaitFor):
+            if not answered and self.lost is None and isinstance(request, ReadObject | WaitFor):
                 await self.cancel(request.request)
-        if isinstance(answer, Failed):
+        if isinstance(answer, RequestFailed):
             raise from_wire(answer.code, answer.text, answer.determinate)
         if not isinstance(answer, kind):
             raise RemoteProtocolError(
@@ -137,31 +137,31 @@ class Exchange:
             )
         return answer
 
-    async def open(self, request: Request) -> Slot:
+    async def open(self, request: Request) -> RequestSlot:
         """Send a request and return its slot; answers come by `next_answer` until `close`. Raises
         the error that ended the connection."""
         if self.lost is not None:
             raise from_wire(*to_wire(self.lost))
-        slot = self._slots[request.request] = Slot()
+        slot = self._slots[request.request] = RequestSlot()
         try:
             if not self._link.offer((request,)):
                 await self._link.send(request)
-        except (Broken, Closed) as error:
+        except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)
             self.lose(error)
-            broken = Broken(f"the connection was lost while a request was sent: {error}")
+            broken = ConnectionBroken(f"the connection was lost while a request was sent: {error}")
             # The whole frame may have left before the connection broke.
             broken.determinate = isinstance(request, READ_ONLY)
             raise broken from None
         # A cancelled `send` may still write its frame, so the service must drop the request.
         except BaseException:
             self.close(request.request)
-            if isinstance(request, Subscribe | Read | WaitFor | Query | CopyTo):
+            if isinstance(request, SubscribeObject | ReadObject | WaitFor | RunQuery | CopyTo):
                 await self.cancel(request.request)
             raise
         return slot
 
-    async def read_instead(self, number: int, slot: Slot) -> ReadInstead | None:
+    async def read_instead(self, number: int, slot: RequestSlot) -> ReadInstead | None:
         """Return the read that answers a query, or None if the query's own answers come, by
         `next_answer`."""
         try:
@@ -189,11 +189,11 @@ class Exchange:
             # Shielded, since the caller may itself be cancelled, and bounded, as it may be in a
             # hurry.
             with anyio.move_on_after(self._cancel_s, shield=True):
-                await self._link.send(Unsubscribe(self.number(), number))
+                await self._link.send(EndRequest(self.number(), number))
         except PenstockError as error:
             self.lose(error)
 
-    async def next_answer(self, slot: Slot) -> Any:
+    async def next_answer(self, slot: RequestSlot) -> Any:
         """Return the next answer of a request. The first waiter drives the read loop for all."""
         while not slot.answers:
             if self.lost is not None:
@@ -218,7 +218,7 @@ class Exchange:
 
     def _dispatch(self, answer: Any) -> None:
         number = getattr(answer, "request", 0)
-        if number == 0 and isinstance(answer, Failed):
+        if number == 0 and isinstance(answer, RequestFailed):
             # Request 0 is none: the service ends the connection.
             self.lose(from_wire(answer.code, answer.text, answer.determinate))
             return
@@ -244,10 +244,10 @@ class Exchange:
 
 def _lost_while_waiting(error: PenstockError) -> PenstockError:
     """Return the error for a request that was sent and not answered: indeterminate."""
-    if isinstance(error, Closed):
-        lost: PenstockError = Closed(str(error))
-    elif isinstance(error, Broken):
-        lost = Broken(f"the connection was lost before the answer came: {error}")
+    if isinstance(error, ResourceClosed):
+        lost: PenstockError = ResourceClosed(str(error))
+    elif isinstance(error, ConnectionBroken):
+        lost = ConnectionBroken(f"the connection was lost before the answer came: {error}")
     else:
         lost = from_wire(*to_wire(error))
     lost.determinate = False

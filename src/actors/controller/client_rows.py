@@ -18,26 +18,26 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.compute.finishing import Finisher
+from actors.compute.finishing import RowFinisher
 from actors.controller.names import fold
 from actors.errors import InvalidUsage, TypeMismatch
-from actors.plan.one_row import Form, form_of
-from actors.plan.schema import DIFF, Column
+from actors.plan.one_row import RowForm, form_of
+from actors.plan.schema import DIFF, TableColumn
 from actors.plan.updates import to_ipc
 from actors.progress import Time
-from actors.protocol.api import Read
-from actors.protocol.compute import Comparison, Finishing, OrderBy
+from actors.protocol.api import ReadObject
+from actors.protocol.compute import ColumnComparison, OrderBy, RowSetFinishing
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 """Rows as dicts (a missing column is NULL; a struct or a map is a dict) or as an Arrow table."""
 
 
-def column_of(name: str, text: str) -> Column:
+def column_of(name: str, text: str) -> TableColumn:
     """Return a column from the text of a Spark type, with or without ``not null`` at its end."""
     words = text.strip()
     if words.lower().endswith(" not null"):
-        return Column(name, words[: -len(" not null")].strip().lower(), nullable=False)
-    return Column(name, words.lower())
+        return TableColumn(name, words[: -len(" not null")].strip().lower(), nullable=False)
+    return TableColumn(name, words.lower())
 
 
 def expand(contents: pa.Table) -> pa.Table:
@@ -180,7 +180,7 @@ def encode_keys(
 
 
 @functools.lru_cache(maxsize=256)
-def _form_of_integers(names: tuple[str, ...]) -> Form | None:
+def _form_of_integers(names: tuple[str, ...]) -> RowForm | None:
     """Return the IPC form of one row of bigint columns, the type that Arrow infers for Python's
     ints."""
     schema = pa.schema([(name, pa.int64()) for name in names])
@@ -197,14 +197,14 @@ _ORDER: Final = re.compile(
 )
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ReadSpec(msgspec.Struct, frozen=True):
     """The arguments of a read, encoded for the message."""
 
     keys: bytes | None
     key_columns: tuple[str, ...]
-    filter: tuple[Comparison, ...]
+    filter: tuple[ColumnComparison, ...]
     columns: tuple[str, ...] | None
-    finishing: Finishing | None
+    finishing: RowSetFinishing | None
 
     @classmethod
     def of(
@@ -216,21 +216,23 @@ class Wish(msgspec.Struct, frozen=True):
         order_by: Sequence[str],
         limit: int | None,
         offset: int,
-    ) -> Wish:
+    ) -> ReadSpec:
         """Return the encoded arguments of a read. Raises `InvalidUsage` and `TypeMismatch`."""
         keys, key_columns = encode_keys(name, key)
         finishing = None
         if order_by or offset or limit is not None:
-            finishing = Finishing(tuple(_order_of(name, text) for text in order_by), limit, offset)
+            finishing = RowSetFinishing(
+                tuple(_order_of(name, text) for text in order_by), limit, offset
+            )
         tests = tuple(_comparison_of(name, condition) for condition in where)
         chosen = None if columns is None else tuple(columns)
         return cls(keys, key_columns, tests, chosen, finishing)
 
-    def finisher(self, names: Sequence[str]) -> Finisher:
+    def finisher(self, names: Sequence[str]) -> RowFinisher:
         """Return the finisher of an answer whose columns have these names, in the object's
         spelling."""
         if self.columns is None and self.finishing is None:
-            return Finisher(None, None)
+            return RowFinisher(None, None)
         own = {fold(name): name for name in names}
         columns = None if self.columns is None else [own[fold(name)] for name in self.columns]
         finishing = self.finishing
@@ -240,7 +242,7 @@ class Wish(msgspec.Struct, frozen=True):
                 for by in finishing.order_by
             )
             finishing = msgspec.structs.replace(finishing, order_by=order_by)
-        return Finisher(finishing, columns)
+        return RowFinisher(finishing, columns)
 
     def read(
         self,
@@ -249,9 +251,9 @@ class Wish(msgspec.Struct, frozen=True):
         as_of: Time | None,
         deadline_ms: int | None,
         traceparent: str | None,
-    ) -> Read:
+    ) -> ReadObject:
         """Return the request."""
-        return Read(
+        return ReadObject(
             number,
             name,
             as_of,
@@ -265,7 +267,7 @@ class Wish(msgspec.Struct, frozen=True):
         )
 
 
-NO_WISH: Final = Wish(None, (), (), None, None)
+NO_WISH: Final = ReadSpec(None, (), (), None, None)
 """A read of all rows, in no order."""
 
 
@@ -274,7 +276,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=schema)
 
 
-def _comparison_of(name: str, condition: Condition) -> Comparison:
+def _comparison_of(name: str, condition: Condition) -> ColumnComparison:
     column, sign, *rest = condition
     op = next((known for known in _OPERATORS if known == " ".join(sign.lower().split())), None)
     op = "<>" if sign == "!=" else op
@@ -285,9 +287,9 @@ def _comparison_of(name: str, condition: Condition) -> Comparison:
         )
     known = cast(Any, op)
     if not rest:
-        return Comparison(column, known)
+        return ColumnComparison(column, known)
     value = _from_dicts(f"condition on {name}", [{column: rest[0]}])
-    return Comparison(column, known, to_ipc(value))
+    return ColumnComparison(column, known, to_ipc(value))
 
 
 def _order_of(name: str, text: str) -> OrderBy:

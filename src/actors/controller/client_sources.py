@@ -20,13 +20,13 @@ from uuid import uuid4
 import msgspec
 
 from actors.controller.client_copies import CopiedRows, CopyFormat, await_copy_from
-from actors.controller.client_link import Exchange
+from actors.controller.client_link import RequestExchange
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column
-from actors.protocol.api import Done, Traced
+from actors.plan.schema import TableColumn
+from actors.protocol.api import RequestDone, Traced
 from actors.protocol.api_storage import (
     AlterSource,
-    CopyFrom,
+    CopyFromFiles,
     CopyFromProgress,
     CreateSink,
     CreateSource,
@@ -49,7 +49,7 @@ _NOT_NULL: Final = " not null"
 class ClientSources:
     """Calls about sources and sinks."""
 
-    _exchange: Exchange
+    _exchange: RequestExchange
 
     async def create_source(
         self,
@@ -66,7 +66,8 @@ class ClientSources:
         `tables` maps external names to names in this service; a list keeps them. The only table of
         a source gets the source's name unless `tables` names it. The call ends when the source is
         in the catalog; reads of its tables wait for their first contents. Raises `InvalidUsage`
-        (with the remedy in the external system), `ObjectExists`, `Unreachable` as `PenstockError`.
+        (with the remedy in the external system), `ObjectExists`, `SourceUnreachable` as
+        `PenstockError`.
         """
         kind, encoded = _encoded(config)
         request = CreateSource(
@@ -94,7 +95,7 @@ class ClientSources:
         """Give up the external resources of dropped sources of that name, and return their names.
         Raises `UnknownObject`."""
         request = ForgetSource(self._exchange.number(), name)
-        return (await self._exchange.ask(request, Done)).text
+        return (await self._exchange.ask(request, RequestDone)).text
 
     async def sources(self) -> tuple[SourceStatus, ...]:
         """Return all sources: health, statistics, and their tables."""
@@ -144,10 +145,10 @@ class ClientSources:
         `uuid` is the copy's idempotency token (None: a fresh one): after an indeterminate error,
         repeat the call with it, and get the rows and time of the copy if it was done. The table
         remembers its last copies. Raises `InvalidUsage` (naming the file and its fault) and its
-        children, such as `DuplicateKey`; `UnknownObject`, `Busy`, `StoreFull`, `StorageError`, and
-        `PenstockError` when a file cannot be reached.
+        children, such as `DuplicateKey`; `UnknownObject`, `ResourceBusy`, `StoreFull`,
+        `StorageError`, and `PenstockError` when a file cannot be reached.
         """
-        request = CopyFrom(
+        request = CopyFromFiles(
             self._exchange.number(),
             table,
             path,
@@ -165,7 +166,7 @@ class ClientSources:
         name = getattr(statement, "name", "")
         with root(CLIENT_REQUEST, statement.request, name) as opened:
             traced = msgspec.structs.replace(statement, traceparent=make_request_context(opened))
-            return (await self._exchange.ask(traced, Done)).text
+            return (await self._exchange.ask(traced, RequestDone)).text
 
 
 def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
@@ -196,14 +197,14 @@ def _columns(where: str, given: Any) -> Any:
     return [_column(f"{where}: {name}", name, type_) for name, type_ in given.items()]
 
 
-def _column(where: str, name: str, type_: Any) -> Column:
+def _column(where: str, name: str, type_: Any) -> TableColumn:
     if not isinstance(type_, str):
         raise InvalidUsage(f"{where}: its type is a text, as 'bigint', not {type_!r}")
     text = type_.strip()
     bare = len(text) - len(_NOT_NULL)
     if text.lower().endswith(_NOT_NULL):
-        return Column(name, text[:bare].strip(), nullable=False)
-    return Column(name, text)
+        return TableColumn(name, text[:bare].strip(), nullable=False)
+    return TableColumn(name, text)
 
 
 def _tables(given: Tables) -> tuple[SourceTable, ...]:

@@ -18,26 +18,34 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.controller.contents import TableContents
+from actors.controller.contents import TableArrangements
 from actors.controller.groups import (
     FittedChange,
-    Group,
     TableTarget,
+    WriteGroup,
     fit_change,
     keys_wanted,
     overlay_of,
 )
 from actors.controller.oracle import (
     ORACLE_KEY,
-    Oracle,
+    TimestampOracle,
     decode_reservation,
     encode_reservation,
     fenced,
 )
 from actors.controller.staged import StagedCopy, check_absent, updates_of
-from actors.errors import Fenced, PenstockError, TypeMismatch
-from actors.kernel import Clock
-from actors.persist import Append, Cas, Copied, Part, PersistClient, UpperMismatch, placed
+from actors.errors import PenstockError, TypeMismatch, WriterFenced
+from actors.kernel import ActorClock
+from actors.persist import (
+    BatchPart,
+    CompareAndSet,
+    CopyCommitted,
+    PersistClient,
+    ShardAppend,
+    UpperMismatch,
+    placed,
+)
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.settings import Settings
@@ -68,21 +76,21 @@ class PlannedWrite(msgspec.Struct, frozen=True):
 class DurableOracle:
     """The oracle with its reservation under a consensus key."""
 
-    def __init__(self, persist: PersistClient, clock: Clock, settings: Settings) -> None:
+    def __init__(self, persist: PersistClient, clock: ActorClock, settings: Settings) -> None:
         self._persist = persist
         self._clock = clock
         self._reserve_ms = settings.oracle_reserve_ms
-        self._oracle: Oracle | None = None
+        self._oracle: TimestampOracle | None = None
         self._seqno: int | None = None
 
     async def next(self, at: Time | None = None) -> Time:
-        """Return the next time, after its reservation is durable. Raises `Fenced`,
+        """Return the next time, after its reservation is durable. Raises `WriterFenced`,
         `StorageError`."""
         if self._oracle is None:
             head = await self._persist.head(ORACLE_KEY)
             self._seqno = None if head is None else head.seqno
             reserved = 0 if head is None else decode_reservation(head.data)
-            self._oracle = Oracle(reserved, self._reserve_ms)
+            self._oracle = TimestampOracle(reserved, self._reserve_ms)
         oracle = self._oracle
         time = oracle.candidate(self._clock.now_ms(), at)
         wanted = oracle.reservation(time)
@@ -90,7 +98,7 @@ class DurableOracle:
             # Until the set has succeeded nothing is known: after a failure the record is read
             # again.
             self._oracle = None
-            record = Cas(ORACLE_KEY, self._seqno, encode_reservation(wanted))
+            record = CompareAndSet(ORACLE_KEY, self._seqno, encode_reservation(wanted))
             if not await self._persist.compare_and_set([record]):
                 raise fenced(self._seqno)
             head = await self._persist.head(ORACLE_KEY)
@@ -101,11 +109,15 @@ class DurableOracle:
         return oracle.give(time)
 
 
-class GroupCommit:
+class WriteGroupCommit:
     """Commits groups of writes."""
 
     def __init__(
-        self, persist: PersistClient, contents: TableContents, clock: Clock, settings: Settings
+        self,
+        persist: PersistClient,
+        contents: TableArrangements,
+        clock: ActorClock,
+        settings: Settings,
     ) -> None:
         self._persist = persist
         self._contents = contents
@@ -167,9 +179,9 @@ class GroupCommit:
         time = await self._next_time(upper)
         self._upper = None
         parts = tuple(placed(part, time) for part in copy.parts)
-        done = Copied(copy.uuid, copy.rows, time)
+        done = CopyCommitted(copy.uuid, copy.rows, time)
         # The shard's record remembers the copy in the same set: a retry finds it (idempotency).
-        append = Append(target.shard, state.upper, time + 1, parts, copied=done)
+        append = ShardAppend(target.shard, state.upper, time + 1, parts, copied=done)
         result = await self._persist.append([append], tables_upper=(upper, time + 1))
         if isinstance(result, UpperMismatch):
             raise _other_service(result)
@@ -177,7 +189,9 @@ class GroupCommit:
         self._upper = time + 1
         return CommitOutcome((copy.rows,), time, time + 1, (target.shard,) if parts else ())
 
-    async def _feed_copy(self, copy: StagedCopy, parts: tuple[Part, ...], upper: Frontier) -> None:
+    async def _feed_copy(
+        self, copy: StagedCopy, parts: tuple[BatchPart, ...], upper: Frontier
+    ) -> None:
         """Feed a copy to the table's arrangement, or drop the arrangement if the copy is too
         large."""
         target = copy.target
@@ -213,14 +227,14 @@ class GroupCommit:
         self,
         fitted: Sequence[tuple[FittedChange, ...] | PenstockError],
         targets: dict[ObjectId, list[FittedChange]],
-    ) -> tuple[Group, list[int | PenstockError]]:
+    ) -> tuple[WriteGroup, list[int | PenstockError]]:
         overlays = {}
         for id_, changes in targets.items():
             overlay = overlays[id_] = overlay_of(changes[0].target)
             wanted = keys_wanted(changes)
             if wanted is not None:
                 overlay.load(wanted, self._contents.lookup(changes[0].target, wanted))
-        group = Group(overlays)
+        group = WriteGroup(overlays)
         outcomes: list[int | PenstockError] = []
         for write in fitted:
             if isinstance(write, PenstockError):
@@ -234,7 +248,7 @@ class GroupCommit:
 
     async def _append(
         self,
-        group: Group,
+        group: WriteGroup,
         targets: dict[ObjectId, list[FittedChange]],
         time: Time,
         upper: Frontier,
@@ -243,14 +257,14 @@ class GroupCommit:
         written: list[tuple[TableTarget, pa.Table]] = [
             (targets[id_][0].target, table) for id_, table in updates.items() if table.num_rows
         ]
-        appends: list[Append] = []
+        appends: list[ShardAppend] = []
         try:
             for target, table in written:
                 # A table's own upper stays behind the shared one while only other tables are
                 # written.
                 own = (await self._persist.state(target.shard)).upper
                 parts = await self._persist.write_parts(target.shard, table)
-                appends.append(Append(target.shard, own, time + 1, parts))
+                appends.append(ShardAppend(target.shard, own, time + 1, parts))
             result = await self._persist.append(appends, tables_upper=(upper, time + 1))
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -262,7 +276,7 @@ class GroupCommit:
         await self._clock.run_blocking(lambda: self._feed(written, time + 1))
         return tuple(target.shard for target, _ in written)
 
-    async def _discard(self, appends: Sequence[Append]) -> None:
+    async def _discard(self, appends: Sequence[ShardAppend]) -> None:
         await self._persist.discard_parts([part for append in appends for part in append.parts])
 
     def _feed(self, written: list[tuple[TableTarget, pa.Table]], upper: Frontier) -> None:
@@ -285,8 +299,8 @@ class GroupCommit:
         await self._clock.run_blocking(self._contents.clear)
 
 
-def _other_service(found: UpperMismatch) -> Fenced:
-    return Fenced(
+def _other_service(found: UpperMismatch) -> WriterFenced:
+    return WriterFenced(
         f"another service wrote to these tables: expected upper {found.expected} of "
         f"{found.shard}, found {found.current}; nothing was written, try again",
         determinate=True,

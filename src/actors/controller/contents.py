@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from actors.arrangement.arrangement import Arrangement
 from actors.controller.groups import TableTarget, lookup_key
-from actors.errors import Corrupt
-from actors.kernel import Clock
+from actors.errors import CorruptData
+from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryUse
 from actors.persist import PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -29,10 +29,10 @@ MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
 
 
-class TableContents:
+class TableArrangements:
     """The arrangements of the tables in which writes had to look rows up."""
 
-    def __init__(self, persist: PersistClient, scratch: Path, clock: Clock) -> None:
+    def __init__(self, persist: PersistClient, scratch: Path, clock: ActorClock) -> None:
         self._persist = persist
         self._scratch = scratch
         self._clock = clock
@@ -75,7 +75,7 @@ class TableContents:
             await reader.close()
         # Only writes fill a table, and a write has no error updates.
         if any(ERROR in table.column_names for table in tables):
-            raise Corrupt(f"table {target.name} holds error updates", determinate=True)
+            raise CorruptData(f"table {target.name} holds error updates", determinate=True)
         return between(concat(tables, target.schema.arrow_updates()), 0, upper)
 
     def keeps(self, id_: ObjectId) -> bool:

@@ -1,8 +1,9 @@
 """The controller: the one actor that knows all objects and answers for the service.
 
 It takes requests of sessions, sends commands to the replicas, and follows frontiers. Its parts
-decide: `Statements` (the catalog), `Reads` (reads and waits), `Subscribes`, `Copies`; writes go to
-the `TableWriter`. All parts share one `Desk` and run in this actor's task.
+decide: `StatementQueue` (the catalog), `PendingReads` (reads and waits), `RunningSubscribes`,
+`RunningCopies`; writes go to the `TableWriter`. All parts share one `ControllerState` and run in
+this actor's task.
 
 Children: the table writer and one replica task for each replica. A restart builds everything from
 the durable catalog: each object's dataflow is created again, and resumes where its durable output
@@ -17,44 +18,49 @@ from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
 from actors.controller import replica_set
-from actors.controller.boot import Boot, describe_dataflow, restart_as_of
+from actors.controller.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog import INDEX, OUTSIDE, TABLE, VIEW, CatalogObject
 from actors.controller.commit import PlannedWrite
-from actors.controller.copies import Copies, CopyHeld, CopyLate
+from actors.controller.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.copies_from import CopiesFrom
 from actors.controller.ddl import CatalogStore
-from actors.controller.desk import Desk, NoContentsYet, reply_error, to_penstock_error
+from actors.controller.desk import ControllerState, NoContentsYet, reply_error, to_penstock_error
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
 from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
 from actors.controller.holds import RETAIN
-from actors.controller.instance import Instance, ReplicasChanged, ReplicasNoted, Supply
+from actors.controller.instance import (
+    ComputeInstance,
+    ReplicasChanged,
+    ReplicasNoted,
+    ReplicaSupply,
+)
 from actors.controller.leftovers import LeftoverForgotten, LeftoverTurn
 from actors.controller.messages import (
+    BytesDelivered,
     CopyTurn,
-    Delivered,
-    Enqueue,
-    Grew,
+    EnqueueWrite,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
     SessionClosed,
-    Submit,
+    ShardsAppended,
+    SubmitRequest,
     TablesAdvanced,
 )
-from actors.controller.queries import Queries, QueryEnded, QueryLate, QueryPiece
-from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
-from actors.controller.relations import Peer, RelationRead, Relations
-from actors.controller.replicas import Merged
-from actors.controller.sources import Sources
-from actors.controller.statements import StatementDone, Statements
+from actors.controller.queries import QueryEnded, QueryLate, QueryPiece, RunningQueries
+from actors.controller.reads import DeadlinePassed, PartRead, PendingReads, SinceRead
+from actors.controller.relations import ConnectedClient, RelationRead, SystemRelations
+from actors.controller.replicas import MergedResponses
+from actors.controller.sources import ConnectorObjects
+from actors.controller.statements import StatementDone, StatementQueue
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
-from actors.controller.storage_ddl import Makers, StorageStore
-from actors.controller.subscribes import Held, PieceDue, PieceRead, Subscribes
-from actors.controller.table_ticks import ClockDue, TableTicks, Ticked
+from actors.controller.storage_ddl import ConnectorMakers, StorageStore
+from actors.controller.subscribes import PieceDue, PieceRead, RunningSubscribes, SubscribeHeld
+from actors.controller.table_ticks import ClockDue, TablesTicked, TableTicks
 from actors.controller.tables import TableWriter
-from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
-from actors.kernel import Actor, Address
+from actors.errors import InvalidUsage, PenstockError, ResourceBusy, UnknownObject, WouldBlock
+from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
@@ -65,24 +71,24 @@ from actors.protocol.api import (
     CreateIndex,
     CreateTable,
     CreateView,
-    Done,
-    Drop,
-    Explain,
+    DropObject,
+    EndRequest,
+    ExplainView,
     ListActors,
-    Query,
-    Read,
+    ReadObject,
+    ReadStatus,
     Request,
+    RequestDone,
+    RunQuery,
     SetTracing,
-    Status,
-    Subscribe,
+    SubscribeObject,
     TracingReport,
-    Unsubscribe,
     WaitFor,
-    Write,
+    WriteTables,
 )
 from actors.protocol.api_storage import (
     AlterSource,
-    CopyFrom,
+    CopyFromFiles,
     CreateSink,
     CreateSource,
     DropSink,
@@ -93,19 +99,19 @@ from actors.protocol.api_storage import (
 from actors.protocol.compute import (
     AllowWrites,
     Command,
+    ConnectionRefused,
     CopyToResponse,
     CreateDataflow,
     CreateInstance,
     Frontiers,
     InitializationComplete,
     PeekResponse,
-    Refused,
     Response,
-    Schedule,
+    ScheduleDataflow,
     SubscribeResponse,
     UpdateConfiguration,
 )
-from actors.protocol.compute import Status as DataflowStatus
+from actors.protocol.compute import StatusResponse as DataflowStatus
 from actors.protocol.relations import is_relation
 from actors.settings import Settings
 from actors.spans import measure, measuring
@@ -117,8 +123,8 @@ log = logging.getLogger("penstock.controller")
 
 
 ControllerMessage: TypeAlias = (
-    Submit
-    | Delivered
+    SubmitRequest
+    | BytesDelivered
     | SessionClosed
     | TablesAdvanced
     | ReplicaConnected
@@ -130,7 +136,7 @@ ControllerMessage: TypeAlias = (
     | SinceRead
     | DeadlinePassed
     | PartRead
-    | Held
+    | SubscribeHeld
     | PieceRead
     | PieceDue
     | CopyHeld
@@ -141,7 +147,7 @@ ControllerMessage: TypeAlias = (
     | QueryPiece
     | QueryEnded
     | QueryLate
-    | Ticked
+    | TablesTicked
     | ClockDue
     | HoldsDue
     | HoldsMoved
@@ -155,14 +161,14 @@ class Controller(Actor[ControllerMessage]):
 
     def __init__(
         self,
-        boot: Boot,
+        boot: BootState,
         persist: PersistClient,
-        executor: Address[ExecutorMessage],
-        supply: Supply,
+        executor: ActorAddress[ExecutorMessage],
+        supply: ReplicaSupply,
         settings: Settings,
         scratch: Path,
-        maintenance: Address[Any] | None = None,
-        outside: Makers | None = None,
+        maintenance: ActorAddress[Any] | None = None,
+        outside: ConnectorMakers | None = None,
     ) -> None:
         """Take the environment. `outside` makes sources and sinks; None: the service has none."""
         self._boot = boot
@@ -172,13 +178,13 @@ class Controller(Actor[ControllerMessage]):
         self._settings = settings
         self._scratch = scratch
         self._maintenance = maintenance
-        self._sessions: dict[str, Peer] = {}
+        self._sessions: dict[str, ConnectedClient] = {}
         self._executor = executor
         self._outside = outside
 
     async def on_start(self) -> None:
         boot, settings = self._boot, self._settings
-        desk = Desk(
+        desk = ControllerState(
             self.ctx,
             settings,
             self._persist,
@@ -191,18 +197,18 @@ class Controller(Actor[ControllerMessage]):
         if self._outside is not None:
             desk.outside = StorageStore(self._store, self._outside)
         self._desk = desk
-        self._statements = Statements(desk)
-        self._reads = Reads(desk)
-        self._subscribes = Subscribes(desk)
-        self._queries = Queries(desk, self._executor, self._scratch / "queries")
-        self._copies = Copies(desk)
+        self._statements = StatementQueue(desk)
+        self._reads = PendingReads(desk)
+        self._subscribes = RunningSubscribes(desk)
+        self._queries = RunningQueries(desk, self._executor, self._scratch / "queries")
+        self._copies = RunningCopies(desk)
         copies = self._copies_from = CopiesFrom(desk, self._target)
         self._parts = (self._subscribes, self._copies, copies, self._reads, self._queries)
         desk.maintenance = self._maintenance
         given = self._persist, settings, self._scratch, self.ctx.self, self._maintenance
         desk.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
         self._statements.open_times()
-        self._instance = desk.instance = Instance(
+        self._instance = desk.instance = ComputeInstance(
             self.ctx,
             self._supply,
             settings,
@@ -210,8 +216,8 @@ class Controller(Actor[ControllerMessage]):
             lambda names: replica_set.store_names(desk.persist, settings, names),
         )
         link = self._instance.storage()
-        self._sources = Sources(desk, link, self._copies_from, boot.leftovers)
-        self._relations = Relations(
+        self._sources = ConnectorObjects(desk, link, self._copies_from, boot.leftovers)
+        self._relations = SystemRelations(
             desk,
             self._reads,
             self._subscribes,
@@ -249,14 +255,14 @@ class Controller(Actor[ControllerMessage]):
             # An index is rebuilt in memory, and so readable from its new as_of only.
             desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
-            schedules.append(Schedule(entry.id))
+            schedules.append(ScheduleDataflow(entry.id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
 
     async def receive(self, message: ControllerMessage) -> None:
         match message:
-            case Submit(session, request, peer):
+            case SubmitRequest(session, request, peer):
                 self._submit(session, request, peer)
-            case Delivered(session_path, request_number, size):
+            case BytesDelivered(session_path, request_number, size):
                 parts = (self._reads, self._queries, self._copies, self._copies_from)
                 if not any(each.delivered(session_path, request_number) for each in parts):
                     self._subscribes.passed_on(session_path, request_number, size)
@@ -269,7 +275,7 @@ class Controller(Actor[ControllerMessage]):
                     self._reads.advanced(None)
             case ReplicaResponse(half="storage"):
                 self._outside_responded(message)
-            case Ticked():
+            case TablesTicked():
                 self._ticks.tick_ended(message)
             case ClockDue():
                 self._ticks.clock_due()
@@ -298,7 +304,7 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.late(number)
             case PartRead():
                 self._reads.part_read(message)
-            case Held():
+            case SubscribeHeld():
                 self._subscribes.held(message)
             case PieceRead():
                 self._subscribes.piece_read(message)
@@ -325,21 +331,21 @@ class Controller(Actor[ControllerMessage]):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _submit(self, session: Address[Any], request: Request, peer: str) -> None:
+    def _submit(self, session: ActorAddress[Any], request: Request, peer: str) -> None:
         known = self._sessions.get(session.path)
         if known is None:
-            known = self._sessions[session.path] = Peer(peer, self.ctx.now_ms())
+            known = self._sessions[session.path] = ConnectedClient(peer, self.ctx.now_ms())
             # A session without requests has no state here, and need not be watched.
             self.ctx.watch(session, SessionClosed(session.path))
         known.requests += 1
         self._serve(session, request)
 
-    def _serve(self, session: Address[Any], request: Request) -> None:
+    def _serve(self, session: ActorAddress[Any], request: Request) -> None:
         try:
             try:
                 self._handle(session, request)
             except NoContentsYet as error:
-                assert isinstance(request, Read | Query | CopyTo), request
+                assert isinstance(request, ReadObject | RunQuery | CopyTo), request
                 again = partial(self._serve, session, request)
                 self._reads.await_contents(session, request, error.table, again)
         except PenstockError as error:
@@ -349,31 +355,31 @@ class Controller(Actor[ControllerMessage]):
             log.exception("%s failed by a fault of this program", type(request).__name__)
             reply_error(session, request.request, to_penstock_error(error))
 
-    def _handle(self, session: Address[Any], request: Request) -> None:
+    def _handle(self, session: ActorAddress[Any], request: Request) -> None:
         match request:
-            case Write():
+            case WriteTables():
                 self._write(session, request)
-            case Read(name=name) if is_relation(name):
+            case ReadObject(name=name) if is_relation(name):
                 self._relations.read(session, request)
-            case Read():
+            case ReadObject():
                 self._reads.read(session, request)
             case WaitFor():
                 self._reads.wait_for(session, request)
-            case Query():
+            case RunQuery():
                 self._queries.query(session, request)
-            case Subscribe():
+            case SubscribeObject():
                 self._subscribes.subscribe(session, request)
-            case Unsubscribe(number, target):
+            case EndRequest(number, target):
                 # An unknown target is no error: its answer may be on its way to the client.
                 any(part.cancel(session.path, target) for part in self._parts)
-                session.reply(Done(number))
+                session.reply(RequestDone(number))
             case CopyTo():
                 self._copies.copy(session, request)
-            case CopyFrom():
+            case CopyFromFiles():
                 self._copies_from.copy(session, request)
-            case Status(number):
+            case ReadStatus(number):
                 read_sinces(self._desk, session, number)
-            case Explain():
+            case ExplainView():
                 self._explain(session, request)
             case ListActors(number):
                 found = tuple(self.ctx.actors())
@@ -388,7 +394,7 @@ class Controller(Actor[ControllerMessage]):
                 CreateTable()
                 | CreateView()
                 | CreateIndex()
-                | Drop()
+                | DropObject()
                 | CreateSource()
                 | AlterSource()
                 | DropSource()
@@ -411,7 +417,7 @@ class Controller(Actor[ControllerMessage]):
             log.info("of new traces a share of %g is sampled from now on", ratio)
         return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
-    def _write(self, session: Address[Any], request: Write) -> None:
+    def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
         changes = tuple(
             (self._target(self._desk.catalog.find(change.table)), change)
             for change in request.changes
@@ -419,11 +425,12 @@ class Controller(Actor[ControllerMessage]):
         assert self._desk.writer is not None
         try:
             planned, trace = PlannedWrite(changes), TRACEPARENT.get()
-            enqueue = Enqueue(session, request.request, planned, traceparent=trace)
-            # The controller never waits to send: a full writer is reported to the client as `Busy`.
+            enqueue = EnqueueWrite(session, request.request, planned, traceparent=trace)
+            # The controller never waits to send: a full writer is reported to the client as
+            # `ResourceBusy`.
             self._desk.writer.send_nowait(enqueue)
         except WouldBlock:
-            raise Busy("too many writes wait already: try again later") from None
+            raise ResourceBusy("too many writes wait already: try again later") from None
 
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:
@@ -433,16 +440,16 @@ class Controller(Actor[ControllerMessage]):
             raise UnknownObject(f"table {entry.name} is being dropped")
         return TableTarget(entry.id, entry.name, entry.shard, entry.schema)
 
-    def _explain(self, session: Address[Any], request: Explain) -> None:
+    def _explain(self, session: ActorAddress[Any], request: ExplainView) -> None:
         entry = self._desk.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
         live = live_text(self._desk.frontiers.status(entry.id))
-        session.reply(Done(request.request, f"{explain(entry.plan)}\n{live}"))
+        session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
 
-    def _change_replicas(self, session: Address[Any], request: ChangeReplicas) -> None:
+    def _change_replicas(self, session: ActorAddress[Any], request: ChangeReplicas) -> None:
         found = self._instance.change(session, request)
         if found is not None:
             session.reply(found)
@@ -456,7 +463,7 @@ class Controller(Actor[ControllerMessage]):
         except PenstockError as error:
             reply_error(message.session, message.request.request, error)
 
-    def _merged(self, merged: Merged) -> None:
+    def _merged(self, merged: MergedResponses) -> None:
         for index, upper in merged.fell:
             self._desk.frontiers.fell(index, upper)
         self._reads.unread(merged.unread)
@@ -477,7 +484,7 @@ class Controller(Actor[ControllerMessage]):
                 self._copies.noted(response)
             case CopyToResponse():
                 self._copies.responded(response)
-            case Refused():
+            case ConnectionRefused():
                 log.warning("the replica says what nobody asked for: %s", response)
             case _:
                 assert_never(response)
@@ -497,7 +504,7 @@ class Controller(Actor[ControllerMessage]):
         self._reads.advanced(id_)
         entry = self._desk.catalog.get(id_)
         if entry is not None and entry.shards and self._maintenance is not None:
-            self._maintenance.reply(Grew(entry.shards))
+            self._maintenance.reply(ShardsAppended(entry.shards))
 
     # -- holds ---------------------------------------------------------------------------------
 

@@ -17,23 +17,23 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, reply_error
+from actors.controller.desk import ControllerState, reply_error
 from actors.controller.holds import copy_holder
 from actors.dataflow.copy_destinations import check_copy
 from actors.errors import (
-    Broken,
-    Busy,
-    Canceled,
+    ConnectionBroken,
     DeadlineExceeded,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
     ReadBelowSince,
+    ResourceBusy,
     UnknownObject,
     from_wire,
 )
-from actors.kernel import Address, Effect
+from actors.kernel import ActorAddress, RunningEffect
 from actors.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time
-from actors.protocol.api import CopiedInto, CopyProgress, CopyTo
+from actors.protocol.api import CopiedInto, CopyProgressed, CopyTo
 from actors.protocol.compute import (
     AllowCompaction,
     CopyDone,
@@ -43,8 +43,8 @@ from actors.protocol.compute import (
     CopyToResponse,
     CreateDataflow,
     DataflowDescription,
-    Schedule,
-    Status,
+    ScheduleDataflow,
+    StatusResponse,
 )
 
 
@@ -63,16 +63,16 @@ class CopyLate(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Copy(msgspec.Struct, eq=False):
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: CopyTo
     entry: CatalogObject
     dataflow: DataflowDescription
-    timer: Effect | None
+    timer: RunningEffect | None
     held: bool = False
     created: bool = False
     """True once the replicas were told to run the dataflow."""
     state: str = "waiting"
-    news: CopyProgress | None = None
+    news: CopyProgressed | None = None
     """Progress that was not sent to the client yet."""
     telling: bool = False
     """True while a progress report is on its way to the client."""
@@ -86,10 +86,10 @@ class _Copy(msgspec.Struct, eq=False):
         return self.dataflow.imports[0].shard
 
 
-class Copies:
+class RunningCopies:
     """All running copies."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
         self._copies: dict[ObjectId, _Copy] = {}
         self._by_session: dict[str, _Copy] = {}
@@ -101,8 +101,8 @@ class Copies:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def copy(self, session: Address[Any], request: CopyTo) -> None:
-        """Begin a copy. Raises `InvalidUsage` and its children, and `Busy`."""
+    def copy(self, session: ActorAddress[Any], request: CopyTo) -> None:
+        """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
         desk, limit = self._desk, self._desk.settings.copies_max
         entry = desk.catalog.find(request.name)
         what = f"copy of {entry.name}"
@@ -126,9 +126,11 @@ class Copies:
         )
         check_copy(export)
         if session.path in self._by_session:
-            raise Busy("a connection does one copy at a time: wait for it, or open another one")
+            raise ResourceBusy(
+                "a connection does one copy at a time: wait for it, or open another one"
+            )
         if len(self._copies) >= limit:
-            raise Busy(f"{limit} copies are running (copies_max): try again later")
+            raise ResourceBusy(f"{limit} copies are running (copies_max): try again later")
         id_ = desk.transient_id()
         dataflow = DataflowDescription(id_, entry.name, (source,), export, time)
         wait_ms = request.deadline_ms
@@ -163,7 +165,7 @@ class Copies:
         else:
             made.created = True
             self._desk.command(CreateDataflow(made.dataflow))
-            self._desk.command(Schedule(made.id))
+            self._desk.command(ScheduleDataflow(made.id))
 
     def turn(self, message: CopyHeld | CopyLate) -> None:
         """Handle the end of a hold's effect or of a deadline."""
@@ -174,14 +176,14 @@ class Copies:
 
     # -- progress ------------------------------------------------------------------------------
 
-    def noted(self, status: Status) -> None:
+    def noted(self, status: StatusResponse) -> None:
         """Take a dataflow's status, which may be a copy's."""
         made = self._copies.get(status.id)
         if made is None or status.state not in ("waiting", "copying"):
             return
         made.state = status.state
         if made.request.progress:
-            made.news = CopyProgress(
+            made.news = CopyProgressed(
                 made.request.request,
                 status.state,
                 status.rows_out,
@@ -223,7 +225,7 @@ class Copies:
                 self._end(made, from_wire(code, text, True))
             case CopyDropped():
                 what = f"the copy of {made.entry.name} was dropped by its replica"
-                self._end(made, Broken(what))
+                self._end(made, ConnectionBroken(what))
 
     # -- reporting -----------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class Copies:
         made = self._by_session.get(session)
         if made is None or made.request.request != request:
             return False
-        self._end(made, Canceled("canceled on request"))
+        self._end(made, OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:

@@ -17,31 +17,31 @@ from typing import Any
 import msgspec
 
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, reply_error, to_penstock_error
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
 from actors.controller.groups import TableTarget
 from actors.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
 from actors.controller.staged import StagedCopy, claim_parts, parts_of
 from actors.errors import (
-    Busy,
-    Canceled,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
+    ResourceBusy,
     UnknownObject,
     WouldBlock,
     from_wire,
 )
-from actors.kernel import Address
-from actors.persist import Copied, Part
+from actors.kernel import ActorAddress
+from actors.persist import BatchPart, CopyCommitted
 from actors.progress import Frontier
-from actors.protocol.api_storage import CopiedFrom, CopyFrom, CopyFromProgress
+from actors.protocol.api_storage import CopiedFrom, CopyFromFiles, CopyFromProgress
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    Configuration,
+    ConnectorConfiguration,
+    FilesStaged,
+    ObjectStatistics,
     RunOneshotIngestion,
-    Staged,
     StagedBatches,
-    Statistics,
 )
 from actors.settings import TOKEN_BYTES_MAX
 from actors.sources import oneshot as files
@@ -55,7 +55,7 @@ class CopyFound(CopyTurn, frozen=True, gc=False):
     """Result of the uuid's lookup: the copy that was done before, if any, or an error."""
 
     name: str
-    done: Copied | None = None
+    done: CopyCommitted | None = None
     tables_upper: Frontier = 0
     error: PenstockError | None = None
 
@@ -69,8 +69,8 @@ class CopyPrepared(CopyTurn, frozen=True, gc=False):
 
 
 class _Copy(msgspec.Struct, eq=False):
-    session: Address[Any]
-    request: CopyFrom
+    session: ActorAddress[Any]
+    request: CopyFromFiles
     target: TableTarget
     command: RunOneshotIngestion
     state: str = "beginning"
@@ -90,7 +90,9 @@ class CopiesFrom:
     """All running copies from files. `target` returns a catalog entry as a table to write, or
     raises the reason why it cannot be written."""
 
-    def __init__(self, desk: Desk, target: Callable[[CatalogObject], TableTarget]) -> None:
+    def __init__(
+        self, desk: ControllerState, target: Callable[[CatalogObject], TableTarget]
+    ) -> None:
         self._desk = desk
         self._target = target
         self.push: Callable[[Command], None] | None = None
@@ -102,8 +104,8 @@ class CopiesFrom:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def copy(self, session: Address[Any], request: CopyFrom) -> None:
-        """Begin a copy. Raises `InvalidUsage` and its children, and `Busy`."""
+    def copy(self, session: ActorAddress[Any], request: CopyFromFiles) -> None:
+        """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
         desk, limit = self._desk, self._desk.settings.copies_max
         target = self._target(desk.catalog.find(request.table))
         if self.push is None:
@@ -115,11 +117,15 @@ class CopiesFrom:
             raise InvalidUsage(f"the copy's uuid must have 1 to {TOKEN_BYTES_MAX} bytes")
         # Otherwise both could find that the uuid was not done yet, and append it twice.
         if any(each.request.uuid == request.uuid for each in self._copies.values()):
-            raise Busy(f"copy {request.uuid} is under way: ask for it again when it has ended")
+            raise ResourceBusy(
+                f"copy {request.uuid} is under way: ask for it again when it has ended"
+            )
         if len(self._copies) >= limit:
-            raise Busy(f"{limit} copies from files are under way (copies_max): try again later")
+            raise ResourceBusy(
+                f"{limit} copies from files are under way (copies_max): try again later"
+            )
         assert request.format in OPTIONS
-        wanted = files.CopyFrom(
+        wanted = files.CopyFromConfig(
             path=request.path,
             format=request.format,
             columns=request.columns,
@@ -133,7 +139,7 @@ class CopiesFrom:
             target.id,
             target.shard,
             target.schema,
-            Configuration(KIND, msgspec.json.encode(wanted)),
+            ConnectorConfiguration(KIND, msgspec.json.encode(wanted)),
         )
         made = self._copies[command.uuid] = _Copy(session, request, target, command)
         persist, name = desk.persist, made.name
@@ -182,7 +188,7 @@ class CopiesFrom:
 
     # -- progress ------------------------------------------------------------------------------
 
-    def noted(self, told: Statistics) -> None:
+    def noted(self, told: ObjectStatistics) -> None:
         """Take a copy's progress from its statistics."""
         made = self._copies.get(told.id)
         if made is None or made.state != "reading":
@@ -224,7 +230,7 @@ class CopiesFrom:
     def staged(self, response: StagedBatches, *, present: bool) -> None:
         """Take the cluster's answer, from the `present` connection or a former one."""
         result = response.result
-        parts = parts_of(result) if isinstance(result, Staged) else ()
+        parts = parts_of(result) if isinstance(result, FilesStaged) else ()
         made = self._copies.get(response.uuid)
         if made is None:
             self._discard(parts)
@@ -236,7 +242,7 @@ class CopiesFrom:
         # The answer is here: removes the request from the histories.
         self._push(CancelOneshotIngestion(made.name))
         made.state = "appending"
-        if not isinstance(result, Staged):
+        if not isinstance(result, FilesStaged):
             self._end(made, from_wire(result.code, result.text, True))
             return
         rows, number = sum(batch.rows for batch in result.batches), made.request.request
@@ -269,7 +275,7 @@ class CopiesFrom:
             self._desk.writer.send_nowait(AppendCopy(made.name, copy))
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)
-            late = Busy("too many writes wait already: try again later")
+            late = ResourceBusy("too many writes wait already: try again later")
             self._end(made, late if isinstance(error, WouldBlock) else error)
 
     def _appended(self, message: CopyAppended) -> None:
@@ -281,7 +287,7 @@ class CopiesFrom:
         else:
             self._done(made, message.rows, message.time, repeated=message.repeated)
 
-    def _discard(self, parts: tuple[Part, ...]) -> None:
+    def _discard(self, parts: tuple[BatchPart, ...]) -> None:
         if parts:
             persist = self._desk.persist
             self._desk.ctx.effect(lambda: persist.discard_parts(parts), done=lambda _: None)
@@ -304,7 +310,7 @@ class CopiesFrom:
         made = self._of(session, request)
         if made is None:
             return False
-        self._leave(made, Canceled("canceled on request"))
+        self._leave(made, OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:

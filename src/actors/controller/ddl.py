@@ -29,26 +29,26 @@ from actors.controller.catalog import (
     OUTSIDE,
     TABLE,
     VIEW,
-    Catalog,
     CatalogObject,
+    CatalogSnapshot,
 )
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.names import check_name, fold
 from actors.controller.rows import check_key_columns
 from actors.dataflow.chunks import note_key
 from actors.errors import (
-    Fenced,
     InvalidUsage,
     PenstockError,
     ReadBelowSince,
     StorageError,
     UnknownObject,
+    WriterFenced,
 )
-from actors.kernel import Address
-from actors.persist import Cas, NewShard, PersistClient
+from actors.kernel import ActorAddress
+from actors.persist import CompareAndSet, NewShard, PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.plan_splitting import PlanLimits
-from actors.plan.schema import Column, Schema, arrow_type
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
@@ -63,10 +63,10 @@ AS_OF_ATTEMPTS_MAX: Final = 5
 COLUMNS_MAX: Final = 1024
 
 
-class Changed(msgspec.Struct, frozen=True):
+class CatalogChanged(msgspec.Struct, frozen=True):
     """A durable change of the catalog."""
 
-    catalog: Catalog
+    catalog: CatalogSnapshot
     seqno: int
     created: CatalogObject | None = None
     dropped: CatalogObject | None = None
@@ -82,7 +82,7 @@ class CatalogStore:
     def __init__(
         self,
         persist: PersistClient,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         settings: Settings,
     ) -> None:
         self._persist = persist
@@ -92,8 +92,8 @@ class CatalogStore:
     # -- creation ------------------------------------------------------------------------------
 
     async def create_table(
-        self, catalog: Catalog, seqno: int | None, request: CreateTable
-    ) -> Changed:
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateTable
+    ) -> CatalogChanged:
         """Create a table. Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("table", request.name)
         catalog.check_free(name)
@@ -111,8 +111,8 @@ class CatalogStore:
         return await self.store(catalog.add(entry), seqno, [shard], created=entry)
 
     async def create_view(
-        self, catalog: Catalog, seqno: int | None, request: CreateView
-    ) -> Changed:
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateView
+    ) -> CatalogChanged:
         """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
         errors."""
         name = check_name("view", request.name)
@@ -163,7 +163,7 @@ class CatalogStore:
         )
         return await self._create_on(catalog, seqno, entry, shards)
 
-    async def _eager_choice(self, catalog: Catalog, sources: Sequence[str]) -> EagerChoice:
+    async def _eager_choice(self, catalog: CatalogSnapshot, sources: Sequence[str]) -> EagerChoice:
         """Return the choice of sums below joins, by the sources' numbers of rows."""
         found = (catalog.find(name).shard for name in sources)
         states = [await self._persist.state(shard) for shard in found if shard is not None]
@@ -171,8 +171,8 @@ class CatalogStore:
         return EagerChoice(rows, self._settings.eager_aggregation_rows_min)
 
     async def create_index(
-        self, catalog: Catalog, seqno: int | None, request: CreateIndex
-    ) -> Changed:
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateIndex
+    ) -> CatalogChanged:
         """Create an index. Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("index", request.name)
         catalog.check_free(name)
@@ -200,11 +200,11 @@ class CatalogStore:
 
     async def _create_on(
         self,
-        catalog: Catalog,
+        catalog: CatalogSnapshot,
         seqno: int | None,
         entry: CatalogObject,
         shards: Sequence[NewShard],
-    ) -> Changed:
+    ) -> CatalogChanged:
         """Store an object that holds its inputs; drop the holds if that surely failed."""
         try:
             return await self.store(catalog.add(entry), seqno, shards, created=entry)
@@ -237,22 +237,24 @@ class CatalogStore:
 
     # -- drop ----------------------------------------------------------------------------------
 
-    async def drop(self, catalog: Catalog, seqno: int | None, entry: CatalogObject) -> Changed:
+    async def drop(
+        self, catalog: CatalogSnapshot, seqno: int | None, entry: CatalogObject
+    ) -> CatalogChanged:
         """Drop an object. Raises `ObjectInUse`, `StorageError`. The holds stay: see
         `drop_holds`."""
         return await self.drop_all(catalog.remove(entry), seqno, entry, ())
 
     async def drop_all(
         self,
-        smaller: Catalog,
+        smaller: CatalogSnapshot,
         seqno: int | None,
         entry: CatalogObject,
         also: tuple[CatalogObject, ...],
-        records: Sequence[Cas] = (),
-    ) -> Changed:
-        """Store a catalog without these objects; `records` are set with it. Raises `Fenced`,
+        records: Sequence[CompareAndSet] = (),
+    ) -> CatalogChanged:
+        """Store a catalog without these objects; `records` are set with it. Raises `WriterFenced`,
         `StorageError`."""
-        cas = [Cas(CATALOG_KEY, seqno, smaller.encode()), *records]
+        cas = [CompareAndSet(CATALOG_KEY, seqno, smaller.encode()), *records]
         shards = [shard for each in (entry, *also) for shard in each.shards]
         if shards:
             done = await self._persist.drop_shards(shards, extra=cas)
@@ -263,7 +265,7 @@ class CatalogStore:
         # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
         if entry.kind not in OUTSIDE:
             await self._forget_hydrations(shards)
-        return Changed(smaller, _after(seqno), dropped=entry, also=also)
+        return CatalogChanged(smaller, _after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
         """Delete the notes of a view that was dropped while it hydrated; after a failure they stay
@@ -272,9 +274,11 @@ class CatalogStore:
             for shard in shards:
                 head = await self._persist.head(note_key(shard))
                 if head is not None:
-                    await self._persist.compare_and_set([Cas(note_key(shard), head.seqno, None)])
+                    await self._persist.compare_and_set(
+                        [CompareAndSet(note_key(shard), head.seqno, None)]
+                    )
 
-    async def drop_holds(self, catalog: Catalog, entry: CatalogObject) -> None:
+    async def drop_holds(self, catalog: CatalogSnapshot, entry: CatalogObject) -> None:
         """Drop the holds of an object's dataflow on its inputs; a failure is only logged."""
         for id_ in entry.depends:
             source = catalog.get(id_)
@@ -292,15 +296,15 @@ class CatalogStore:
 
     async def store(
         self,
-        catalog: Catalog,
+        catalog: CatalogSnapshot,
         seqno: int | None,
         shards: Sequence[NewShard],
         *,
         created: CatalogObject,
         also: tuple[CatalogObject, ...] = (),
-    ) -> Changed:
-        """Make a catalog durable, with new shards. Raises `Fenced`, `StorageError`."""
-        cas = Cas(CATALOG_KEY, seqno, catalog.encode())
+    ) -> CatalogChanged:
+        """Make a catalog durable, with new shards. Raises `WriterFenced`, `StorageError`."""
+        cas = CompareAndSet(CATALOG_KEY, seqno, catalog.encode())
         if shards:
             # One set: a crash leaves neither an object without shards nor shards without an object.
             done = await self._persist.create_shards(shards, extra=[cas])
@@ -308,12 +312,16 @@ class CatalogStore:
             done = await self._persist.compare_and_set([cas])
         if not done:
             raise _fenced(seqno)
-        return Changed(catalog, _after(seqno), created=created, also=also)
+        return CatalogChanged(catalog, _after(seqno), created=created, also=also)
 
-    async def read_back(self) -> tuple[Catalog, int | None]:
+    async def read_back(self) -> tuple[CatalogSnapshot, int | None]:
         """Return the durable catalog, after a change whose outcome is open."""
         head = await self._persist.head(CATALOG_KEY)
-        return (Catalog(), None) if head is None else (Catalog.decode(head.data), head.seqno)
+        return (
+            (CatalogSnapshot(), None)
+            if head is None
+            else (CatalogSnapshot.decode(head.data), head.seqno)
+        )
 
 
 def _after(seqno: int | None) -> int:
@@ -336,16 +344,16 @@ def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]
     return found
 
 
-def _view_shard(id_: ObjectId, schema: Schema, shard: ShardId, as_of: Time) -> NewShard:
+def _view_shard(id_: ObjectId, schema: TableSchema, shard: ShardId, as_of: Time) -> NewShard:
     holds = {RETAIN: as_of, dataflow_holder(id_): as_of}
     return NewShard(id=shard, schema=schema, since=as_of, holds=holds)
 
 
-def table_schema(table: str, schema: Schema) -> Schema:
+def table_schema(table: str, schema: TableSchema) -> TableSchema:
     """Return the schema with its key columns NOT NULL. Raises `InvalidUsage`."""
     if not 0 < len(schema.columns) <= COLUMNS_MAX:
         raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
-    own: dict[str, Column] = {}
+    own: dict[str, TableColumn] = {}
     for column in schema.columns:
         check_name(f"table {table}: column", column.name)
         if fold(column.name) in own:
@@ -364,7 +372,7 @@ def table_schema(table: str, schema: Schema) -> Schema:
         msgspec.structs.replace(c, nullable=c.nullable and c.name not in key)
         for c in schema.columns
     )
-    fitted = Schema(columns, key)
+    fitted = TableSchema(columns, key)
     check_key_columns(f"table {table}", fitted)
     return fitted
 
@@ -385,8 +393,8 @@ def retain(retain_history_ms: int | None) -> int | None:
     return retain_history_ms
 
 
-def _fenced(seqno: int | None) -> Fenced:
-    return Fenced(
+def _fenced(seqno: int | None) -> WriterFenced:
+    return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,
     )

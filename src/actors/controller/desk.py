@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from actors.cluster.cluster import ClusterStatistics
-from actors.controller.catalog import Catalog, CatalogObject
+from actors.controller.catalog import CatalogObject, CatalogSnapshot
 from actors.controller.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
-from actors.controller.instance import Instance
-from actors.controller.storage_ddl import Nothing, StorageStore
+from actors.controller.instance import ComputeInstance
+from actors.controller.storage_ddl import NoConnectors, StorageStore
 from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
-from actors.kernel import Address, Context
+from actors.kernel import ActorAddress, ActorContext
 from actors.persist import PersistClient
 from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
-from actors.protocol.api import Failed
-from actors.protocol.api_storage import Health
+from actors.protocol.api import RequestFailed
+from actors.protocol.api_storage import ObjectHealth
 from actors.protocol.compute import Command
 from actors.settings import Settings
 
@@ -35,16 +35,16 @@ class NoContentsYet(Exception):
         self.table = table
 
 
-class Desk:
+class ControllerState:
     """Shared by statements, reads, subscribes, queries and copies."""
 
     def __init__(
         self,
-        ctx: Context[Any],
+        ctx: ActorContext[Any],
         settings: Settings,
         persist: PersistClient,
         store: CatalogStore,
-        catalog: Catalog,
+        catalog: CatalogSnapshot,
         seqno: int | None,
         frontiers: ObjectFrontiers,
     ) -> None:
@@ -56,14 +56,16 @@ class Desk:
         self.seqno = seqno
         self.frontiers = frontiers
         self.retain = RetainHolds(settings.hold_downgrade_ms)
-        self.instance: Instance | None = None
-        self.writer: Address[Any] | None = None
-        self.maintenance: Address[Any] | None = None
+        self.instance: ComputeInstance | None = None
+        self.writer: ActorAddress[Any] | None = None
+        self.maintenance: ActorAddress[Any] | None = None
         self.statistics: Inspect | None = None
         """Returns the statistics of the replicas' workers; None if they cannot be reached."""
-        self.outside = StorageStore(store, Nothing())
+        self.outside = StorageStore(store, NoConnectors())
         self.created_outside: Callable[[CatalogObject], None] = lambda entry: None
-        self.health: Callable[[CatalogObject], Health] = lambda entry: Health("starting")
+        self.health: Callable[[CatalogObject], ObjectHealth] = lambda entry: ObjectHealth(
+            "starting"
+        )
         """Returns the health of a source, a source's table, or a sink."""
         self.dropped_outside: Callable[[CatalogObject], None] = lambda entry: None
         """Called when a source, a source's table, or a sink has been dropped."""
@@ -158,9 +160,9 @@ class Desk:
         return f"{entry.kind} {entry.name} is sealed below {upper} only{state}"
 
 
-def reply_error(session: Address[Any], request: int, error: BaseException) -> None:
+def reply_error(session: ActorAddress[Any], request: int, error: BaseException) -> None:
     """Answer a request with an error."""
-    session.reply(Failed(request, *to_wire(error)))
+    session.reply(RequestFailed(request, *to_wire(error)))
 
 
 def to_penstock_error(error: Exception) -> PenstockError:

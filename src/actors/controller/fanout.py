@@ -34,14 +34,14 @@ from actors.protocol.compute import (
     Command,
     CreateDataflow,
     DataflowDescription,
-    Schedule,
+    ScheduleDataflow,
     SourceImport,
     SubscribeBatch,
     SubscribeExport,
 )
 
 
-class Member(msgspec.Struct, eq=False, kw_only=True):
+class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     """One subscriber."""
 
     id: ObjectId
@@ -57,7 +57,7 @@ class Member(msgspec.Struct, eq=False, kw_only=True):
     """Frontier at which the subscribe ends."""
     hold: Time
     """Time of the durable hold, which may still be on its way there."""
-    stream: Stream | None = None
+    stream: FanoutStream | None = None
     """None: not started yet, or paused."""
     streamed: bool = False
     """True when the id has named a stream."""
@@ -76,7 +76,7 @@ class Member(msgspec.Struct, eq=False, kw_only=True):
         return max(self.hold, self.as_of, min(stands, EMPTY - 1) - 1)
 
 
-class Stream(msgspec.Struct, eq=False, kw_only=True):
+class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
     """One transient dataflow."""
 
     id: ObjectId
@@ -90,13 +90,13 @@ class Stream(msgspec.Struct, eq=False, kw_only=True):
     """Lower of the last batch."""
     since: Time
     """Time from which the dataflow would start over."""
-    members: dict[ObjectId, Member] = {}
+    members: dict[ObjectId, FanoutMember] = {}
 
 
-class Told(msgspec.Struct, frozen=True, gc=False):
+class FanoutDelivery(msgspec.Struct, frozen=True, gc=False):
     """The updates with ``lower <= time < upper`` that one member is to be sent."""
 
-    member: Member
+    member: FanoutMember
     lower: Frontier
     upper: Frontier
     arrow: bytes | None
@@ -104,26 +104,26 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     """Keys of blobs with further updates; those outside of the interval are not for the member."""
 
 
-class Fanout:
+class SubscribeFanout:
     """All streams. Methods return the commands for the replica."""
 
     def __init__(self, fresh_id: Callable[[], ObjectId]) -> None:
         self._fresh_id = fresh_id
-        self._streams: dict[ObjectId, Stream] = {}
-        self._by_shard: dict[ShardId, list[Stream]] = {}
+        self._streams: dict[ObjectId, FanoutStream] = {}
+        self._by_shard: dict[ShardId, list[FanoutStream]] = {}
         """Streams of each shard, oldest first."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def members(self, id_: ObjectId) -> list[Member]:
+    def members(self, id_: ObjectId) -> list[FanoutMember]:
         """Return the members of a stream."""
         stream = self._streams.get(id_)
         return [] if stream is None else list(stream.members.values())
 
     # -- joining and leaving -------------------------------------------------------------------
 
-    def join(self, member: Member) -> list[Command]:
+    def join(self, member: FanoutMember) -> list[Command]:
         """Add a member, which begins or resumes, to a stream."""
         assert member.stream is None, member
         for stream in self._by_shard.get(member.shard, ()):
@@ -134,14 +134,14 @@ class Fanout:
                 return self._enter(member, stream)
         return self._start(member)
 
-    def _start(self, member: Member) -> list[Command]:
+    def _start(self, member: FanoutMember) -> list[Command]:
         id_ = self._fresh_id() if member.streamed else member.id
         member.streamed = True
         if not member.snapshot:
             # A dataflow without snapshot sends what is later than its as_of: everything from
             # `delivered` on.
             member.as_of = member.delivered - 1
-        stream = Stream(
+        stream = FanoutStream(
             id=id_,
             shard=member.shard,
             as_of=member.as_of,
@@ -160,9 +160,9 @@ class Fanout:
             member.as_of,
         )
         entered = self._enter(member, stream)
-        return [CreateDataflow(description), Schedule(id_), *entered]
+        return [CreateDataflow(description), ScheduleDataflow(id_), *entered]
 
-    def _enter(self, member: Member, stream: Stream) -> list[Command]:
+    def _enter(self, member: FanoutMember, stream: FanoutStream) -> list[Command]:
         member.stream = stream
         stream.members[member.id] = member
         if member.hold <= stream.since:
@@ -171,7 +171,7 @@ class Fanout:
         stream.since = stream.upper - 1
         return [AllowCompaction(stream.id, stream.since)]
 
-    def leave(self, member: Member) -> list[Command]:
+    def leave(self, member: FanoutMember) -> list[Command]:
         """Remove a member, which pauses or ends, from its stream; the others go on."""
         stream, member.stream = member.stream, None
         if stream is None:
@@ -179,7 +179,7 @@ class Fanout:
         del stream.members[member.id]
         return [] if stream.members else self._drop(stream)
 
-    def _drop(self, stream: Stream) -> list[Command]:
+    def _drop(self, stream: FanoutStream) -> list[Command]:
         del self._streams[stream.id]
         alike = self._by_shard[stream.shard]
         alike.remove(stream)
@@ -189,7 +189,9 @@ class Fanout:
 
     # -- batches -------------------------------------------------------------------------------
 
-    def batch(self, id_: ObjectId, batch: SubscribeBatch) -> tuple[list[Told], list[Command]]:
+    def batch(
+        self, id_: ObjectId, batch: SubscribeBatch
+    ) -> tuple[list[FanoutDelivery], list[Command]]:
         """Return what the members are sent of a stream's batch (without an error).
 
         A batch without news, as after a reconnection, is dropped. The caller removes a member that
@@ -206,12 +208,12 @@ class Fanout:
             lower = member.delivered
             upper = min(batch.upper, member.up_to)
             if upper > lower:
-                told.append(Told(member, lower, upper, cuts.between(lower, upper), keys))
+                told.append(FanoutDelivery(member, lower, upper, cuts.between(lower, upper), keys))
                 member.delivered, member.snapshot = upper, False
         stream.lower, stream.upper, stream.snapshot = stream.upper, batch.upper, False
         return told, self._merge(stream)
 
-    def _merge(self, moved: Stream) -> list[Command]:
+    def _merge(self, moved: FanoutStream) -> list[Command]:
         """Move the members of younger streams to older ones."""
         commands: list[Command] = []
         alike = self._by_shard[moved.shard]
@@ -224,7 +226,7 @@ class Fanout:
                 commands += self._go_over(younger, older)
         return commands
 
-    def _go_over(self, younger: Stream, older: Stream) -> list[Command]:
+    def _go_over(self, younger: FanoutStream, older: FanoutStream) -> list[Command]:
         commands: list[Command] = []
         for member in list(younger.members.values()):
             # The hold must protect the time from which the older stream would start over.
@@ -237,7 +239,7 @@ class Fanout:
 
     def compact(self) -> list[Command]:
         """Advance the streams' sinces to what all members have had. Move the members' holds to
-        `Member.since` with it."""
+        `FanoutMember.since` with it."""
         commands: list[Command] = []
         for stream in self._streams.values():
             since = min(stream.upper, EMPTY - 1) - 1
@@ -246,7 +248,7 @@ class Fanout:
                 commands.append(AllowCompaction(stream.id, since))
         return commands
 
-    def validate(self, members: Iterable[Member]) -> None:
+    def validate(self, members: Iterable[FanoutMember]) -> None:
         """Assert the invariants."""
         for member in members:
             stream = member.stream
@@ -262,7 +264,7 @@ class Fanout:
         assert sum(map(len, self._by_shard.values())) == len(self._streams)
 
 
-def _touch(younger: Stream, older: Stream) -> bool:
+def _touch(younger: FanoutStream, older: FanoutStream) -> bool:
     """Return whether the older stream stands within the last step of the younger one."""
     pending = younger.snapshot or older.snapshot
     return not pending and younger.lower <= older.upper <= younger.upper

@@ -1,7 +1,7 @@
 """FollowTask: watches the changes that other processes make to the same stores.
 
-It halts the service when the watch ends: another service has taken over the stores (`Fenced`), or
-the stores report no changes any more.
+It halts the service when the watch ends: another service has taken over the stores
+(`WriterFenced`), or the stores report no changes any more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from actors.errors import Closed
+from actors.errors import ResourceClosed
 from actors.kernel import Actor
 from actors.persist import PersistClient
 
@@ -32,7 +32,7 @@ class FollowTask(Actor[_Ended]):
     async def on_start(self) -> None:
         self.ctx.effect(
             self._persist.follow,
-            done=lambda _: _Ended(Closed("the stores tell of no changes any more")),
+            done=lambda _: _Ended(ResourceClosed("the stores tell of no changes any more")),
             failed=_Ended,
         )
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from actors.controller.catalog import TABLE, CatalogObject
 from actors.progress import Frontier, ObjectId, Time
-from actors.protocol.compute import Frontiers, Status
+from actors.protocol.compute import Frontiers, StatusResponse
 
 _MOVES_MAX: Final = 4_096
 """Number of the tables' uppers that are remembered at least; twice as many at most."""
@@ -27,7 +27,7 @@ class ObjectFrontiers:
         """The latest uppers of the tables, ascending."""
         self._uppers: dict[ObjectId, Frontier] = {}
         self._readable_from: dict[ObjectId, Time] = {}
-        self._statuses: dict[ObjectId, Status] = {}
+        self._statuses: dict[ObjectId, StatusResponse] = {}
 
     def track(self, entry: CatalogObject, upper: Frontier, readable_from: Time = 0) -> None:
         """Add an object; `readable_from`: an index's first readable time."""
@@ -78,12 +78,12 @@ class ObjectFrontiers:
         self._uppers[id_] = upper
         return True
 
-    def note(self, status: Status) -> None:
+    def note(self, status: StatusResponse) -> None:
         """Remember a dataflow's status."""
         if status.id in self._uppers:
             self._statuses[status.id] = status
 
-    def status(self, id_: ObjectId) -> Status | None:
+    def status(self, id_: ObjectId) -> StatusResponse | None:
         """Return the latest status of a dataflow."""
         return self._statuses.get(id_)
 

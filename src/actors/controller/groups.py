@@ -2,7 +2,7 @@
 
 `fit_change` fits one change's rows to its table. `keys_wanted` returns the keys of the present rows
 that the group can touch; they are looked up once for the whole group and loaded into the table's
-overlay. `Group.apply` then applies one write after the other, each on top of the former ones.
+overlay. `WriteGroup.apply` then applies one write after the other, each on top of the former ones.
 
 Rules: keyed tables hold one row a key (`DuplicateKey`, `AbsentRow`); bags hold rows with counts,
 and only rows that are there can be deleted (`AbsentRow`). Retractions are the stored row bit by
@@ -21,7 +21,7 @@ import pyarrow as pa
 from actors.controller.names import fold
 from actors.controller.rows import describe_key, fit, identities
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
-from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
@@ -33,7 +33,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     id: ObjectId
     name: str
     shard: ShardId
-    schema: Schema
+    schema: TableSchema
 
 
 class FittedChange(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class FittedChange(msgspec.Struct, frozen=True):
     update: pa.Table | None = None
 
 
-def lookup_key(schema: Schema) -> tuple[str, ...]:
+def lookup_key(schema: TableSchema) -> tuple[str, ...]:
     """Return the columns by which a table's contents are arranged: its key; of a bag all columns
     that are not nested (none: it is scanned)."""
     if schema.key:
@@ -100,7 +100,7 @@ def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
     return pa.concat_tables(wanted) if wanted else None
 
 
-class Overlay(ABC):
+class TableOverlay(ABC):
     """One table during one group: rows by number, staged changes, and emitted updates."""
 
     def __init__(self, target: TableTarget) -> None:
@@ -161,7 +161,7 @@ def _contents(found: pa.Table) -> pa.Table:
     return consolidate(found.drop_columns([TIME]))
 
 
-class KeyedOverlay(Overlay):
+class KeyedOverlay(TableOverlay):
     """A table with a PRIMARY KEY: the number of each key's row."""
 
     def __init__(self, target: TableTarget) -> None:
@@ -278,7 +278,7 @@ class KeyedOverlay(Overlay):
         super().rollback()
 
 
-class BagOverlay(Overlay):
+class BagOverlay(TableOverlay):
     """A table without a key: the count of each row (only when the group deletes)."""
 
     def __init__(self, target: TableTarget) -> None:
@@ -335,15 +335,15 @@ class BagOverlay(Overlay):
         super().rollback()
 
 
-def overlay_of(target: TableTarget) -> Overlay:
+def overlay_of(target: TableTarget) -> TableOverlay:
     """Return a fresh overlay for the table."""
     return KeyedOverlay(target) if target.schema.key else BagOverlay(target)
 
 
-class Group:
+class WriteGroup:
     """The tables that one group of writes touches."""
 
-    def __init__(self, overlays: dict[ObjectId, Overlay]) -> None:
+    def __init__(self, overlays: dict[ObjectId, TableOverlay]) -> None:
         self.overlays = overlays
 
     def apply(self, changes: Sequence[FittedChange]) -> int:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, to_penstock_error
+from actors.controller.desk import ControllerState, to_penstock_error
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.errors import PenstockError, UnknownObject
 from actors.progress import ShardId, Time, is_empty
@@ -38,7 +38,7 @@ class HoldsMoved(msgspec.Struct, frozen=True, gc=False):
 class HoldMoves:
     """Moves holds, one batch at a time."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
         self._moving = False
 

@@ -39,7 +39,7 @@ def sink_holder(id_: ObjectId) -> str:
     return f"sink/{id_}"
 
 
-class Retained(msgspec.Struct):
+class RetainedHistory(msgspec.Struct):
     """One shard's retained history."""
 
     retain_ms: int
@@ -53,11 +53,11 @@ class RetainHolds:
 
     def __init__(self, grain_ms: int) -> None:
         self._grain_ms = grain_ms
-        self._shards: dict[ShardId, Retained] = {}
+        self._shards: dict[ShardId, RetainedHistory] = {}
 
     def track(self, shard: ShardId, retain_ms: int, since: Time) -> None:
         """Add a shard with a retain hold at `since`."""
-        self._shards[shard] = Retained(retain_ms, since)
+        self._shards[shard] = RetainedHistory(retain_ms, since)
 
     def forget(self, shard: ShardId) -> None:
         """Remove a shard."""

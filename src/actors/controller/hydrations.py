@@ -26,8 +26,8 @@ from actors.protocol.compute import (
     DataflowDescription,
     Frontiers,
     Response,
-    Schedule,
-    Status,
+    ScheduleDataflow,
+    StatusResponse,
     SubscribeExport,
     ViewExport,
 )
@@ -36,7 +36,7 @@ from actors.threshold_probes import HYDRATION_QUEUE
 _STUCK: Final = ("stalled", "frozen")
 
 
-class Hydrations:
+class HydrationTracker:
     """The dataflows of one connection that have not hydrated."""
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +44,7 @@ class Hydrations:
         self._dry: dict[ObjectId, DataflowDescription] = {}
         self._made: dict[ShardId, ObjectId] = {}
         """Dataflows that have not hydrated, by the shard that they write."""
-        self._scheduled: dict[ObjectId, Schedule] = {}
+        self._scheduled: dict[ObjectId, ScheduleDataflow] = {}
         """Withheld Schedules."""
         self._queue: OrderedDict[ObjectId, None] = OrderedDict()
         """Withheld dataflows that wait for a slot only."""
@@ -73,7 +73,7 @@ class Hydrations:
                 self._dry[dataflow.id] = dataflow
                 if isinstance(dataflow.export, ViewExport):
                     self._made[dataflow.export.shard] = dataflow.id
-            case Schedule(id) if id in self._dry:
+            case ScheduleDataflow(id) if id in self._dry:
                 self._scheduled[id] = command
                 self._enqueue(id)
                 return self._next()
@@ -90,7 +90,7 @@ class Hydrations:
                     return []
                 self._forget(id)
             # The others need not wait for a store that does not answer this one.
-            case Status(id=id, state=state) if id in self._taken and state in _STUCK:
+            case StatusResponse(id=id, state=state) if id in self._taken and state in _STUCK:
                 self._taken.discard(id)
             case _:
                 return []

@@ -1,7 +1,7 @@
-"""The running instance: one replica task for each replica, which do what `Replicas` decides.
+"""The running instance: one replica task for each replica, which do what `ReplicaMerge` decides.
 
-It is a part of the controller and runs in its task. Replicas come from a `Supply`: clusters in this
-process (`cluster.hosts`), or others that are reached over a wire.
+It is a part of the controller and runs in its task. Replicas come from a `ReplicaSupply`: clusters
+in this process (`cluster.hosts`), or others that are reached over a wire.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import ClusterStatistics
-from actors.cluster.hosts import Hosts
+from actors.cluster.hosts import LocalReplicas
 from actors.controller.messages import (
-    Push,
-    Replay,
+    PushCommand,
+    ReplayHistory,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.controller.replica import ClusterClient, Connect, ReplicaTask
-from actors.controller.replicas import Merged, Replicas
+from actors.controller.replica import Connect, ReplicaClient, ReplicaTask
+from actors.controller.replicas import MergedResponses, ReplicaMerge
 from actors.errors import InvalidUsage, PenstockError, StorageError, UnknownObject
-from actors.kernel import Address, Context
+from actors.kernel import ActorAddress, ActorContext
 from actors.progress import EMPTY
 from actors.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
 from actors.protocol.compute import Command
@@ -34,7 +34,7 @@ from actors.settings import REPLICAS_MAX, Settings
 log = logging.getLogger("penstock.controller")
 
 
-class Supply(Protocol):
+class ReplicaSupply(Protocol):
     """Starts, stops and connects replicas."""
 
     @property
@@ -42,7 +42,7 @@ class Supply(Protocol):
         """Return the names of the replicas that are there from the start."""
         ...
 
-    async def connect(self, name: str) -> ClusterClient:
+    async def connect(self, name: str) -> ReplicaClient:
         """Return a connection to a replica."""
         ...
 
@@ -68,7 +68,7 @@ class Supply(Protocol):
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
 
 
-class Fixed:
+class FixedReplicas:
     """Replicas that this service can neither start nor stop."""
 
     def __init__(
@@ -83,20 +83,20 @@ class Fixed:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         return list(self._connects)
 
-    async def connect(self, name: str) -> ClusterClient:
-        """See `Supply`."""
+    async def connect(self, name: str) -> ReplicaClient:
+        """See `ReplicaSupply`."""
         return await self._connects[name]()
 
     @property
     def storage(self) -> Connect | None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         return self._storage
 
     async def start(self, name: str) -> None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         raise InvalidUsage(
             f"replica {name} cannot be started from here: start the service with replicas = 2 or "
             "more"
@@ -106,19 +106,19 @@ class Fixed:
         """Leave the replica running."""
 
     async def statistics(self) -> ClusterStatistics | None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         return None if self._inspect is None else await self._inspect()
 
 
-class Several:
+class LocalReplicaSupply:
     """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
     storage half."""
 
     def __init__(
         self,
-        hosts: Hosts,
-        wrap: Callable[[LocalClient, str], ClusterClient],
-        wrap_storage: Callable[[LocalClient], ClusterClient],
+        hosts: LocalReplicas,
+        wrap: Callable[[LocalClient, str], ReplicaClient],
+        wrap_storage: Callable[[LocalClient], ReplicaClient],
     ) -> None:
         self._hosts = hosts
         self._wrap = wrap
@@ -126,42 +126,42 @@ class Several:
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         return self._hosts.names
 
-    async def connect(self, name: str) -> ClusterClient:
-        """See `Supply`."""
+    async def connect(self, name: str) -> ReplicaClient:
+        """See `ReplicaSupply`."""
         return self._wrap(await self._hosts.connect(name), name)
 
     @property
     def storage(self) -> Connect | None:
-        """See `Supply`. Connects to the oldest replica."""
+        """See `ReplicaSupply`. Connects to the oldest replica."""
         if not self._hosts.stores:
             return None
 
-        async def connect() -> ClusterClient:
+        async def connect() -> ReplicaClient:
             # One replica alone: an external system should be read once.
             return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
 
         return connect
 
     async def start(self, name: str) -> None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         await self._hosts.start(name)
 
     async def stop(self, name: str) -> None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         await self._hosts.stop(name)
 
     async def statistics(self) -> ClusterStatistics | None:
-        """See `Supply`."""
+        """See `ReplicaSupply`."""
         return await self._hosts.statistics()
 
 
 class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
     """The names without a dropped replica are durable, so that it may stop; or that failed."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: ChangeReplicas
     error: PenstockError | None = None
 
@@ -169,7 +169,7 @@ class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
 class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
     """A replica was added or dropped, or that failed."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: ChangeReplicas
     error: PenstockError | None = None
 
@@ -178,13 +178,13 @@ Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
 """Makes the names of the replicas durable. Raises `StorageError`."""
 
 
-class Instance:
+class ComputeInstance:
     """All replicas. `commands` is the initial history."""
 
     def __init__(
         self,
-        ctx: Context[Any],
-        supply: Supply,
+        ctx: ActorContext[Any],
+        supply: ReplicaSupply,
         settings: Settings,
         commands: Sequence[Command],
         remember: Remember,
@@ -193,8 +193,8 @@ class Instance:
         self._ctx = ctx
         self._supply = supply
         self._settings = settings
-        self._core = Replicas(commands, settings.result_bytes_max)
-        self._tasks: dict[str, Address[Any]] = {}
+        self._core = ReplicaMerge(commands, settings.result_bytes_max)
+        self._tasks: dict[str, ActorAddress[Any]] = {}
         self._changing = False
         self._last_error: dict[str, str] = {}
         self._connections: dict[str, int] = {}
@@ -218,7 +218,7 @@ class Instance:
             f"replica-{self._count}",
         )
 
-    def storage(self) -> Address[Any] | None:
+    def storage(self) -> ActorAddress[Any] | None:
         """Start the task that holds the connection to the storage half, where there is one."""
         ctx, connect = self._ctx, self._supply.storage
         if connect is None:
@@ -231,36 +231,36 @@ class Instance:
     def command(self, command: Command) -> None:
         """Send a command to the replicas that are connected; the others get it with the history."""
         for name in self._core.command(command):
-            self._tasks[name].reply(Push(command))
+            self._tasks[name].reply(PushCommand(command))
 
-    def carry_out(self, merged: Merged) -> None:
+    def carry_out(self, merged: MergedResponses) -> None:
         """Send the commands that follow from an event."""
         for name, command in merged.sent:
-            self._tasks[name].reply(Push(command))
+            self._tasks[name].reply(PushCommand(command))
 
     # -- messages of replica tasks -------------------------------------------------------------
 
-    def connected(self, message: ReplicaConnected) -> Merged:
+    def connected(self, message: ReplicaConnected) -> MergedResponses:
         """Send the history to a replica that has connected."""
         name, incarnation = message.replica, message.incarnation
         if name not in self._tasks:
-            return Merged()
+            return MergedResponses()
         commands, merged = self._core.connected(name, incarnation)
         if name not in self._connections:
             # The error is of an attempt to connect: no connection has ended.
             self._last_error.pop(name, None)
         self._connections[name] = self._connections.get(name, 0) + 1
-        self._tasks[name].reply(Replay(incarnation, tuple(commands)))
+        self._tasks[name].reply(ReplayHistory(incarnation, tuple(commands)))
         self.carry_out(merged)
         return merged
 
-    def responded(self, message: ReplicaResponse) -> Merged:
+    def responded(self, message: ReplicaResponse) -> MergedResponses:
         """Merge a response and carry out what follows."""
         merged = self._core.responded(message.replica, message.incarnation, message.response)
         self.carry_out(merged)
         return merged
 
-    def lost(self, message: ReplicaLost) -> Merged:
+    def lost(self, message: ReplicaLost) -> MergedResponses:
         """Take note of a lost connection."""
         self._last_error[message.replica] = f"{type(message.error).__name__}: {message.error}"
         merged = self._core.lost(message.replica, message.incarnation)
@@ -269,7 +269,7 @@ class Instance:
 
     # -- adding and dropping -------------------------------------------------------------------
 
-    def change(self, session: Address[Any], request: ChangeReplicas) -> ReplicaReport | None:
+    def change(self, session: ActorAddress[Any], request: ChangeReplicas) -> ReplicaReport | None:
         """Begin a change (`ReplicasNoted` or `ReplicasChanged` follows), or return a report if the
         request changes nothing. Raises `InvalidUsage`."""
         add, drop = request.add, request.drop
@@ -294,7 +294,7 @@ class Instance:
         self,
         work: Callable[[], Awaitable[None]],
         told: type[ReplicasChanged | ReplicasNoted],
-        session: Address[Any],
+        session: ActorAddress[Any],
         request: ChangeReplicas,
     ) -> None:
         self._ctx.effect(
@@ -314,7 +314,7 @@ class Instance:
             await self._supply.stop(name)
             raise
 
-    def noted(self, message: ReplicasNoted) -> Merged:
+    def noted(self, message: ReplicasNoted) -> MergedResponses:
         """Drop a replica, now that the names without it are durable. Raises the error if they are
         not."""
         if message.error is not None:
@@ -344,7 +344,7 @@ class Instance:
         if len(self._tasks) == 1:
             raise InvalidUsage(f"{name} is the last replica: add another one first")
 
-    def _end(self, name: str) -> Merged:
+    def _end(self, name: str) -> MergedResponses:
         task = self._tasks.pop(name)
         self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
         self._last_error.pop(name, None)

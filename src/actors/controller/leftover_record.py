@@ -7,20 +7,20 @@ from typing import Final
 import msgspec
 
 from actors.controller.catalog import CatalogObject
-from actors.errors import Corrupt
-from actors.persist import Cas, PersistClient
+from actors.errors import CorruptData
+from actors.persist import CompareAndSet, PersistClient
 from actors.progress import ObjectId
-from actors.protocol.storage import Configuration
+from actors.protocol.storage import ConnectorConfiguration
 
 PREFIX: Final = "leftover/"
 
 
-class Leftover(msgspec.Struct, frozen=True):
+class CleanupRecord(msgspec.Struct, frozen=True):
     """A dropped source and its external resource."""
 
     id: ObjectId
     name: str
-    configuration: Configuration
+    configuration: ConnectorConfiguration
     kept: str
     """External name of the resource, such as a slot's."""
 
@@ -30,36 +30,36 @@ class Leftover(msgspec.Struct, frozen=True):
         return PREFIX + self.id
 
 
-def leftover_of(entry: CatalogObject, kept: str) -> Leftover:
+def leftover_of(entry: CatalogObject, kept: str) -> CleanupRecord:
     """Return the record for a source that is being dropped."""
     assert entry.configuration is not None, entry.name
-    return Leftover(entry.id, entry.name, entry.configuration, kept)
+    return CleanupRecord(entry.id, entry.name, entry.configuration, kept)
 
 
-def record_cas(leftover: Leftover) -> Cas:
+def record_cas(leftover: CleanupRecord) -> CompareAndSet:
     """Return the change that stores the record, to be set together with the catalog."""
     # Ids are never used twice, so the key is new.
-    return Cas(leftover.key, None, msgspec.msgpack.encode(leftover))
+    return CompareAndSet(leftover.key, None, msgspec.msgpack.encode(leftover))
 
 
-async def load(persist: PersistClient) -> tuple[Leftover, ...]:
-    """Return all records. Raises `StorageError`, `Corrupt`."""
+async def load(persist: PersistClient) -> tuple[CleanupRecord, ...]:
+    """Return all records. Raises `StorageError`, `CorruptData`."""
     found = []
     for key in await persist.list_keys(PREFIX):
         head = await persist.head(key)
         if head is None:
             continue
         try:
-            found.append(msgspec.msgpack.decode(head.data, type=Leftover))
+            found.append(msgspec.msgpack.decode(head.data, type=CleanupRecord))
         except msgspec.MsgspecError as error:
-            raise Corrupt(f"consensus key {key!r}: {error}", determinate=True) from None
+            raise CorruptData(f"consensus key {key!r}: {error}", determinate=True) from None
     return tuple(found)
 
 
-async def delete_record(persist: PersistClient, leftover: Leftover) -> None:
+async def delete_record(persist: PersistClient, leftover: CleanupRecord) -> None:
     """Delete the record, as the resource is removed or given up. Raises `StorageError`."""
     head = await persist.head(leftover.key)
     while head is not None:
-        if await persist.compare_and_set([Cas(leftover.key, head.seqno, None)]):
+        if await persist.compare_and_set([CompareAndSet(leftover.key, head.seqno, None)]):
             return
         head = await persist.head(leftover.key)

@@ -23,15 +23,15 @@ import anyio
 import msgspec
 
 from actors.controller.catalog import SOURCE, CatalogObject
-from actors.controller.desk import Desk, reply_error, to_penstock_error
-from actors.controller.leftover_record import Leftover, delete_record, leftover_of
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
+from actors.controller.leftover_record import CleanupRecord, delete_record, leftover_of
 from actors.errors import PenstockError, UnknownObject
-from actors.kernel import Address
-from actors.kernel.actor import Effect
+from actors.kernel import ActorAddress
+from actors.kernel.actor import RunningEffect
 from actors.progress import EMPTY, ObjectId
-from actors.protocol.api import Done
-from actors.protocol.api_storage import ForgetSource, Health, SourceStatus
-from actors.sources.source import Unreachable
+from actors.protocol.api import RequestDone
+from actors.protocol.api_storage import ForgetSource, ObjectHealth, SourceStatus
+from actors.sources.source import SourceUnreachable
 
 log = logging.getLogger("penstock.controller")
 
@@ -52,7 +52,7 @@ class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
 class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
     """The records were deleted on a user's request, or that failed."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: ForgetSource
     ids: tuple[ObjectId, ...]
     error: PenstockError | None = None
@@ -61,20 +61,20 @@ class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
 class _Pending(msgspec.Struct):
     """One record and the state of its removal."""
 
-    leftover: Leftover
+    leftover: CleanupRecord
     failures: int = 0
     since_ms: int = 0
     error: str = ""
-    attempt: Effect | None = None
+    attempt: RunningEffect | None = None
     """The try that is running."""
     due: bool = False
     """True if a try is scheduled or running."""
 
 
-class Leftovers:
+class ExternalCleanup:
     """All records; a part of the controller."""
 
-    def __init__(self, desk: Desk, found: tuple[Leftover, ...]) -> None:
+    def __init__(self, desk: ControllerState, found: tuple[CleanupRecord, ...]) -> None:
         self._desk = desk
         now = desk.ctx.now_ms()
         self._all = {each.id: _Pending(each, since_ms=now) for each in found}
@@ -156,7 +156,7 @@ class Leftovers:
             failed=lambda error: LeftoverTurn(id_, tried=True, error=to_penstock_error(error)),
         )
 
-    async def _remove(self, leftover: Leftover) -> None:
+    async def _remove(self, leftover: CleanupRecord) -> None:
         try:
             with anyio.fail_after(ATTEMPT_MS_MAX / 1000):
                 source = self._desk.outside.makers.source(leftover.configuration, leftover.id)
@@ -166,7 +166,9 @@ class Leftovers:
                     with anyio.CancelScope(shield=True):
                         await source.close()
         except TimeoutError:
-            raise Unreachable(f"the outside did not answer within {ATTEMPT_MS_MAX} ms") from None
+            raise SourceUnreachable(
+                f"the outside did not answer within {ATTEMPT_MS_MAX} ms"
+            ) from None
         # Last: after a crash in between, the removal is repeated.
         await delete_record(self._desk.persist, leftover)
 
@@ -194,7 +196,7 @@ class Leftovers:
 
     # -- reporting ---------------------------------------------------------------------------------
 
-    def forget(self, session: Address[Any], request: ForgetSource) -> None:
+    def forget(self, session: ActorAddress[Any], request: ForgetSource) -> None:
         """Delete the records of a name, and leave the resources. Raises `UnknownObject`."""
         ids = tuple(id_ for id_, each in self._all.items() if each.leftover.name == request.name)
         if not ids:
@@ -226,7 +228,7 @@ class Leftovers:
             if each.attempt is not None:
                 each.attempt.cancel()
         text = ", ".join(each.leftover.kept for each in named)
-        message.session.reply(Done(message.request.request, text))
+        message.session.reply(RequestDone(message.request.request, text))
 
     def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
         """Yield the records in the form of listed sources; `failing`: only those whose removal
@@ -236,7 +238,7 @@ class Leftovers:
                 continue
             leftover = each.leftover
             error = each.error or "it is being removed"
-            health = Health(
+            health = ObjectHealth(
                 DROPPED,
                 f"{leftover.kept} is still there outside: {error}",
                 "it is tried again; `penstock source forget` gives it up, and leaves it to you",

@@ -10,9 +10,9 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from actors.controller.messages import Gone, Grew, MaintenanceMessage
+from actors.controller.messages import MaintenanceMessage, ShardsAppended, ShardsDropped
 from actors.errors import UnknownObject
-from actors.kernel import Actor, Effect
+from actors.kernel import Actor, RunningEffect
 from actors.persist import PersistClient
 from actors.progress import ShardId
 from actors.settings import Settings
@@ -53,7 +53,7 @@ class MaintenanceTask(Actor[_Message]):
         # The first collection of a process only lists; a later one removes what an earlier process
         # left.
         self._orphans_due = True
-        self._orphans_timer: Effect | None = None
+        self._orphans_timer: RunningEffect | None = None
         self._done = 0
         self._failed = 0
 
@@ -62,9 +62,9 @@ class MaintenanceTask(Actor[_Message]):
 
     async def receive(self, message: _Message) -> None:
         match message:
-            case Grew(shards):
+            case ShardsAppended(shards):
                 self._grown.update(dict.fromkeys(shards))
-            case Gone(shards):
+            case ShardsDropped(shards):
                 for shard in shards:
                     self._grown.pop(shard, None)
                 self._orphans_due = True

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from actors.errors import Broken, Closed, WouldBlock
-from actors.kernel import Mailbox, Traced
+from actors.errors import ConnectionBroken, ResourceClosed, WouldBlock
+from actors.kernel import BoundedMailbox, TracedMessage
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -22,7 +22,7 @@ _END: Final = object()
 class MemoryConnection(Generic[S, R]):
     """One end; `pair` makes both."""
 
-    def __init__(self, peer: str, inbox: Mailbox[Any], outbox: Mailbox[Any]) -> None:
+    def __init__(self, peer: str, inbox: BoundedMailbox[Any], outbox: BoundedMailbox[Any]) -> None:
         self.peer = peer
         self._inbox = inbox
         self._outbox = outbox
@@ -31,39 +31,41 @@ class MemoryConnection(Generic[S, R]):
         self._closed = False
 
     async def send(self, message: S) -> None:
-        """Send a message, waiting while the other side is slow. Raises `Closed` or `Broken`."""
+        """Send a message, waiting while the other side is slow. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         if self._closed:
-            raise Closed(f"the connection to {self.peer} was closed by this side")
+            raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         try:
             await self._outbox.send(message)
-        except Closed:
-            raise Broken(f"{self.peer} closed the connection") from None
+        except ResourceClosed:
+            raise ConnectionBroken(f"{self.peer} closed the connection") from None
 
     def offer(self, messages: Sequence[S]) -> int:
         """Send as many of the first messages as possible without waiting; return their number.
         Raises as `send`."""
         if self._closed:
-            raise Closed(f"the connection to {self.peer} was closed by this side")
+            raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         for count, message in enumerate(messages):
             try:
                 self._outbox.send_nowait(message)
             except WouldBlock:
                 return count
-            except Closed:
-                raise Broken(f"{self.peer} closed the connection") from None
+            except ResourceClosed:
+                raise ConnectionBroken(f"{self.peer} closed the connection") from None
         return len(messages)
 
     async def receive(self) -> R:
-        """Return the next message. Raises `Closed`, or `Broken` when the other end is gone."""
+        """Return the next message. Raises `ResourceClosed`, or `ConnectionBroken` when the other
+        end is gone."""
         while not self._received:
             if self._closed:
-                raise Closed(f"the connection to {self.peer} was closed by this side")
+                raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
             if self._ended:
-                raise Broken(f"{self.peer} closed the connection")
+                raise ConnectionBroken(f"{self.peer} closed the connection")
             batch = await self._inbox.receive()
             # The messages of this batch were sent before the end, and are returned first.
             self._ended = self._ended or self._inbox.urgent is not None
-            self._received.extend(m.message if isinstance(m, Traced) else m for m in batch)
+            self._received.extend(m.message if isinstance(m, TracedMessage) else m for m in batch)
         message: R = self._received.popleft()
         return message
 
@@ -79,8 +81,8 @@ class MemoryConnection(Generic[S, R]):
 
 def pair(messages_max: int) -> tuple[MemoryConnection[Any, Any], MemoryConnection[Any, Any]]:
     """Return the client's end and the service's end."""
-    up: Mailbox[Any] = Mailbox("/link/up", messages_max)
-    down: Mailbox[Any] = Mailbox("/link/down", messages_max)
+    up: BoundedMailbox[Any] = BoundedMailbox("/link/up", messages_max)
+    down: BoundedMailbox[Any] = BoundedMailbox("/link/down", messages_max)
     return (
         MemoryConnection("the service", down, up),
         MemoryConnection("a client in this process", up, down),

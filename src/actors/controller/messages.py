@@ -1,7 +1,7 @@
 """Messages of the controller's actors. They stay in the process and pass by reference.
 
 A session sends requests to the controller and waits for room; answers go back in the room that the
-request reserved (`Address.reply`). The controller never waits to send.
+request reserved (`ActorAddress.reply`). The controller never waits to send.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from actors.controller.commit import PlannedWrite
 from actors.controller.staged import StagedCopy
 from actors.errors import PenstockError
-from actors.kernel import Address, Reply
+from actors.kernel import ActorAddress, ReplySlot
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol import api
 from actors.protocol.internal import Half
@@ -22,7 +22,7 @@ BARE_ANSWER_BYTES: Final = 256
 """Size that an answer without rows counts for."""
 
 
-def changes_bytes(changes: api.Changes) -> int:
+def changes_bytes(changes: api.SubscribeChanges) -> int:
     """Return the size that a subscribe's changes count for until they are passed on."""
     return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
 
@@ -30,16 +30,16 @@ def changes_bytes(changes: api.Changes) -> int:
 # -- sessions → controller -------------------------------------------------------------------------
 
 
-class Submit(msgspec.Struct, frozen=True, gc=False):
+class SubmitRequest(msgspec.Struct, frozen=True, gc=False):
     """A request; its answers (`api.Answer`) are delivered to `session`."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: api.Request
     peer: str = ""
     """Address of the client, for people."""
 
 
-class Delivered(msgspec.Struct, frozen=True, gc=False):
+class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
     """The session has passed on so many bytes of a subscribe's changes, or of a read's rows."""
 
     session: str
@@ -56,27 +56,27 @@ class SessionClosed(msgspec.Struct, frozen=True, gc=False):
 # -- table writer ----------------------------------------------------------------------------------
 
 
-class Enqueue(msgspec.Struct, frozen=True, gc=False):
+class EnqueueWrite(msgspec.Struct, frozen=True, gc=False):
     """A write for the next group; `at` drives the oracle by hand (tests)."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: int
     write: PlannedWrite
     at: Time | None = None
     traceparent: str | None = None
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
+class TickTables(msgspec.Struct, frozen=True, gc=False):
     """Seals the tables at a fresh time, with no rows; answered with the time."""
 
-    reply: Reply[Time]
+    reply: ReplySlot[Time]
 
 
 class CloseTable(msgspec.Struct, frozen=True, gc=False):
     """A table is to be dropped: answered when no earlier write to it is running."""
 
     id: ObjectId
-    reply: Reply[None]
+    reply: ReplySlot[None]
 
 
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
@@ -87,7 +87,7 @@ class AppendCopy(msgspec.Struct, frozen=True, gc=False):
     copy: StagedCopy
 
 
-TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable | AppendCopy
+TableWriterMessage: TypeAlias = EnqueueWrite | TickTables | CloseTable | AppendCopy
 
 
 class CopyTurn(msgspec.Struct, frozen=True, gc=False):
@@ -113,13 +113,13 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
 # -- replica ---------------------------------------------------------------------------------------
 
 
-class Push(msgspec.Struct, frozen=True, gc=False):
+class PushCommand(msgspec.Struct, frozen=True, gc=False):
     """Controller → replica task: one more command, for the task's half."""
 
     command: Any
 
 
-class Replay(msgspec.Struct, frozen=True, gc=False):
+class ReplayHistory(msgspec.Struct, frozen=True, gc=False):
     """Controller → replica task: the history for connection number `incarnation`, with all commands
     that were pushed before."""
 
@@ -128,7 +128,8 @@ class Replay(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: connection number `incarnation` is there; answered by `Replay`."""
+    """Replica task → controller: connection number `incarnation` is there; answered by
+    `ReplayHistory`."""
 
     replica: str
     incarnation: int
@@ -156,16 +157,16 @@ class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
 # -- maintenance -----------------------------------------------------------------------------------
 
 
-class Grew(msgspec.Struct, frozen=True, gc=False):
+class ShardsAppended(msgspec.Struct, frozen=True, gc=False):
     """Shards that were appended to."""
 
     shards: tuple[ShardId, ...]
 
 
-class Gone(msgspec.Struct, frozen=True, gc=False):
+class ShardsDropped(msgspec.Struct, frozen=True, gc=False):
     """Shards that were dropped."""
 
     shards: tuple[ShardId, ...]
 
 
-MaintenanceMessage: TypeAlias = Grew | Gone
+MaintenanceMessage: TypeAlias = ShardsAppended | ShardsDropped

@@ -5,9 +5,9 @@ durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) 
 write for many times.
 
 Times strictly increase over all restarts; a wall clock that jumps back or stands still only makes
-times denser than milliseconds would be. `Oracle` is pure: the owner feeds it the clock and carries
-out the reservations it asks for (`DurableOracle` does both). It does not order reads: those name a
-time that was written.
+times denser than milliseconds would be. `TimestampOracle` is pure: the owner feeds it the clock and
+carries out the reservations it asks for (`DurableOracle` does both). It does not order reads: those
+name a time that was written.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import Corrupt, Fenced, InvalidUsage, StateDirectoryError
+from actors.errors import CorruptData, InvalidUsage, StateDirectoryError, WriterFenced
 from actors.progress import TIME_MAX, Time
 
 ORACLE_KEY: Final = "oracle"
 FORMAT_VERSION: Final = 1
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class OracleReservation(msgspec.Struct, frozen=True):
     """The document under the key `oracle`: no time at or above `reserved` was ever given out."""
 
     format: int
     reserved: Time
 
 
-class Oracle:
+class TimestampOracle:
     """Gives times, and the reservations that they need first."""
 
     def __init__(self, reserved: Time, reserve_ms: int) -> None:
@@ -66,11 +66,11 @@ class Oracle:
 
 
 def decode_reservation(data: bytes) -> Time:
-    """Return the reserved time. Raises `StateDirectoryError` for a newer format, `Corrupt`."""
+    """Return the reserved time. Raises `StateDirectoryError` for a newer format, `CorruptData`."""
     try:
-        reservation = msgspec.msgpack.decode(data, type=Reservation)
+        reservation = msgspec.msgpack.decode(data, type=OracleReservation)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
+        raise CorruptData(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
     if reservation.format > FORMAT_VERSION:
         raise StateDirectoryError(
             f"the oracle's record has format {reservation.format}; this version knows "
@@ -81,12 +81,12 @@ def decode_reservation(data: bytes) -> Time:
 
 def encode_reservation(reserved: Time) -> bytes:
     """Return the record to store."""
-    return msgspec.msgpack.encode(Reservation(FORMAT_VERSION, reserved))
+    return msgspec.msgpack.encode(OracleReservation(FORMAT_VERSION, reserved))
 
 
-def fenced(expected: int | None) -> Fenced:
+def fenced(expected: int | None) -> WriterFenced:
     """Return the error for a record that another service has changed."""
-    return Fenced(
+    return WriterFenced(
         f"the oracle's record is no longer at seqno {expected}: another service uses this state",
         determinate=True,
     )

@@ -1,7 +1,8 @@
 """Batches that are too large for one answer: blobs in transfer to several subscribers. Pure.
 
-A `Shelf` holds the blobs of one batch until each of its readers has had them or has left. A `Way`
-is one reader's position in them: piece after piece, of which the last has the batch's upper.
+A `BatchBlobs` holds the blobs of one batch until each of its readers has had them or has left. A
+`BatchReader` is one reader's position in them: piece after piece, of which the last has the batch's
+upper.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from actors.plan.updates import between, from_ipc, to_ipc
 from actors.progress import Frontier
 
 
-class Shelf:
+class BatchBlobs:
     """The blobs of one batch, each with the number of readers that still need it."""
 
     def __init__(self, keys: Sequence[str], readers: int) -> None:
@@ -35,10 +36,10 @@ class Shelf:
         return free
 
 
-class Way:
+class BatchReader:
     """One reader's position: updates with ``lower <= time < upper``."""
 
-    def __init__(self, shelf: Shelf, lower: Frontier, upper: Frontier) -> None:
+    def __init__(self, shelf: BatchBlobs, lower: Frontier, upper: Frontier) -> None:
         self.shelf = shelf
         self.lower = lower
         self.upper = upper

@@ -13,7 +13,8 @@ in one effect of the controller, `_Run`:
 
 Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
 with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
-until the rows are there). At most `queries_in_flight_max` run, more are refused with `Busy`.
+until the rows are there). At most `queries_in_flight_max` run, more are refused with
+`ResourceBusy`.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from actors.compute.stash import row_too_large
 from actors.controller.analyses import analyzer
 from actors.controller.boot import last_sealed_time, source_import
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, reply_error, to_penstock_error
-from actors.dataflow.engine import Engine, Made, MadeFiles
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
+from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
 from actors.errors import (
-    Busy,
-    Canceled,
     DeadlineExceeded,
     DefiniteError,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
     QueryRejected,
     ReadBelowSince,
+    ResourceBusy,
     ViewInError,
 )
-from actors.kernel import Address, Effect
-from actors.plan.jobs import ExecutorMessage, Select
-from actors.plan.pieces import Piece, pieces
-from actors.plan.schema import DIFF, Schema
+from actors.kernel import ActorAddress, RunningEffect
+from actors.plan.jobs import ExecutorMessage, SelectContents
+from actors.plan.pieces import ResultPiece, pieces
+from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import opening_of
 from actors.progress import EMPTY, TIME_MAX, Time
-from actors.protocol.api import Contents, Query, ReadInstead
+from actors.protocol.api import ReadContents, ReadInstead, RunQuery
 from actors.protocol.relations import RELATIONS
 from actors.spans import use_context
 from actors.telemetry import TRACEPARENT
@@ -94,26 +95,28 @@ QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
 
 
 class _Running(msgspec.Struct):
-    session: Address[Any]
-    request: Query
+    session: ActorAddress[Any]
+    request: RunQuery
     time: Time
     """Time of the query: as given; else that of the latest write, until the inputs are known."""
     deadline_ms: int
     since_ms: float
-    timer: Effect
+    timer: RunningEffect
     taken: anyio.Event
     """Set when the client was sent the last piece."""
     names: str = ""
     """Names of the inputs, for people, once they are known."""
-    effect: Effect | None = None
+    effect: RunningEffect | None = None
     telling: bool = False
     state: str = "analysing"
 
 
-class Queries:
+class RunningQueries:
     """All running queries."""
 
-    def __init__(self, desk: Desk, executor: Address[ExecutorMessage], scratch: Path) -> None:
+    def __init__(
+        self, desk: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
+    ) -> None:
         self._desk = desk
         self._executor = executor
         self._scratch = scratch
@@ -129,9 +132,9 @@ class Queries:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def query(self, session: Address[Any], request: Query) -> None:
+    def query(self, session: ActorAddress[Any], request: RunQuery) -> None:
         """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
-        `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `Busy`."""
+        `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `ResourceBusy`."""
         desk, as_of = self._desk, request.as_of
         sql = query_text(request.sql)
         if as_of is not None:
@@ -145,7 +148,9 @@ class Queries:
             return
         limit = desk.settings.queries_in_flight_max
         if len(self._running) >= limit:
-            raise Busy(f"{limit} queries run already (queries_in_flight_max): try again later")
+            raise ResourceBusy(
+                f"{limit} queries run already (queries_in_flight_max): try again later"
+            )
         deadline = request.deadline_ms
         deadline = desk.settings.query_deadline_ms if deadline is None else deadline
         if deadline <= 0:
@@ -153,7 +158,7 @@ class Queries:
         self._begin(session, msgspec.structs.replace(request, sql=sql), deadline)
 
     def _read_instead(
-        self, sql: str, request: Query, readable: dict[str, Schema]
+        self, sql: str, request: RunQuery, readable: dict[str, TableSchema]
     ) -> ReadInstead | None:
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
         found = simple_read(sql, readable | relations)
@@ -174,8 +179,8 @@ class Queries:
 
     def _begin(
         self,
-        session: Address[Any],
-        request: Query,
+        session: ActorAddress[Any],
+        request: RunQuery,
         deadline_ms: int,
     ) -> None:
         desk = self._desk
@@ -217,7 +222,7 @@ class Queries:
                     running.telling = True
                     # The deadline counts until the first rows are there.
                     running.timer.cancel()
-                answer = Contents(running.request.request, running.time, arrow, not last)
+                answer = ReadContents(running.request.request, running.time, arrow, not last)
                 running.session.reply(answer)
                 if last:
                     self._forget(message.number)
@@ -246,7 +251,7 @@ class Queries:
         number = self._by_request.get((session, request))
         if number is None:
             return False
-        self._fail(number, Canceled("canceled on request"))
+        self._fail(number, OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:
@@ -291,7 +296,7 @@ class Queries:
             )
 
 
-def readable_time(desk: Desk, inputs: Sequence[CatalogObject]) -> Time:
+def readable_time(desk: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
     """Return the greatest time at which all inputs can be read; without inputs, the time of the
     latest write."""
     if not inputs:
@@ -308,8 +313,8 @@ class _Run:
 
     def __init__(
         self,
-        desk: Desk,
-        executor: Address[ExecutorMessage],
+        desk: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
         scratch: Path,
         number: int,
         running: _Running,
@@ -322,12 +327,12 @@ class _Run:
         self._inputs: list[CatalogObject] = []
         clock, settings = desk.ctx.clock, desk.settings
         self._name = f"query-{number}"
-        self._engine = Engine(executor, clock, settings, scratch, self._name)
+        self._engine = EngineClient(executor, clock, settings, scratch, self._name)
 
     async def carry_out(self) -> None:
         """Carry the query out, from its text to its last row."""
         schema = await self._analysed()
-        made: Made | MadeFiles | None = None
+        made: JobResult | MadeFiles | None = None
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(self._held())
@@ -339,7 +344,7 @@ class _Run:
             with anyio.CancelScope(shield=True):
                 await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
-    async def _analysed(self) -> Schema:
+    async def _analysed(self) -> TableSchema:
         """Return the query's columns, and note its inputs and its time."""
         desk, running = self._desk, self._running
         sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
@@ -376,7 +381,9 @@ class _Run:
                     with contextlib.suppress(PenstockError):
                         await persist.drop_hold(shard, holder)
 
-    async def _made(self, stack: contextlib.AsyncExitStack, schema: Schema) -> Made | MadeFiles:
+    async def _made(
+        self, stack: contextlib.AsyncExitStack, schema: TableSchema
+    ) -> JobResult | MadeFiles:
         request, engine = self._running.request, self._engine
         imports = [source_import(entry) for entry in self._inputs]
         try:
@@ -388,7 +395,7 @@ class _Run:
         self._running.state = "run by Spark"
         names = [entry.name for entry in self._inputs]
         return await engine.run_into_files(
-            Select(
+            SelectContents(
                 job_id=engine.job_id(0, 0, "select"),
                 sql=request.sql,
                 tables=tuple(zip(names, sources, strict=True)),
@@ -397,13 +404,13 @@ class _Run:
             )
         )
 
-    async def _tell(self, made: Made | MadeFiles, schema: Schema) -> None:
+    async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
         """Send the rows, each piece when the client was sent the one before."""
         settings, running = self._desk.settings, self._running
         shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
         found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
         while True:
-            piece: Piece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
+            piece: ResultPiece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:
                 raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
             # A fresh event before the piece is sent: the old one may be set by the piece before.
@@ -415,7 +422,7 @@ class _Run:
             await running.taken.wait()
 
 
-def _batches(made: Made | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows in order, each once; of files one batch at a time."""
     if isinstance(made, MadeFiles):
         for file in made.files:
@@ -437,13 +444,13 @@ def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
 
 
-def _remove(made: Made | MadeFiles | None, scratch: Path) -> None:
+def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
     for file in made.files if isinstance(made, MadeFiles) else ():
         Path(file.path).unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_columns(schema: Schema) -> None:
+def _check_columns(schema: TableSchema) -> None:
     """Raise `QueryRejected` for duplicate or reserved column names."""
     seen: set[str] = set()
     for name in schema.names:

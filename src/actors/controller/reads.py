@@ -17,20 +17,25 @@ from typing import Any, Final
 import msgspec
 
 from actors.controller.catalog import CatalogObject
-from actors.controller.desk import Desk, reply_error, to_penstock_error
-from actors.controller.wishes import Course, Shapes, filter_fixes_key, index_can_answer
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
+from actors.controller.wishes import (
+    ReadShapeCache,
+    StashedTransfer,
+    filter_fixes_key,
+    index_can_answer,
+)
 from actors.errors import (
-    Canceled,
     DeadlineExceeded,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
     ReadBelowSince,
     UnknownObject,
     from_wire,
 )
-from actors.kernel import Address, Effect
+from actors.kernel import ActorAddress, RunningEffect
 from actors.progress import TIME_MAX, ObjectId, Time
-from actors.protocol.api import Contents, CopyTo, Done, Query, Read, WaitFor
+from actors.protocol.api import CopyTo, ReadContents, ReadObject, RequestDone, RunQuery, WaitFor
 from actors.protocol.compute import (
     CancelPeek,
     IndexTarget,
@@ -71,14 +76,14 @@ class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Pending(msgspec.Struct):
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: int
     entry: CatalogObject
     time: Time
-    read: Read | None
+    read: ReadObject | None
     """None: a wait."""
     deadline_ms: int
-    timer: Effect
+    timer: RunningEffect
     since_ms: float
     """Time of the request, on the monotonic clock."""
     peek: Peek | None = None
@@ -89,17 +94,17 @@ class _Pending(msgspec.Struct):
     """True when the checks are done and only the time is waited for."""
     uuid: str | None = None
     traceparent: str | None = None
-    course: Course | None = None
+    course: StashedTransfer | None = None
     """Transfer of the stashed answer to the session."""
 
 
-class Reads:
+class PendingReads:
     """All pending reads and waits."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
         self._numbers = 0
-        self._shapes = Shapes()
+        self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
         self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
@@ -111,7 +116,7 @@ class Reads:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def read(self, session: Address[Any], request: Read) -> None:
+    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
         """Begin a read. Raises `InvalidUsage` and its children."""
         desk = self._desk
         shape = self._shapes.of(desk.catalog, request)
@@ -136,7 +141,7 @@ class Reads:
         )
 
     def read_relation(
-        self, session: Address[Any], request: Read, entry: CatalogObject, peek: Peek
+        self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
     ) -> None:
         """Read a relation that every worker keeps about itself, as it is now. Raises
         `InvalidUsage`."""
@@ -147,7 +152,7 @@ class Reads:
         self._pending[number].ready = True
         self._go_on(number)
 
-    def wait_for(self, session: Address[Any], request: WaitFor) -> None:
+    def wait_for(self, session: ActorAddress[Any], request: WaitFor) -> None:
         """Begin a wait. Raises `InvalidUsage` and its children."""
         desk = self._desk
         entry = desk.catalog.find(request.name)
@@ -161,8 +166,8 @@ class Reads:
 
     def await_contents(
         self,
-        session: Address[Any],
-        request: Read | Query | CopyTo,
+        session: ActorAddress[Any],
+        request: ReadObject | RunQuery | CopyTo,
         table: CatalogObject,
         serve: Callable[[], None],
     ) -> None:
@@ -175,11 +180,11 @@ class Reads:
 
     def _begin(
         self,
-        session: Address[Any],
+        session: ActorAddress[Any],
         request: int,
         entry: CatalogObject,
         time: Time,
-        read: Read | None,
+        read: ReadObject | None,
         deadline_ms: int | None,
     ) -> int:
         desk = self._desk
@@ -251,7 +256,7 @@ class Reads:
             return
         peek = pending.peek
         if peek is None:
-            pending.session.reply(Done(pending.request))
+            pending.session.reply(RequestDone(pending.request))
             self._forget(number)
             return
         pending.uuid = f"{self._desk.ctx.random.getrandbits(128):032x}"
@@ -292,30 +297,30 @@ class Reads:
         pending = self._pending[number]
         match result:
             case PeekRows(arrow):
-                pending.session.reply(Contents(pending.request, pending.time, arrow))
+                pending.session.reply(ReadContents(pending.request, pending.time, arrow))
                 self._forget(number, answered=True)
             case PeekStashed():
                 self._begin_course(number, pending, result)
             case PeekError(code, text):
                 self._fail(number, from_wire(code, text, True), answered=True)
             case PeekCanceled():
-                error = Canceled(f"the read of {pending.entry.name} was canceled")
+                error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
                 self._fail(number, error, answered=True)
 
     def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
         # The deadline is for the answer; how fast it is taken is the client's affair.
         pending.timer.cancel()
-        course = pending.course = Course(stashed)
+        course = pending.course = StashedTransfer(stashed)
         if course.inline is None:
             self._read_part(number, course)
             return
         inline, course.inline = course.inline, None
         more = course.next() is not None
-        pending.session.reply(Contents(pending.request, pending.time, inline, more))
+        pending.session.reply(ReadContents(pending.request, pending.time, inline, more))
         if not more:
             self._forget(number, answered=True)
 
-    def _read_part(self, number: int, course: Course) -> None:
+    def _read_part(self, number: int, course: StashedTransfer) -> None:
         desk, key = self._desk, course.next()
         assert key is not None, "a course without parts has ended"
         desk.ctx.effect(
@@ -340,7 +345,7 @@ class Reads:
             self._fail(message.number, DeadlineExceeded(text), answered=True)
         else:
             more = pending.course.sent()
-            answer = Contents(pending.request, pending.time, message.arrow, more)
+            answer = ReadContents(pending.request, pending.time, message.arrow, more)
             pending.session.reply(answer)
             if not more:
                 self._forget(message.number, answered=True)
@@ -390,7 +395,7 @@ class Reads:
         number = self._by_request.get((session, request))
         if number is None:
             return False
-        self._fail(number, Canceled("canceled on request"))
+        self._fail(number, OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:

@@ -1,8 +1,9 @@
 """Reads of the service's relations about itself (`protocol.relations`).
 
-Relations of the workers become a peek of the replicas, like any other read (`Reads`). Relations of
-the controller are made here, at the moment of the read; the state of shards and the engine's jobs
-are asked for first, by an effect. Filter, columns, order and limit are applied as a worker does.
+Relations of the workers become a peek of the replicas, like any other read (`PendingReads`).
+Relations of the controller are made here, at the moment of the read; the state of shards and the
+engine's jobs are asked for first, by an effect. Filter, columns, order and limit are applied as a
+worker does.
 
 Rows come from the catalog, from pending requests (limited elsewhere), and from ended ones that are
 remembered (`log_rows_max`). An answer is one message: one larger than `result_bytes_max` is refused
@@ -19,30 +20,30 @@ import msgspec
 
 from actors.compute.logs import Row, answer
 from actors.controller.catalog import INDEX, OUTSIDE, TABLE, CatalogObject
-from actors.controller.copies import Copies
-from actors.controller.desk import Desk, reply_error, to_penstock_error
-from actors.controller.queries import Queries
-from actors.controller.reads import RELATION, Reads
-from actors.controller.sources import Sources
+from actors.controller.copies import RunningCopies
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
+from actors.controller.queries import RunningQueries
+from actors.controller.reads import RELATION, PendingReads
+from actors.controller.sources import ConnectorObjects
 from actors.controller.status import lag_ms
-from actors.controller.subscribes import Subscribes
+from actors.controller.subscribes import RunningSubscribes
 from actors.controller.wishes import prototype
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.persist import ShardState
 from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
 from actors.progress import ObjectId, ShardId, Time, frontier_or_null
-from actors.protocol.api import Contents, Read
-from actors.protocol.compute import LogTarget, Peek, SourceImport, Status
-from actors.protocol.relations import PREFIX, RELATIONS, Relation, relation_of
+from actors.protocol.api import ReadContents, ReadObject
+from actors.protocol.compute import LogTarget, Peek, SourceImport, StatusResponse
+from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
 
 WRONG: Final = ("errored", "stalled", "frozen", "failed")
 """States of an object that are listed as errors."""
 _ERRORED: Final = "its contents hold an error, with which reads are answered"
 
 
-class Peer(msgspec.Struct):
+class ConnectedClient(msgspec.Struct):
     """A client's connection, since its first request."""
 
     peer: str
@@ -50,7 +51,7 @@ class Peer(msgspec.Struct):
     requests: int = 0
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
+class RelationInputs(msgspec.Struct, frozen=True, gc=False):
     """Data that had to be asked for: the state of shards, the engine's jobs."""
 
     states: dict[ShardId, ShardState] = {}
@@ -60,30 +61,30 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 class RelationRead(msgspec.Struct, frozen=True, gc=False):
     """The data of a relation have come, or an error."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: int
-    relation: Relation
+    relation: SystemRelation
     peek: Peek
-    found: Found
+    found: RelationInputs
     error: PenstockError | None = None
 
 
-_Make: TypeAlias = Callable[[Found], Iterable[Row]]
+_Make: TypeAlias = Callable[[RelationInputs], Iterable[Row]]
 
 
-class Relations:
+class SystemRelations:
     """Answers reads of relations. `sessions`: the connections, by path."""
 
     def __init__(
         self,
-        desk: Desk,
-        reads: Reads,
-        subscribes: Subscribes,
-        queries: Queries,
-        copies: Copies,
-        sessions: dict[str, Peer],
-        executor: Address[ExecutorMessage],
-        sources: Sources,
+        desk: ControllerState,
+        reads: PendingReads,
+        subscribes: RunningSubscribes,
+        queries: RunningQueries,
+        copies: RunningCopies,
+        sessions: dict[str, ConnectedClient],
+        executor: ActorAddress[ExecutorMessage],
+        sources: ConnectorObjects,
     ) -> None:
         self._desk = desk
         self._reads = reads
@@ -112,7 +113,7 @@ class Relations:
             "source_tables": lambda _: sources.table_rows(),
         }
 
-    def note(self, status: Status) -> None:
+    def note(self, status: StatusResponse) -> None:
         """Note since when a dataflow is in a state of `WRONG`."""
         if status.state not in WRONG or self._desk.catalog.get(status.id) is None:
             self._wrong.pop(status.id, None)
@@ -126,7 +127,7 @@ class Relations:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, session: Address[Any], request: Read) -> None:
+    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
         """Begin a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
         desk = self._desk
         relation = relation_of(request.name)
@@ -145,7 +146,7 @@ class Relations:
             return
         number = request.request
 
-        def done(found: Found) -> RelationRead:
+        def done(found: RelationInputs) -> RelationRead:
             return RelationRead(session, number, relation, peek, found)
 
         short = name.removeprefix(PREFIX)
@@ -155,13 +156,13 @@ class Relations:
             deadline = request.deadline_ms or desk.settings.peek_deadline_ms
             seek = lambda: self._jobs(deadline)  # noqa: E731
         else:
-            self.answered(done(Found()))
+            self.answered(done(RelationInputs()))
             return
         desk.ctx.effect(
             seek,
             done=done,
             failed=lambda error: RelationRead(
-                session, number, relation, peek, Found(), to_penstock_error(error)
+                session, number, relation, peek, RelationInputs(), to_penstock_error(error)
             ),
         )
 
@@ -182,9 +183,9 @@ class Relations:
         except PenstockError as error:
             reply_error(read.session, read.request, error)
         else:
-            read.session.reply(Contents(read.request, read.peek.time, piece.arrow))
+            read.session.reply(ReadContents(read.request, read.peek.time, piece.arrow))
 
-    async def _states(self) -> Found:
+    async def _states(self) -> RelationInputs:
         """Return the state of all shards in the catalog."""
         found: dict[ShardId, ShardState] = {}
         for entry in self._desk.catalog.objects:
@@ -193,11 +194,11 @@ class Relations:
                     found[shard] = await self._desk.persist.state(shard)
                 except PenstockError:
                     continue  # it was dropped meanwhile, or its store does not answer just now
-        return Found(states=found)
+        return RelationInputs(states=found)
 
-    async def _jobs(self, deadline_ms: int) -> Found:
+    async def _jobs(self, deadline_ms: int) -> RelationInputs:
         try:
-            return Found(jobs=await self._executor.ask(InspectJobs, deadline_ms))
+            return RelationInputs(jobs=await self._executor.ask(InspectJobs, deadline_ms))
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 f"the engine has not told its jobs within {deadline_ms} ms"
@@ -205,7 +206,7 @@ class Relations:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _objects(self, found: Found) -> Iterator[Row]:
+    def _objects(self, found: RelationInputs) -> Iterator[Row]:
         desk = self._desk
         for entry in desk.catalog.objects:
             status = desk.frontiers.status(entry.id)
@@ -248,7 +249,9 @@ class Relations:
                 told = plan.mode, plan.reason or None, plan.policy
                 yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)
 
-    def _each_shard(self, found: Found) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
+    def _each_shard(
+        self, found: RelationInputs
+    ) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
         for entry in self._desk.catalog.objects:
             for shard in entry.shards:
                 state = found.states.get(shard)
@@ -258,7 +261,7 @@ class Relations:
                         upper = max(upper, self._desk.frontiers.tables_upper)
                     yield entry, state, frontier_or_null(upper)
 
-    def _shards(self, found: Found) -> Iterator[Row]:
+    def _shards(self, found: RelationInputs) -> Iterator[Row]:
         for entry, state, upper in self._each_shard(found):
             parts = [part for batch in state.batches for part in batch.parts]
             yield (
@@ -274,7 +277,7 @@ class Relations:
                 len(state.leases),
             )
 
-    def _holds(self, found: Found) -> Iterator[Row]:
+    def _holds(self, found: RelationInputs) -> Iterator[Row]:
         for entry, state, upper in self._each_shard(found):
             holders = [("hold", holder, since) for holder, since in sorted(state.holds.items())]
             holders += [("lease", reader, lease.since) for reader, lease in state.leases.items()]

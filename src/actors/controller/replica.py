@@ -5,8 +5,9 @@ Hello and the history, sends later commands, and hands responses to the controll
 replica's name and the number of their connection, so that late ones can be told apart. A connection
 that fails in any way is given up whole.
 
-It serves one half. A `Gate` withholds compute's Schedules beyond the number of dataflows that may
-hydrate at a time (`Hydrations`); the history has them all. The storage half needs no gate.
+It serves one half. A `CommandGate` withholds compute's Schedules beyond the number of dataflows
+that may hydrate at a time (`HydrationTracker`); the history has them all. The storage half needs no
+gate.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.controller.hydrations import Hydrations
+from actors.controller.hydrations import HydrationTracker
 from actors.controller.messages import (
-    Push,
-    Replay,
+    PushCommand,
+    ReplayHistory,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.errors import Broken, Closed, PenstockError
-from actors.kernel import Actor, Address, Effect
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
+from actors.kernel import Actor, ActorAddress, RunningEffect
 from actors.protocol.compute import Hello, Peek, PeekResponse, PeekRows
 from actors.protocol.internal import Half
 from actors.settings import Settings
@@ -42,7 +43,7 @@ LOTS_MAX: Final = 4
 """Number of such lots on their way from the connection to the controller."""
 
 
-class Gate(Protocol):
+class CommandGate(Protocol):
     """Withholds commands of a connection until its responses release them."""
 
     @property
@@ -59,21 +60,21 @@ class Gate(Protocol):
         ...
 
 
-class Open:
+class OpenGate:
     """A gate that withholds nothing."""
 
     waiting = 0
 
     def command(self, command: Any) -> Iterable[Any]:
-        """See `Gate`."""
+        """See `CommandGate`."""
         return (command,)
 
     def responded(self, response: Any) -> Sequence[Any]:
-        """See `Gate`."""
+        """See `CommandGate`."""
         return ()
 
 
-class ClusterClient(Protocol):
+class ReplicaClient(Protocol):
     """One connection to a half of a cluster; responses are merged over its workers."""
 
     async def send(self, command: Any, /) -> None:
@@ -91,7 +92,7 @@ class ClusterClient(Protocol):
         ...
 
     async def receive(self) -> Any:
-        """Return the next response. Raises `Broken`."""
+        """Return the next response. Raises `ConnectionBroken`."""
         ...
 
     def at_hand(self, count_max: int, /) -> list[Any]:
@@ -104,11 +105,11 @@ class ClusterClient(Protocol):
         ...
 
 
-Connect: TypeAlias = Callable[[], Awaitable[ClusterClient]]
+Connect: TypeAlias = Callable[[], Awaitable[ReplicaClient]]
 
 
 class _Connected(msgspec.Struct, frozen=True, gc=False):
-    client: ClusterClient
+    client: ReplicaClient
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +121,7 @@ class _Received(msgspec.Struct, frozen=True, gc=False):
     responses: tuple[Any, ...]
 
 
-class Lost(msgspec.Struct, frozen=True, gc=False):
+class ConnectionLost(msgspec.Struct, frozen=True, gc=False):
     """Connection number `incarnation` failed."""
 
     incarnation: int
@@ -131,18 +132,20 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
     """The backoff is over."""
 
 
-_Message: TypeAlias = Push | Replay | _Connected | _Sent | _Received | Lost | _Retry
+_Message: TypeAlias = (
+    PushCommand | ReplayHistory | _Connected | _Sent | _Received | ConnectionLost | _Retry
+)
 
 
 class ReplicaTask(Actor[_Message]):
-    """Drives the replica `name`. Sends `controller` `ReplicaConnected` (answered by `Replay`),
-    `ReplicaResponse` and `ReplicaLost`."""
+    """Drives the replica `name`. Sends `controller` `ReplicaConnected` (answered by
+    `ReplayHistory`), `ReplicaResponse` and `ReplicaLost`."""
 
     def __init__(
         self,
         name: str,
         connect: Connect,
-        controller: Address[Any],
+        controller: ActorAddress[Any],
         settings: Settings,
         first: int = 0,
         half: Half = "compute",
@@ -152,7 +155,7 @@ class ReplicaTask(Actor[_Message]):
         self._connect_once = connect
         self._controller = controller
         self._settings = settings
-        self._client: ClusterClient | None = None
+        self._client: ReplicaClient | None = None
         self._replayed = False
         """True when the present connection was given the history."""
         self.incarnation = first
@@ -161,8 +164,8 @@ class ReplicaTask(Actor[_Message]):
         self._gate = self._new_gate()
         """Gate of the present connection."""
         self._outbox: deque[Any] = deque()
-        self._sending: Effect | None = None
-        self._receiving: Effect | None = None
+        self._sending: RunningEffect | None = None
+        self._receiving: RunningEffect | None = None
         self._room = asyncio.Semaphore(LOTS_MAX)
         """Room for lots of the present connection."""
         self._attempts = 0
@@ -179,15 +182,16 @@ class ReplicaTask(Actor[_Message]):
 
     async def receive(self, message: _Message) -> None:
         match message:
-            case Push(command):
-                # A command that comes before the replay is in the history: `Replay` brings it.
+            case PushCommand(command):
+                # A command that comes before the replay is in the history: `ReplayHistory` brings
+                # it.
                 if self._replayed and not await self._answers(command):
                     self._outbox.extend(self._gate.command(command))
                     self._send()
             case _Connected(client):
                 self._client = client
                 await self._tell(ReplicaConnected(self._name, self.incarnation, self._half))
-            case Replay(incarnation, commands):
+            case ReplayHistory(incarnation, commands):
                 if incarnation == self.incarnation and self._client is not None:
                     self._start(self._client, commands)
             case _Sent(incarnation):
@@ -199,7 +203,7 @@ class ReplicaTask(Actor[_Message]):
                     for response in responses:
                         await self._pass_on(response)
                     self._room.release()
-            case Lost(incarnation, error):
+            case ConnectionLost(incarnation, error):
                 if incarnation == self.incarnation:
                     await self._lost(error)
             case _Retry():
@@ -213,15 +217,15 @@ class ReplicaTask(Actor[_Message]):
         self.ctx.effect(
             self._connect_once,
             done=_Connected,
-            failed=lambda error: Lost(incarnation, error),
+            failed=lambda error: ConnectionLost(incarnation, error),
         )
 
-    def _new_gate(self) -> Gate:
+    def _new_gate(self) -> CommandGate:
         if self._half == "storage":
-            return Open()
-        return Hydrations(self._settings.hydrations_max)
+            return OpenGate()
+        return HydrationTracker(self._settings.hydrations_max)
 
-    def _start(self, client: ClusterClient, commands: tuple[Any, ...]) -> None:
+    def _start(self, client: ReplicaClient, commands: tuple[Any, ...]) -> None:
         nonce = f"{self.ctx.random.getrandbits(128):032x}"
         self._replayed = True
         self._gate = self._new_gate()
@@ -241,7 +245,7 @@ class ReplicaTask(Actor[_Message]):
             for _ in range(client.offer(self._outbox) if self._outbox else 0):
                 self._outbox.popleft()
         except Exception as error:  # noqa: BLE001 (of any kind: the connection is given up)
-            self.ctx.self.reply(Lost(incarnation, error))
+            self.ctx.self.reply(ConnectionLost(incarnation, error))
             return
         if not self._outbox:
             return
@@ -249,10 +253,10 @@ class ReplicaTask(Actor[_Message]):
         self._sending = self.ctx.effect(
             lambda: client.send(command),
             done=lambda _: _Sent(incarnation),
-            failed=lambda error: Lost(incarnation, error),
+            failed=lambda error: ConnectionLost(incarnation, error),
         )
 
-    def _receive(self, client: ClusterClient) -> None:
+    def _receive(self, client: ReplicaClient) -> None:
         incarnation = self.incarnation
         room = self._room = asyncio.Semaphore(LOTS_MAX)
 
@@ -266,7 +270,7 @@ class ReplicaTask(Actor[_Message]):
                 self.ctx.self.reply(_Received(incarnation, lot))
 
         self._receiving = self.ctx.effect(
-            receive, done=lambda _: None, failed=lambda error: Lost(incarnation, error)
+            receive, done=lambda _: None, failed=lambda error: ConnectionLost(incarnation, error)
         )
 
     async def _answers(self, command: Any) -> bool:
@@ -294,12 +298,12 @@ class ReplicaTask(Actor[_Message]):
         """Send a message to the controller; stop when the controller has stopped."""
         try:
             await self._controller.send(message)
-        except (Closed, Broken):
+        except (ResourceClosed, ConnectionBroken):
             self.ctx.stop()
 
     async def _lost(self, error: Exception) -> None:
         self._why = f"{type(error).__name__}: {error}"
-        named = error if isinstance(error, PenstockError) else Broken(self._why)
+        named = error if isinstance(error, PenstockError) else ConnectionBroken(self._why)
         if not isinstance(error, PenstockError):
             log.error("%s: its connection failed by a fault of ours", self._name, exc_info=error)
         for effect in (self._sending, self._receiving):

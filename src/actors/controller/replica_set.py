@@ -14,8 +14,8 @@ from typing import Final
 import anyio
 import msgspec
 
-from actors.errors import Corrupt, StateDirectoryError, StorageError
-from actors.persist import Cas, PersistClient
+from actors.errors import CorruptData, StateDirectoryError, StorageError
+from actors.persist import CompareAndSet, PersistClient
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.controller")
@@ -46,7 +46,7 @@ def encode(setting: int, names: Sequence[str]) -> bytes:
 
 
 def decode(data: bytes) -> ReplicaSet:
-    """Return the decoded document. Raises `StateDirectoryError` (another format), `Corrupt`."""
+    """Return the decoded document. Raises `StateDirectoryError` (another format), `CorruptData`."""
     try:
         found = msgspec.msgpack.decode(data, type=_Format).format
         if found != FORMAT_VERSION:
@@ -56,7 +56,7 @@ def decode(data: bytes) -> ReplicaSet:
             )
         return msgspec.msgpack.decode(data, type=ReplicaSet)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"consensus key {REPLICAS_KEY!r}: {error}", determinate=True) from None
+        raise CorruptData(f"consensus key {REPLICAS_KEY!r}: {error}", determinate=True) from None
 
 
 def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ async def store_names(persist: PersistClient, settings: Settings, names: Sequenc
             # An earlier attempt was carried out, though its answer was lost.
             if head is not None and head.data == data:
                 return
-            cas = Cas(REPLICAS_KEY, None if head is None else head.seqno, data)
+            cas = CompareAndSet(REPLICAS_KEY, None if head is None else head.seqno, data)
             if await persist.compare_and_set([cas]):
                 return
         except StorageError as error:

@@ -61,15 +61,15 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     Response,
-    Schedule,
-    Status,
+    ScheduleDataflow,
+    StatusResponse,
     SubscribeBatch,
     SubscribeExport,
     SubscribeResponse,
 )
 
 
-class Merged(msgspec.Struct):
+class MergedResponses(msgspec.Struct):
     """The consequences of one event: responses that count, commands to send, and stashed parts that
     no client will read."""
 
@@ -100,7 +100,7 @@ class _Stream:
         self.failed: dict[str, SubscribeResponse] = {}
 
 
-class Replicas:
+class ReplicaMerge:
     """All replicas, by name; see the module."""
 
     def __init__(
@@ -146,18 +146,18 @@ class Replicas:
         assert name not in self._replicas, name
         self._replicas[name] = _Replica()
 
-    def drop(self, name: str) -> Merged:
+    def drop(self, name: str) -> MergedResponses:
         """Remove a replica."""
         merged = self._gone(name)
         del self._replicas[name]
         return merged
 
-    def connected(self, name: str, incarnation: int) -> tuple[list[Command], Merged]:
+    def connected(self, name: str, incarnation: int) -> tuple[list[Command], MergedResponses]:
         """Take a new connection. Return the history to send, and the consequences for other
         replicas."""
         replica = self._replicas.get(name)
         if replica is None:
-            return [], Merged()
+            return [], MergedResponses()
         merged = self._gone(name)
         replica.incarnation = incarnation
         for id_, maker in self._copies.items():
@@ -173,15 +173,15 @@ class Replicas:
             commands = [each for each in commands if _about(each) not in elsewhere]
         return commands, merged
 
-    def lost(self, name: str, incarnation: int) -> Merged:
+    def lost(self, name: str, incarnation: int) -> MergedResponses:
         """Take the loss of a connection; a former connection's loss changes nothing."""
         replica = self._replicas.get(name)
         if replica is None or replica.incarnation != incarnation:
-            return Merged()
+            return MergedResponses()
         return self._gone(name)
 
-    def _gone(self, name: str) -> Merged:
-        replica, merged = self._replicas[name], Merged()
+    def _gone(self, name: str) -> MergedResponses:
+        replica, merged = self._replicas[name], MergedResponses()
         if replica.incarnation is None:
             return merged
         replica.incarnation = None
@@ -205,7 +205,7 @@ class Replicas:
                 self._copies[id_] = self._hand_over(id_, merged)
         return merged
 
-    def _hand_over(self, id_: ObjectId, merged: Merged) -> str | None:
+    def _hand_over(self, id_: ObjectId, merged: MergedResponses) -> str | None:
         """Give a copy to another connected replica, and return its name; None: there is none."""
         maker = next(iter(self.connected_names), None)
         if maker is not None:
@@ -259,9 +259,9 @@ class Replicas:
 
     # -- responses -----------------------------------------------------------------------------
 
-    def responded(self, name: str, incarnation: int, response: Response) -> Merged:
+    def responded(self, name: str, incarnation: int, response: Response) -> MergedResponses:
         """Merge a response with those that came before."""
-        replica, merged = self._replicas.get(name), Merged()
+        replica, merged = self._replicas.get(name), MergedResponses()
         if replica is None or replica.incarnation != incarnation:
             # Of a former connection: nothing counts, and no client will read its blobs.
             if isinstance(response, PeekResponse):
@@ -284,7 +284,7 @@ class Replicas:
                     del self._copies[id_]
                     self._copied.add(id_)
                     merged.told.append(response)
-            case Status(id=id_, hi=hi):
+            case StatusResponse(id=id_, hi=hi):
                 owner, furthest = self._statuses.get(id_, (name, 0))
                 # A lost replica's status gives way to any other at once.
                 alone = owner not in self._replicas or self._replicas[owner].incarnation is None
@@ -297,7 +297,7 @@ class Replicas:
                 merged.told.append(response)
         return merged
 
-    def _answered(self, name: str, response: PeekResponse, merged: Merged) -> None:
+    def _answered(self, name: str, response: PeekResponse, merged: MergedResponses) -> None:
         unread, self._unread = self._unread, []
         merged.unread += unread
         answers = self._peeks.get(response.uuid)
@@ -318,7 +318,9 @@ class Replicas:
             case _:
                 self._tell(response, merged)
 
-    def _settle_peek(self, uuid: str, answers: dict[str, PeekResponse], merged: Merged) -> None:
+    def _settle_peek(
+        self, uuid: str, answers: dict[str, PeekResponse], merged: MergedResponses
+    ) -> None:
         """Answer a peek that every connected replica has answered: by all their rows, or by the
         last error."""
         connected = self.connected_names
@@ -335,7 +337,7 @@ class Replicas:
         result = merge_results([each.result for each in rows], self._result_bytes_max)
         self._tell(PeekResponse(uuid, result, rows[0].traceparent), merged)
 
-    def _tell(self, response: PeekResponse, merged: Merged) -> None:
+    def _tell(self, response: PeekResponse, merged: MergedResponses) -> None:
         """Take the answer that counts, and cancel the peek on the other replicas."""
         answers = self._peeks.pop(response.uuid)
         self._of_all.discard(response.uuid)
@@ -348,7 +350,7 @@ class Replicas:
         merged.told.append(response)
         merged.sent += [(each, cancel) for each in self.connected_names if each not in answers]
 
-    def _subscribed(self, name: str, response: SubscribeResponse, merged: Merged) -> None:
+    def _subscribed(self, name: str, response: SubscribeResponse, merged: MergedResponses) -> None:
         stream = self._streams.get(response.id)
         if stream is None or stream.over or name in stream.failed:
             merged.unread += _pieces(response)
@@ -377,7 +379,7 @@ class Replicas:
         stream.over = batch.error is not None or is_empty(batch.upper)
         merged.told.append(SubscribeResponse(response.id, batch))
 
-    def _settle_stream(self, stream: _Stream, merged: Merged) -> None:
+    def _settle_stream(self, stream: _Stream, merged: MergedResponses) -> None:
         connected = self.connected_names
         if connected and not stream.over and all(name in stream.failed for name in connected):
             stream.over = True
@@ -438,7 +440,7 @@ def _about(command: Command) -> ObjectId | None:
     match command:
         case CreateDataflow(dataflow):
             return dataflow.id
-        case Schedule(id=id_) | AllowCompaction(id=id_):
+        case ScheduleDataflow(id=id_) | AllowCompaction(id=id_):
             return id_
     return None
 

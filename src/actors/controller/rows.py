@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from actors.controller.names import fold
 from actors.errors import InvalidUsage, TypeMismatch
 from actors.plan.nested import children_of, fit_texts, with_children
-from actors.plan.schema import Column, Schema, arrow_type
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 
 _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
     ("null", pa.types.is_null),
@@ -50,7 +50,7 @@ def kind_of(type_: pa.DataType) -> str:
     return next((name for name, test in _KINDS if test(type_)), str(type_))
 
 
-def check_key_columns(what: str, schema: Schema) -> None:
+def check_key_columns(what: str, schema: TableSchema) -> None:
     """Raise `InvalidUsage` when a PRIMARY KEY column's type has no exact equality."""
     for column in schema.columns:
         if column.name in schema.key and kind_of(arrow_type(column.type)) not in KEY_KINDS:
@@ -132,7 +132,7 @@ def _first_bad(values: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], Any]) 
 
 
 def _fit_column(
-    table: str, column: Column, values: pa.ChunkedArray, *, stored: bool
+    table: str, column: TableColumn, values: pa.ChunkedArray, *, stored: bool
 ) -> pa.ChunkedArray:
     wanted = arrow_type(column.type)
     if not _fits(values.type, wanted):
@@ -164,7 +164,7 @@ def _fit_column(
 
 def fit(
     table: str,
-    schema: Schema,
+    schema: TableSchema,
     rows: pa.Table,
     columns: Sequence[str] | None = None,
     *,

@@ -2,8 +2,8 @@
 
 A session sends Welcomed, then reads one request at a time and hands it to the controller; answers
 come back in any order and are written one at a time. At most `requests_in_flight_max` requests are
-open (`Busy` beyond). A peer that breaks the protocol gets one `Failed` with request 0, and its
-connection is closed. The controller watches a session, and ends its requests with it.
+open (`ResourceBusy` beyond). A peer that breaks the protocol gets one `RequestFailed` with request
+0, and its connection is closed. The controller watches a session, and ends its requests with it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 import anyio
 import msgspec
 
-from actors.cluster.transport import Listener
+from actors.cluster.transport import TransportListener
 from actors.controller.memory_link import MemoryConnection, pair
-from actors.controller.messages import BARE_ANSWER_BYTES, Delivered, Submit
+from actors.controller.messages import BARE_ANSWER_BYTES, BytesDelivered, SubmitRequest
 from actors.errors import (
-    Broken,
-    Busy,
-    Closed,
+    ConnectionBroken,
     IncompatibleVersion,
     InvalidUsage,
     LocalProtocolError,
     PenstockError,
     ProtocolError,
     RemoteProtocolError,
+    ResourceBusy,
+    ResourceClosed,
     to_wire,
 )
-from actors.kernel import STOP, Actor, Address, Effect, Reply
+from actors.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
 from actors.protocol.api import (
     PROTOCOL_VERSION,
     Answer,
-    Changes,
-    Contents,
-    CopyProgress,
-    Failed,
+    ClientHello,
+    CopyProgressed,
+    EndRequest,
+    ReadContents,
     Request,
-    Subscribe,
+    RequestFailed,
+    ServiceHello,
+    SubscribeChanges,
+    SubscribeObject,
     Traced,
-    Unsubscribe,
-    Welcome,
-    Welcomed,
     objects_of,
 )
 from actors.protocol.api_storage import CopyFromProgress
 from actors.settings import Settings
-from actors.spans import Opened, begin_request, span_below, use_context
+from actors.spans import OpenSpan, begin_request, span_below, use_context
 from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
 
 log = logging.getLogger("penstock.sessions")
@@ -59,11 +59,11 @@ MAGIC: Final = b"PNSTKAPI"
 MAGIC_VERSION: Final = 2
 """Version of the handshake before Welcome: 2 has identities and tokens."""
 SERVICE_NAME: Final = "penstock"
-FromClient: TypeAlias = Welcome | Request
-ToClient: TypeAlias = Welcomed | Answer
+FromClient: TypeAlias = ClientHello | Request
+ToClient: TypeAlias = ServiceHello | Answer
 
 
-class Connection(Protocol):
+class SessionConnection(Protocol):
     """A connection as a session needs it: a socket's, or one in memory."""
 
     @property
@@ -112,23 +112,23 @@ class _TooLate(msgspec.Struct, frozen=True, gc=False):
 _SessionMessage: TypeAlias = _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | Answer
 
 
-class Session(Actor[_SessionMessage]):
+class ClientSession(Actor[_SessionMessage]):
     """One connection of a client."""
 
     def __init__(
-        self, connection: Connection, controller: Address[Any], settings: Settings
+        self, connection: SessionConnection, controller: ActorAddress[Any], settings: Settings
     ) -> None:
         self._connection = connection
         self._controller = controller
         self._settings = settings
         self._welcomed = False
         self._open: set[int] = set()
-        self._spans: dict[int, Opened] = {}
+        self._spans: dict[int, OpenSpan] = {}
         """Spans of open requests that are traced."""
         self._out: deque[ToClient] = deque()
         self._out_bytes = 0
         self._writing = False
-        self._reading: Effect | None = None
+        self._reading: RunningEffect | None = None
         self._turn = asyncio.Event()
         """Set when the next request may be read."""
         self._expecting = False
@@ -203,7 +203,7 @@ class Session(Actor[_SessionMessage]):
             self.ctx.stop()
 
     async def _handle(self, message: FromClient) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, ClientHello):
             self._welcome(message)
             return
         if not self._welcomed:
@@ -219,26 +219,30 @@ class Session(Actor[_SessionMessage]):
             return
         limit = self._settings.requests_in_flight_max
         # A client at its limit must still be able to cancel.
-        if len(self._open) >= limit and not isinstance(message, Unsubscribe):
-            busy = Busy(f"{limit} requests of this connection are open (requests_in_flight_max)")
-            self._push(Failed(number, *to_wire(busy)))
+        if len(self._open) >= limit and not isinstance(message, EndRequest):
+            busy = ResourceBusy(
+                f"{limit} requests of this connection are open (requests_in_flight_max)"
+            )
+            self._push(RequestFailed(number, *to_wire(busy)))
             return
         self._open.add(number)
         opened = self._begin_span(message)
         try:
             with use_context(None if opened is None else opened.traceparent):
-                await self._controller.send(Submit(self.ctx.self, message, self._connection.peer))
-        except (Closed, Broken) as error:
-            self._answer(Failed(number, *to_wire(error)))
+                await self._controller.send(
+                    SubmitRequest(self.ctx.self, message, self._connection.peer)
+                )
+        except (ResourceClosed, ConnectionBroken) as error:
+            self._answer(RequestFailed(number, *to_wire(error)))
 
-    def _begin_span(self, request: Request) -> Opened | None:
+    def _begin_span(self, request: Request) -> OpenSpan | None:
         if not isinstance(request, Traced):
             return None
         traceparent = request.traceparent
         opened = begin_request(SESSION_REQUEST, traceparent=traceparent)
         if opened is not None:
             opened.describe(request.request, objects_of(request), self.ctx.path)
-            if isinstance(request, Subscribe):
+            if isinstance(request, SubscribeObject):
                 opened.end()  # a subscribe has no end; its changes have traces of their own
             else:
                 self._spans[request.request] = opened
@@ -251,7 +255,7 @@ class Session(Actor[_SessionMessage]):
                 opened.fail(error)
             opened.end()
 
-    def _welcome(self, message: Welcome) -> None:
+    def _welcome(self, message: ClientHello) -> None:
         if self._welcomed:
             self._end(RemoteProtocolError("Welcome comes once, as the first frame"))
         elif message.version != PROTOCOL_VERSION:
@@ -259,21 +263,21 @@ class Session(Actor[_SessionMessage]):
             self._end(IncompatibleVersion(text))
         else:
             self._welcomed = True
-            self._push(Welcomed(PROTOCOL_VERSION, SERVICE_NAME))
+            self._push(ServiceHello(PROTOCOL_VERSION, SERVICE_NAME))
 
     # -- writing -------------------------------------------------------------------------------
 
     def _answer(self, answer: Answer) -> None:
-        if isinstance(answer, Changes):
+        if isinstance(answer, SubscribeChanges):
             answer = self._signed(answer)
         elif not _is_one_of_many(answer):
             self._open.discard(answer.request)
             if self._spans:
-                told = f"{answer.code}: {answer.text}" if isinstance(answer, Failed) else ""
+                told = f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
                 self._end_span(answer.request, told)
         self._push(answer)
 
-    def _signed(self, changes: Changes) -> Changes:
+    def _signed(self, changes: SubscribeChanges) -> SubscribeChanges:
         """Return the changes with the trace context of this session's span."""
         with span_below(changes.traceparent, SESSION_CHANGES) as opened:
             if opened is None:
@@ -305,7 +309,7 @@ class Session(Actor[_SessionMessage]):
 
     def _write_at_once(self) -> None:
         """Write the leading answers that the connection takes without waiting and that need no
-        `Delivered`."""
+        `BytesDelivered`."""
         bare = 0
         while bare < len(self._out) and not _is_one_of_many(self._out[bare]):
             bare += 1
@@ -319,24 +323,26 @@ class Session(Actor[_SessionMessage]):
             self._out_bytes -= _size(self._out.popleft())
 
     def _write_failed(self, answer: ToClient, error: PenstockError) -> None:
-        if not isinstance(error, LocalProtocolError) or isinstance(answer, Welcomed | Failed):
+        if not isinstance(error, LocalProtocolError) or isinstance(
+            answer, ServiceHello | RequestFailed
+        ):
             self.ctx.stop()
             return
         # The answer was not sent at all, and the connection goes on: only this request fails.
         told = InvalidUsage(f"the answer is too large: {error}")
-        self._out.appendleft(Failed(answer.request, *to_wire(told)))
+        self._out.appendleft(RequestFailed(answer.request, *to_wire(told)))
         self._write()
 
     async def _delivered(self, request: int, size: int) -> None:
         try:
-            await self._controller.send(Delivered(self.ctx.path, request, size))
-        except (Closed, Broken):
+            await self._controller.send(BytesDelivered(self.ctx.path, request, size))
+        except (ResourceClosed, ConnectionBroken):
             self.ctx.stop()
 
     def _end(self, error: PenstockError) -> None:
         """Send the peer its error, and close the connection when that was written."""
         self._ending = True
-        self._push(Failed(0, *to_wire(error)))
+        self._push(RequestFailed(0, *to_wire(error)))
 
     def describe(self) -> str:
         return (
@@ -347,15 +353,15 @@ class Session(Actor[_SessionMessage]):
 
 def _is_one_of_many(
     answer: ToClient,
-) -> TypeGuard[Changes | Contents | CopyProgress | CopyFromProgress]:
-    """Return whether the controller waits for `Delivered` before it sends the next answer."""
-    if isinstance(answer, Contents):
+) -> TypeGuard[SubscribeChanges | ReadContents | CopyProgressed | CopyFromProgress]:
+    """Return whether the controller waits for `BytesDelivered` before it sends the next answer."""
+    if isinstance(answer, ReadContents):
         return answer.more
-    return isinstance(answer, Changes | CopyProgress | CopyFromProgress)
+    return isinstance(answer, SubscribeChanges | CopyProgressed | CopyFromProgress)
 
 
 def _size(message: ToClient) -> int:
-    if isinstance(message, Contents | Changes) and message.arrow is not None:
+    if isinstance(message, ReadContents | SubscribeChanges) and message.arrow is not None:
         return len(message.arrow)
     return BARE_ANSWER_BYTES
 
@@ -363,20 +369,20 @@ def _size(message: ToClient) -> int:
 def _peer_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
-    return Broken(f"{type(error).__name__}: {error}")
+    return ConnectionBroken(f"{type(error).__name__}: {error}")
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False):
+class ConnectionAccepted(msgspec.Struct, frozen=True, gc=False):
     """A connection was accepted; `ended` is called when its session has stopped."""
 
-    connection: Connection
+    connection: SessionConnection
     ended: Callable[[], Any]
 
 
 class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
     """A client in this process wants a connection; answered with its end."""
 
-    reply: Reply[MemoryConnection[Any, Any]]
+    reply: ReplySlot[MemoryConnection[Any, Any]]
 
 
 class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
@@ -387,14 +393,14 @@ class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
     """The listener was closed."""
 
 
-_ServerMessage: TypeAlias = Accepted | ConnectInProcess | _SessionEnded | _ListenerEnded
+_ServerMessage: TypeAlias = ConnectionAccepted | ConnectInProcess | _SessionEnded | _ListenerEnded
 
 
 class ApiServer(Actor[_ServerMessage]):
     """Accepts clients. `listener` is bound already (None: in process only)."""
 
     def __init__(
-        self, listener: Listener | None, controller: Address[Any], settings: Settings
+        self, listener: TransportListener | None, controller: ActorAddress[Any], settings: Settings
     ) -> None:
         self._listener = listener
         self._controller = controller
@@ -414,12 +420,12 @@ class ApiServer(Actor[_ServerMessage]):
         """Start a session, and return when it has stopped: the listener's task keeps the
         connection."""
         ended = anyio.Event()
-        await self.ctx.self.send(Accepted(connection, ended.set))
+        await self.ctx.self.send(ConnectionAccepted(connection, ended.set))
         await ended.wait()
 
     async def receive(self, message: _ServerMessage) -> None:
         match message:
-            case Accepted(connection, ended):
+            case ConnectionAccepted(connection, ended):
                 self._start(connection, ended)
             case ConnectInProcess(reply):
                 mine, theirs = pair(self._settings.requests_in_flight_max)
@@ -432,10 +438,10 @@ class ApiServer(Actor[_ServerMessage]):
             case _:
                 assert_never(message)
 
-    def _start(self, connection: Connection, ended: Callable[[], Any]) -> None:
+    def _start(self, connection: SessionConnection, ended: Callable[[], Any]) -> None:
         self._accepted += 1
         session = self.ctx.spawn(
-            lambda: Session(connection, self._controller, self._settings),
+            lambda: ClientSession(connection, self._controller, self._settings),
             f"session-{self._accepted}",
             # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,

@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from actors.compute.logs import Row
-from actors.controller.catalog import SINK, SOURCE, SOURCE_TABLE, Catalog, CatalogObject
+from actors.controller.catalog import SINK, SOURCE, SOURCE_TABLE, CatalogObject, CatalogSnapshot
 from actors.controller.copies_from import CopiesFrom
-from actors.controller.desk import Desk
+from actors.controller.desk import ControllerState
 from actors.controller.holds import sink_holder
-from actors.controller.leftover_record import Leftover
-from actors.controller.leftovers import Leftovers
+from actors.controller.leftover_record import CleanupRecord
+from actors.controller.leftovers import ExternalCleanup
 from actors.controller.messages import (
-    Push,
-    Replay,
+    PushCommand,
+    ReplayHistory,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.progress import EMPTY, ObjectId, frontier_or_null
 from actors.protocol.api_storage import (
-    Health,
     ListSources,
+    ObjectHealth,
     SourceReport,
     SourceStatus,
     SourceTableStatus,
@@ -38,8 +38,8 @@ from actors.protocol.api_storage import (
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
+    ConnectionRefused,
     InitializationComplete,
-    Refused,
     SourceImport,
 )
 from actors.protocol.storage import (
@@ -48,21 +48,21 @@ from actors.protocol.storage import (
     FrontierUpper,
     IngestionDescription,
     IngestionExport,
+    ObjectStatistics,
     Response,
     RunIngestion,
     RunSink,
     SinkDescription,
     StagedBatches,
-    Statistics,
     StatisticsUpdates,
     StatusUpdate,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 
 log = logging.getLogger("penstock.controller")
 
 
-def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescription:
+def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> IngestionDescription:
     """Return a source with its tables, as the cluster runs it."""
     assert entry.configuration is not None, entry.name
     assert entry.shard is not None, entry.name
@@ -74,7 +74,7 @@ def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescript
     return IngestionDescription(entry.id, entry.name, entry.configuration, entry.shard, exports)
 
 
-def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
+def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescription:
     """Return a sink with its input, as the cluster runs it."""
     assert entry.configuration is not None, entry.name
     on = catalog.by_id(entry.depends[0])
@@ -83,31 +83,31 @@ def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
     return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
 
 
-class Sources:
+class ConnectorObjects:
     """All sources and sinks. `link` is the task that holds the connection."""
 
     def __init__(
         self,
-        desk: Desk,
-        link: Address[Any] | None,
+        desk: ControllerState,
+        link: ActorAddress[Any] | None,
         copies: CopiesFrom,
-        leftovers: tuple[Leftover, ...] = (),
+        leftovers: tuple[CleanupRecord, ...] = (),
     ) -> None:
         self._desk = desk
         self.copies = copies
         copies.push = None if link is None else self._push
-        self.leftovers = Leftovers(desk, leftovers)
+        self.leftovers = ExternalCleanup(desk, leftovers)
         desk.created_outside, desk.dropped_outside = self.created, self.dropped
         desk.health = self.health
         self._link = link
         self._incarnation = 0
         self._health: dict[ObjectId, StatusUpdate] = {}
-        self._failed: dict[ObjectId, Health] = {}
+        self._failed: dict[ObjectId, ObjectHealth] = {}
         """Health of each object at its last stall: while it is restarted, its own health does not
         show that."""
         self._stalled_ms: dict[ObjectId, int] = {}
         """Time since which each object is stalled: a restart does not end a stall, running does."""
-        self._statistics: dict[ObjectId, Statistics] = {}
+        self._statistics: dict[ObjectId, ObjectStatistics] = {}
         self._dropping: dict[ObjectId, CatalogObject] = {}
         """Sinks whose holds are dropped when the cluster has stopped them."""
 
@@ -117,7 +117,7 @@ class Sources:
         """Send everything to a new connection."""
         self._incarnation = message.incarnation
         assert self._link is not None, "it is the link that says so"
-        self._link.reply(Replay(message.incarnation, tuple(self.commands())))
+        self._link.reply(ReplayHistory(message.incarnation, tuple(self.commands())))
         for entry in list(self._dropping.values()):
             self._let_go(entry.id)  # this connection was not told to run it
         self.leftovers.connected()
@@ -126,7 +126,7 @@ class Sources:
         """Return all commands for a fresh connection, after its Hello."""
         catalog, settings = self._desk.catalog, self._desk.settings
         found: list[Command] = [
-            UpdateConfiguration(
+            UpdateStorageConfiguration(
                 source_tick_ms=settings.source_tick_ms,
                 statistics_ms=settings.statistics_ms,
                 source_inflight_bytes_max=settings.source_inflight_bytes_max,
@@ -167,7 +167,7 @@ class Sources:
 
     def _push(self, command: Command) -> None:
         if self._link is not None:
-            self._link.reply(Push(command))
+            self._link.reply(PushCommand(command))
 
     # -- responses -------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Sources:
                 self.leftovers.schedule_removal(id_)
             case StagedBatches():
                 pass
-            case Refused():
+            case ConnectionRefused():
                 log.warning("the cluster refused: %s", response)
         return None
 
@@ -232,13 +232,13 @@ class Sources:
 
     # -- reporting ---------------------------------------------------------------------------------
 
-    def health(self, entry: CatalogObject) -> Health:
+    def health(self, entry: CatalogObject) -> ObjectHealth:
         """Return the health of a source, a source's table, or a sink."""
         told = self._health.get(entry.id)
         if not self._incarnation:
-            return Health("paused", "no replica is connected")
+            return ObjectHealth("paused", "no replica is connected")
         if told is None:
-            return Health("starting")
+            return ObjectHealth("starting")
         return _health(told)
 
     def report(self, request: ListSources) -> SourceReport:
@@ -276,8 +276,8 @@ class Sources:
         objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
         listed = [(entry.id, self._status(entry)) for entry in objects]
         for id_, shown in (*listed, *self.leftovers.statuses()):
-            health, told = shown.health, shown.statistics or Statistics(id_)
-            failed = shown.failed or Health("")
+            health, told = shown.health, shown.statistics or ObjectStatistics(id_)
+            failed = shown.failed or ObjectHealth("")
             yield (
                 id_,
                 shown.name,
@@ -344,9 +344,9 @@ class Sources:
         )
 
 
-def _health(told: StatusUpdate) -> Health:
-    return Health(told.status, told.error or "", told.hint or "", told.time_ms)
+def _health(told: StatusUpdate) -> ObjectHealth:
+    return ObjectHealth(told.status, told.error or "", told.hint or "", told.time_ms)
 
 
-def _told(health: Health) -> tuple[str, str | None, str | None]:
+def _told(health: ObjectHealth) -> tuple[str, str | None, str | None]:
     return health.status, health.error or None, health.hint or None

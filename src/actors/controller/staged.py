@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 from actors.controller.groups import TableTarget
 from actors.controller.rows import describe_key, identities
-from actors.errors import Broken, DuplicateKey, InvalidUsage
-from actors.kernel import Clock
-from actors.persist import Part, PersistClient
+from actors.errors import ConnectionBroken, DuplicateKey, InvalidUsage
+from actors.kernel import ActorClock
+from actors.persist import BatchPart, PersistClient
 from actors.persist.compaction import row_hashes
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import concat, consolidate
-from actors.protocol.storage import Staged
+from actors.protocol.storage import FilesStaged
 
 
 class StagedCopy(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class StagedCopy(msgspec.Struct, frozen=True):
 
     target: TableTarget
     uuid: str
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
     keys: pa.Table | None = None
     """Keys of all rows, for a table with a PRIMARY KEY."""
 
@@ -45,24 +45,25 @@ class StagedCopy(msgspec.Struct, frozen=True):
         return sum(part.rows for part in self.parts)
 
 
-def parts_of(staged: Staged) -> tuple[Part, ...]:
+def parts_of(staged: FilesStaged) -> tuple[BatchPart, ...]:
     """Return the parts that an answer describes."""
-    return tuple(msgspec.msgpack.decode(batch.part, type=Part) for batch in staged.batches)
+    return tuple(msgspec.msgpack.decode(batch.part, type=BatchPart) for batch in staged.batches)
 
 
 async def claim_parts(
     persist: PersistClient,
-    clock: Clock,
+    clock: ActorClock,
     target: TableTarget,
     uuid: str,
-    parts: tuple[Part, ...],
+    parts: tuple[BatchPart, ...],
     keyed_rows_max: int,
 ) -> StagedCopy:
-    """Claim the parts and check their keys. Raises `Broken` when they are gone, `DuplicateKey`,
-    `InvalidUsage` (too many keys), and the stores' errors; the parts are then discarded."""
+    """Claim the parts and check their keys. Raises `ConnectionBroken` when they are gone,
+    `DuplicateKey`, `InvalidUsage` (too many keys), and the stores' errors; the parts are then
+    discarded."""
     try:
         if not await persist.claim(target.shard, parts):
-            raise Broken(
+            raise ConnectionBroken(
                 f"what was staged for table {target.name} was given up, since nobody took it in "
                 "time; nothing was copied: copy again"
             )
@@ -125,7 +126,9 @@ def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
             )
 
 
-async def updates_of(persist: PersistClient, copy: StagedCopy, parts: Sequence[Part]) -> pa.Table:
+async def updates_of(
+    persist: PersistClient, copy: StagedCopy, parts: Sequence[BatchPart]
+) -> pa.Table:
     """Return all rows as they were appended. Raises the stores' errors."""
     shape = copy.target.schema.arrow_updates()
     return concat([await persist.fetch(part, copy.target.schema) for part in parts], shape)

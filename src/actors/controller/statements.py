@@ -16,17 +16,17 @@ import anyio
 import msgspec
 
 from actors.controller.boot import describe_dataflow
-from actors.controller.catalog import INDEX, OUTSIDE, TABLE, Catalog, CatalogObject
-from actors.controller.ddl import Changed
-from actors.controller.desk import Desk, reply_error, to_penstock_error
+from actors.controller.catalog import INDEX, OUTSIDE, TABLE, CatalogObject, CatalogSnapshot
+from actors.controller.ddl import CatalogChanged
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
 from actors.controller.holds import RETAIN, dataflow_holder
-from actors.controller.messages import CloseTable, Gone, Tick
+from actors.controller.messages import CloseTable, ShardsDropped, TickTables
 from actors.errors import PenstockError, StorageError
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.progress import EMPTY, ObjectId, ShardId, Time
-from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
+from actors.protocol.api import CreateIndex, CreateTable, CreateView, DropObject, RequestDone
 from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, DropSink, DropSource
-from actors.protocol.compute import AllowCompaction, CreateDataflow, Schedule
+from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.spans import forget_measures, span_below
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
 
@@ -36,7 +36,7 @@ Statement = (
     CreateTable
     | CreateView
     | CreateIndex
-    | Drop
+    | DropObject
     | CreateSource
     | AlterSource
     | DropSource
@@ -52,22 +52,22 @@ them."""
 class StatementDone(msgspec.Struct, frozen=True, gc=False):
     """The running statement has ended; `result` is the change or the error."""
 
-    result: Changed | PenstockError
-    read_back: tuple[Catalog, int | None] | None = None
+    result: CatalogChanged | PenstockError
+    read_back: tuple[CatalogSnapshot, int | None] | None = None
 
 
 class _Queued(msgspec.Struct, frozen=True, gc=False):
     """A statement, its session, and its trace context."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     statement: Statement
     traceparent: str | None = None
 
 
-class Statements:
+class StatementQueue:
     """The queue of statements, and the consequences of each."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
         self._queue: deque[_Queued] = deque()
         self._current: _Queued | None = None
@@ -79,7 +79,7 @@ class Statements:
         """Return whether a table is being dropped: writes are refused."""
         return id_ in self._closing
 
-    def submit(self, session: Address[Any], statement: Statement) -> None:
+    def submit(self, session: ActorAddress[Any], statement: Statement) -> None:
         """Queue a statement."""
         self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
         self._next()
@@ -114,7 +114,7 @@ class Statements:
             # The change may be durable or not: the catalog that is read back decides (`_settled`).
             return StatementDone(named, await self._read_back())
 
-    async def _read_back(self) -> tuple[Catalog, int | None]:
+    async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
         """Return the durable catalog, however long the store takes."""
         settings = self._desk.settings
         failures = 0
@@ -128,7 +128,7 @@ class Statements:
             failures += 1
             await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
 
-    def _change(self, statement: Statement) -> Coroutine[Any, Any, Changed]:
+    def _change(self, statement: Statement) -> Coroutine[Any, Any, CatalogChanged]:
         desk = self._desk
         store, catalog, seqno = desk.store, desk.catalog, desk.seqno
         match statement:
@@ -138,7 +138,7 @@ class Statements:
                 return store.create_view(catalog, seqno, statement)
             case CreateIndex():
                 return store.create_index(catalog, seqno, statement)
-            case Drop():
+            case DropObject():
                 return self._drop(statement)
         outside = desk.outside
         match statement:
@@ -153,13 +153,13 @@ class Statements:
             case DropSink():
                 return outside.drop_sink(catalog, seqno, statement.name)
 
-    async def _create_table(self, statement: CreateTable) -> Changed:
+    async def _create_table(self, statement: CreateTable) -> CatalogChanged:
         """Create a table; the first one is given a first time, so that views on it can start."""
         desk = self._desk
         changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
         if desk.frontiers.tables_upper == 0 and desk.writer is not None:
             with suppress(PenstockError):  # `open_times` tries again
-                await desk.writer.ask(Tick)
+                await desk.writer.ask(TickTables)
         return changed
 
     def open_times(self) -> None:
@@ -178,7 +178,7 @@ class Statements:
         failures = 0
         while desk.frontiers.tables_upper == 0:
             try:
-                await desk.writer.ask(Tick)
+                await desk.writer.ask(TickTables)
                 break
             except PenstockError as error:
                 log.warning("the tables have no first time yet, trying again: %s", error)
@@ -186,7 +186,7 @@ class Statements:
             await anyio.sleep(desk.settings.retry_delay_ms(failures) / 1000)
         self._opening = False
 
-    async def _drop(self, statement: Drop) -> Changed:
+    async def _drop(self, statement: DropObject) -> CatalogChanged:
         desk = self._desk
         entry = desk.catalog.find(statement.name)
         # Only for its check: an object in use is refused before its writes are.
@@ -212,7 +212,7 @@ class Statements:
         if message.read_back is not None and isinstance(result, PenstockError):
             result = self._settled(statement, message.read_back, result)
         dropped: tuple[CatalogObject, ...] = ()
-        if isinstance(result, Changed):
+        if isinstance(result, CatalogChanged):
             self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
             if result.created is not None:
                 self._created(result.created, queued.traceparent)
@@ -224,7 +224,7 @@ class Statements:
                     self._dropped(entry)
             for notice in result.notices:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
-            session.reply(Done(statement.request, "\n".join(result.notices)))
+            session.reply(RequestDone(statement.request, "\n".join(result.notices)))
         else:
             reply_error(session, statement.request, result)
         self._next()
@@ -233,9 +233,9 @@ class Statements:
     def _settled(
         self,
         statement: Statement,
-        found: tuple[Catalog, int | None],
+        found: tuple[CatalogSnapshot, int | None],
         error: PenstockError,
-    ) -> Changed | PenstockError:
+    ) -> CatalogChanged | PenstockError:
         """Return the change that the durable catalog shows, or the error."""
         before, (catalog, seqno) = self._desk.catalog, found
         # Even if no object came or went: the next statement needs the present seqno.
@@ -245,9 +245,9 @@ class Statements:
         came = [each for each in catalog.objects if before.get(each.id) is None]
         went = [each for each in before.objects if catalog.get(each.id) is None]
         if came:
-            return Changed(catalog, seqno, created=came[0], also=tuple(came[1:]))
+            return CatalogChanged(catalog, seqno, created=came[0], also=tuple(came[1:]))
         if went:
-            return Changed(catalog, seqno, dropped=went[0], also=tuple(went[1:]))
+            return CatalogChanged(catalog, seqno, dropped=went[0], also=tuple(went[1:]))
         return error
 
     def _track(self, entry: CatalogObject) -> None:
@@ -278,7 +278,7 @@ class Statements:
         desk = self._desk
         desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
         desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
-        desk.command(Schedule(entry.id, traceparent))
+        desk.command(ScheduleDataflow(entry.id, traceparent))
 
     def _dropped(self, entry: CatalogObject) -> None:
         desk = self._desk
@@ -287,7 +287,7 @@ class Statements:
         for own in entry.shards:
             desk.retain.forget(own)
         if entry.shards and desk.maintenance is not None:
-            desk.maintenance.reply(Gone(entry.shards))
+            desk.maintenance.reply(ShardsDropped(entry.shards))
         if entry.kind in OUTSIDE:
             desk.dropped_outside(entry)
         if entry.kind == TABLE or entry.kind in OUTSIDE:

@@ -1,4 +1,4 @@
-"""The status of all objects, for `Status`: frontiers, lag, and the states of dataflows."""
+"""The status of all objects, for `StatusResponse`: frontiers, lag, and the states of dataflows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 from actors.controller.catalog import INDEX, OUTSIDE, SOURCE_TABLE, TABLE, CatalogObject
-from actors.controller.desk import Desk, to_penstock_error
+from actors.controller.desk import ControllerState, to_penstock_error
 from actors.errors import PenstockError
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.progress import ObjectId, Time, is_empty
-from actors.protocol.api import Failed, ObjectStatus, StatusReport
-from actors.protocol.compute import Status
+from actors.protocol.api import ObjectStatus, RequestFailed, StatusReport
+from actors.protocol.compute import StatusResponse
 
 
-class Held(msgspec.Struct, gc=False):
+class IndexMemory(msgspec.Struct, gc=False):
     """Size of an index on all workers: rows on one replica, bytes on all."""
 
     rows: int = 0
@@ -24,20 +24,20 @@ class Held(msgspec.Struct, gc=False):
 
 
 class StatusRead(msgspec.Struct, frozen=True, gc=False):
-    """The sinces and sizes for a `Status` were read."""
+    """The sinces and sizes for a `StatusResponse` were read."""
 
-    session: Address[Any]
+    session: ActorAddress[Any]
     request: int
     sinces: dict[ObjectId, Time]
-    held: dict[ObjectId, Held] = {}
+    held: dict[ObjectId, IndexMemory] = {}
     error: PenstockError | None = None
 
 
-def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
+def read_sinces(desk: ControllerState, session: ActorAddress[Any], request: int) -> None:
     """Read the sinces of all shards; `StatusRead` follows."""
     wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
 
-    async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, Held]]:
+    async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, IndexMemory]]:
         found: dict[ObjectId, Time] = {}
         for id_, shard in wanted:
             try:
@@ -53,14 +53,14 @@ def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
     )
 
 
-async def _held(desk: Desk) -> dict[ObjectId, Held]:
-    held: dict[ObjectId, Held] = {}
+async def _held(desk: ControllerState) -> dict[ObjectId, IndexMemory]:
+    held: dict[ObjectId, IndexMemory] = {}
     found = None if desk.statistics is None else await desk.statistics()
     rows: dict[tuple[str, str], int] = {}
     if found is not None:
         for worker in found.workers:
             for index in worker.indexes:
-                sums = held.setdefault(index.id, Held())
+                sums = held.setdefault(index.id, IndexMemory())
                 of_replica = rows.get((worker.replica, index.id), 0) + index.rows
                 rows[worker.replica, index.id] = of_replica
                 # Every replica has the same rows: the fullest one's count is the index's.
@@ -70,14 +70,14 @@ async def _held(desk: Desk) -> dict[ObjectId, Held]:
     return held
 
 
-def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
-    """Return the answer to `Status`."""
+def report(desk: ControllerState, read: StatusRead) -> StatusReport | RequestFailed:
+    """Return the answer to `StatusResponse`."""
     frontiers = desk.frontiers
     objects = tuple(_status(desk, entry, read) for entry in desk.catalog.objects)
     return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
 
 
-def lag_ms(desk: Desk, entry: CatalogObject) -> int:
+def lag_ms(desk: ControllerState, entry: CatalogObject) -> int:
     """Return the age of an object's contents while a table that it depends on, of clients or
     sources, is further; else 0."""
     upper = desk.frontiers.upper(entry)
@@ -93,7 +93,7 @@ def lag_ms(desk: Desk, entry: CatalogObject) -> int:
     return 0 if since is None else max(0, desk.oracle_now() - since)
 
 
-def _tables(desk: Desk, entry: CatalogObject) -> list[CatalogObject]:
+def _tables(desk: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
     """Return the tables that an object depends on, through views; itself, if it is one."""
     found: dict[ObjectId, CatalogObject] = {}
     seek = [entry]
@@ -106,8 +106,8 @@ def _tables(desk: Desk, entry: CatalogObject) -> list[CatalogObject]:
     return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
 
 
-def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
-    sinces, held = read.sinces, read.held.get(entry.id, Held())
+def _status(desk: ControllerState, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
+    sinces, held = read.sinces, read.held.get(entry.id, IndexMemory())
     frontiers = desk.frontiers
     upper = frontiers.upper(entry)
     status = frontiers.status(entry.id)
@@ -154,7 +154,7 @@ def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
     )
 
 
-def live_text(status: Status | None) -> str:
+def live_text(status: StatusResponse | None) -> str:
     """Return the state of a running view, for `explain`."""
     if status is None:
         return "not running yet"

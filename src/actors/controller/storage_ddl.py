@@ -20,10 +20,10 @@ from actors.controller.catalog import (
     SINK,
     SOURCE,
     SOURCE_TABLE,
-    Catalog,
     CatalogObject,
+    CatalogSnapshot,
 )
-from actors.controller.ddl import CatalogStore, Changed, retain, table_schema
+from actors.controller.ddl import CatalogChanged, CatalogStore, retain, table_schema
 from actors.controller.holds import RETAIN, sink_holder
 from actors.controller.leftover_record import leftover_of, record_cas
 from actors.controller.names import check_name
@@ -32,59 +32,59 @@ from actors.ingest.shards import REMAP
 from actors.persist import NewShard
 from actors.progress import ObjectId
 from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, SourceTable
-from actors.protocol.storage import Configuration
-from actors.sinks.sink import Sink
-from actors.sources.source import Export, Source
+from actors.protocol.storage import ConnectorConfiguration
+from actors.sinks.sink import SinkConnector
+from actors.sources.source import SourceConnector, SourceExport
 
 T = TypeVar("T")
 
 
-class Makers(Protocol):
+class ConnectorMakers(Protocol):
     """Makes sources and sinks from configurations. Raises `InvalidUsage` for one that is not
     valid."""
 
-    def source(self, configuration: Configuration, id: ObjectId, /) -> Source:
+    def source(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> SourceConnector:
         """Return a source that was not opened yet."""
         ...
 
-    def sink(self, configuration: Configuration, id: ObjectId, /) -> Sink:
+    def sink(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> SinkConnector:
         """Return a sink that was not opened yet."""
         ...
 
-    def kept(self, configuration: Configuration, id: ObjectId, /) -> str:
+    def kept(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> str:
         """Return the name of a source's external resource that must be cleaned up; empty if
         none."""
         ...
 
-    def new_source(self, kind: str, config: bytes, /) -> Configuration:
+    def new_source(self, kind: str, config: bytes, /) -> ConnectorConfiguration:
         """Return the configuration of a new source, from a user's JSON."""
         ...
 
-    def new_sink(self, kind: str, options: bytes, /) -> Configuration:
+    def new_sink(self, kind: str, options: bytes, /) -> ConnectorConfiguration:
         """Return the configuration of a new sink, from a user's JSON."""
         ...
 
 
-class Nothing:
+class NoConnectors:
     """The makers of a service without sources and sinks: no kind is known."""
 
-    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+    def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no source of kind {configuration.kind!r}")
 
-    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+    def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no sink of kind {configuration.kind!r}")
 
-    def kept(self, configuration: Configuration, id: ObjectId) -> str:
+    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return an empty name."""
         return ""
 
-    def new_source(self, kind: str, config: bytes) -> Configuration:
+    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no source of kind {kind!r}")
 
-    def new_sink(self, kind: str, options: bytes) -> Configuration:
+    def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no sink of kind {kind!r}")
 
@@ -97,22 +97,22 @@ DESCRIBE_DEADLINE_MS: Final = 60_000
 class StorageStore:
     """Carries out changes of sources and sinks."""
 
-    def __init__(self, store: CatalogStore, makers: Makers) -> None:
+    def __init__(self, store: CatalogStore, makers: ConnectorMakers) -> None:
         self._store = store
         self._makers = makers
 
     @property
-    def makers(self) -> Makers:
+    def makers(self) -> ConnectorMakers:
         """Return the makers of sources and sinks."""
         return self._makers
 
     # -- sources -------------------------------------------------------------------------------
 
     async def create_source(
-        self, catalog: Catalog, seqno: int | None, request: CreateSource
-    ) -> Changed:
-        """Create a source and its tables. Raises `InvalidUsage` and its children, `Unreachable`,
-        `StorageError`."""
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateSource
+    ) -> CatalogChanged:
+        """Create a source and its tables. Raises `InvalidUsage` and its children,
+        `SourceUnreachable`, `StorageError`."""
         name = check_name("source", request.name)
         catalog.check_free(name, SOURCE)
         configuration = self._makers.new_source(request.kind, request.configuration)
@@ -139,8 +139,8 @@ class StorageStore:
         return msgspec.structs.replace(changed, notices=tuple(left_out))
 
     async def alter_source(
-        self, catalog: Catalog, seqno: int | None, request: AlterSource
-    ) -> Changed:
+        self, catalog: CatalogSnapshot, seqno: int | None, request: AlterSource
+    ) -> CatalogChanged:
         """Add tables to a source. Raises as `create_source` does."""
         entry = catalog.find_apart(SOURCE, request.name)
         if not request.add:
@@ -157,8 +157,8 @@ class StorageStore:
         return await self._add(catalog, seqno, None, tables, [])
 
     async def _describe(
-        self, configuration: Configuration, id_: str, tables: Sequence[SourceTable] | None
-    ) -> tuple[Export, ...]:
+        self, configuration: ConnectorConfiguration, id_: str, tables: Sequence[SourceTable] | None
+    ) -> tuple[SourceExport, ...]:
         wanted = None if tables is None else {each.outside: each.exclude for each in tables}
         if wanted is not None and tables is not None and len(wanted) < len(tables):
             raise InvalidUsage("a table outside is named twice: each fills one table here")
@@ -171,19 +171,21 @@ class StorageStore:
 
     async def _add(
         self,
-        catalog: Catalog,
+        catalog: CatalogSnapshot,
         seqno: int | None,
         source: CatalogObject | None,
         tables: Sequence[CatalogObject],
         shards: list[NewShard],
-    ) -> Changed:
+    ) -> CatalogChanged:
         for entry in tables:
             catalog = catalog.add(entry)
             shards.append(NewShard(id=entry.id, schema=entry.schema, holds={RETAIN: 0}))
         first, *also = [source, *tables] if source is not None else tables
         return await self._store.store(catalog, seqno, shards, created=first, also=tuple(also))
 
-    async def drop_source(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
+    async def drop_source(
+        self, catalog: CatalogSnapshot, seqno: int | None, name: str
+    ) -> CatalogChanged:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
         entry = catalog.find_apart(SOURCE, name)
         tables = catalog.dependents(entry.id)
@@ -197,9 +199,10 @@ class StorageStore:
     # -- sinks ---------------------------------------------------------------------------------
 
     async def create_sink(
-        self, catalog: Catalog, seqno: int | None, request: CreateSink
-    ) -> Changed:
-        """Create a sink. Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateSink
+    ) -> CatalogChanged:
+        """Create a sink. Raises `InvalidUsage` and its children, `SourceUnreachable`,
+        `StorageError`."""
         name = check_name("sink", request.name)
         catalog.check_free(name, SINK)
         on = catalog.find(request.on)
@@ -232,7 +235,9 @@ class StorageStore:
                 await self._store.drop_hold(on.shard, holder)
             raise
 
-    async def drop_sink(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
+    async def drop_sink(
+        self, catalog: CatalogSnapshot, seqno: int | None, name: str
+    ) -> CatalogChanged:
         """Drop a sink; its hold is dropped when the cluster has stopped it. Raises `UnknownObject`,
         `StorageError`."""
         entry = catalog.find_apart(SINK, name)
@@ -241,9 +246,9 @@ class StorageStore:
 
 
 def _tables(
-    catalog: Catalog,
+    catalog: CatalogSnapshot,
     source: CatalogObject,
-    exports: Sequence[Export],
+    exports: Sequence[SourceExport],
     wanted: Sequence[SourceTable] | None,
     *,
     alone: bool,
@@ -286,7 +291,7 @@ def _tables(
     return found, left_out
 
 
-def _table(source: CatalogObject, export: Export, name: str, number: int) -> CatalogObject:
+def _table(source: CatalogObject, export: SourceExport, name: str, number: int) -> CatalogObject:
     check_name(f"source {source.name}: table", name)
     return CatalogObject(
         id=f"u{number}",

@@ -1,8 +1,8 @@
 """Subscribes: clients that follow the changes of an object, under a durable hold each.
 
 A subscribe has delivered everything below `delivered`; it holds its shard at ``delivered - 1``,
-where a dataflow without snapshot resumes exactly. `Fanout` decides which subscribes share a
-dataflow, and what each is sent of its batches.
+where a dataflow without snapshot resumes exactly. `SubscribeFanout` decides which subscribes share
+a dataflow, and what each is sent of its batches.
 
 A slow client: bytes that the session has not passed on are counted. Beyond
 `subscribe_inflight_bytes_max` the subscribe leaves its dataflow, which the others do not notice;
@@ -14,8 +14,8 @@ ones do, take the blobs piece by piece, and join again after them. Each piece bu
 ``upper == lower``, and `partial`.
 
 Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends the
-subscribe; the empty upper ends it with `Done`, and so does `up_to`, by an answer with the empty
-upper.
+subscribe; the empty upper ends it with `RequestDone`, and so does `up_to`, by an answer with the
+empty upper.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, reply_error, to_penstock_error
-from actors.controller.fanout import Fanout, Member
+from actors.controller.desk import ControllerState, reply_error, to_penstock_error
+from actors.controller.fanout import FanoutMember, SubscribeFanout
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
-from actors.controller.pieces import Shelf, Way
+from actors.controller.pieces import BatchBlobs, BatchReader
 from actors.errors import (
-    Broken,
-    Canceled,
+    ConnectionBroken,
     InvalidUsage,
+    OperationCanceled,
     PenstockError,
     ReadBelowSince,
     SlowSubscriber,
     UnknownObject,
     from_wire,
 )
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
-from actors.protocol.api import Changes, Done, Subscribe
+from actors.protocol.api import RequestDone, SubscribeChanges, SubscribeObject
 from actors.protocol.compute import (
     Command,
     SubscribeBatch,
@@ -59,7 +59,7 @@ from actors.threshold_probes import SUBSCRIBE_ROOM
 log = logging.getLogger("penstock.controller")
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class SubscribeHeld(msgspec.Struct, frozen=True, gc=False):
     """The subscribe's durable hold was taken, with the shard's since; or that failed."""
 
     holder: str
@@ -82,8 +82,8 @@ class PieceDue(msgspec.Struct, frozen=True, gc=False):
     holder: str
 
 
-class _Subscription(Member, eq=False, kw_only=True):
-    session: Address[Any]
+class _Subscription(FanoutMember, eq=False, kw_only=True):
+    session: ActorAddress[Any]
     request: int
     entry: CatalogObject
     held: bool = False
@@ -94,16 +94,16 @@ class _Subscription(Member, eq=False, kw_only=True):
     """Bytes that the session has not passed on."""
     taken_ms: float = 0.0
     """Time at which the session last passed some on, or got some after having none."""
-    way: Way | None = None
+    way: BatchReader | None = None
     """Position in a batch of blobs that was not sent whole yet."""
 
 
-class Subscribes:
+class RunningSubscribes:
     """All running subscribes."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
-        self._fanout = Fanout(desk.transient_id)
+        self._fanout = SubscribeFanout(desk.transient_id)
         self._by_request: dict[tuple[str, int], _Subscription] = {}
         self._by_holder: dict[str, _Subscription] = {}
         self._ended_early: dict[str, ShardId] = {}
@@ -114,7 +114,7 @@ class Subscribes:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def subscribe(self, session: Address[Any], request: Subscribe) -> None:
+    def subscribe(self, session: ActorAddress[Any], request: SubscribeObject) -> None:
         """Begin a subscribe. Raises `InvalidUsage` and its children."""
         desk = self._desk
         entry = desk.catalog.find(request.name)
@@ -129,8 +129,8 @@ class Subscribes:
             if given is not None and not (0 <= given <= TIME_MAX or given == EMPTY):
                 raise InvalidUsage(f"{what} from {given}: a time is from 0 to {TIME_MAX}")
         if start == EMPTY:
-            session.reply(Changes(request.request, EMPTY, EMPTY))
-            session.reply(Done(request.request))
+            session.reply(SubscribeChanges(request.request, EMPTY, EMPTY))
+            session.reply(RequestDone(request.request))
             return
         if start is not None:
             desk.check_ahead(what, start)
@@ -149,8 +149,8 @@ class Subscribes:
                 "a later up_to"
             )
         if up_to == delivered:  # a client resumes that has had everything
-            session.reply(Changes(request.request, up_to, EMPTY))
-            session.reply(Done(request.request))
+            session.reply(SubscribeChanges(request.request, up_to, EMPTY))
+            session.reply(RequestDone(request.request))
             return
         id_ = desk.transient_id()
         made = _Subscription(
@@ -178,11 +178,11 @@ class Subscribes:
             made.shard,
             holder,
             made.as_of,
-            done=lambda found: Held(holder, found),
-            failed=lambda error: Held(holder, 0, error),
+            done=lambda found: SubscribeHeld(holder, found),
+            failed=lambda error: SubscribeHeld(holder, 0, error),
         )
 
-    def held(self, message: Held) -> None:
+    def held(self, message: SubscribeHeld) -> None:
         """Join a dataflow now that the hold was taken, or refuse the subscribe."""
         made = self._by_holder.get(message.holder)
         if made is None:
@@ -226,14 +226,14 @@ class Subscribes:
             case SubscribeDropped():
                 for made in members:
                     error = f"the subscribe to {made.name} was dropped by its replica"
-                    self._end(_subscription(made), Broken(error))
+                    self._end(_subscription(made), ConnectionBroken(error))
 
     def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
         told, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
         traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
         keys = [part.key for part in batch.parts]
-        shelf = Shelf(keys, len(told))
+        shelf = BatchBlobs(keys, len(told))
         if not told:
             self._remove(keys)
         for each in told:
@@ -241,7 +241,7 @@ class Subscribes:
             if keys:
                 # Apart from its dataflow until it has had all pieces: a replica that is lost
                 # meanwhile, or a dataflow that starts over, changes nothing.
-                made.way = Way(shelf, each.lower, each.upper)
+                made.way = BatchReader(shelf, each.lower, each.upper)
                 self._tell(self._fanout.leave(made))
                 if arrow is not None:
                     self._send(made, arrow, traceparent, partial=True)
@@ -261,8 +261,8 @@ class Subscribes:
     def _over(self, made: _Subscription, upper: Frontier) -> None:
         """End a subscribe that has had everything below its `up_to`."""
         if not is_empty(upper):
-            made.session.reply(Changes(made.request, upper, EMPTY))
-        made.session.reply(Done(made.request))
+            made.session.reply(SubscribeChanges(made.request, upper, EMPTY))
+        made.session.reply(RequestDone(made.request))
         self._end(made, None)
 
     # -- pieces --------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Subscribes:
         """Send what was delivered and not sent yet; `partial`: some of it."""
         # A piece leaves the interval open: its upper is its lower.
         upper = made.told if partial else made.delivered
-        changes = Changes(made.request, made.told, upper, arrow, traceparent, partial)
+        changes = SubscribeChanges(made.request, made.told, upper, arrow, traceparent, partial)
         made.session.reply(changes)
         made.told = upper
         if not made.in_flight:
@@ -423,7 +423,7 @@ class Subscribes:
         made = self._by_request.get((session, request))
         if made is None:
             return False
-        self._end(made, Canceled("unsubscribed"))
+        self._end(made, OperationCanceled("unsubscribed"))
         return True
 
     def session_closed(self, session: str) -> None:
@@ -455,6 +455,6 @@ class Subscribes:
             self._ended_early[holder] = made.shard
 
 
-def _subscription(member: Member) -> _Subscription:
+def _subscription(member: FanoutMember) -> _Subscription:
     assert isinstance(member, _Subscription)
     return member

@@ -12,16 +12,16 @@ import logging
 
 import msgspec
 
-from actors.controller.catalog import Catalog
-from actors.controller.desk import Desk
-from actors.controller.messages import Tick
+from actors.controller.catalog import CatalogSnapshot
+from actors.controller.desk import ControllerState
+from actors.controller.messages import TickTables
 from actors.errors import PenstockError
 from actors.progress import Frontier, ObjectId, is_empty
 
 log = logging.getLogger("penstock.controller")
 
 
-class Ticked(msgspec.Struct, frozen=True, gc=False):
+class TablesTicked(msgspec.Struct, frozen=True, gc=False):
     """A tick has ended; `error` is None if the tables were sealed."""
 
     error: PenstockError | None = None
@@ -34,9 +34,9 @@ class ClockDue(msgspec.Struct, frozen=True, gc=False):
 class TableTicks:
     """Ticks the table writer; at most one tick runs at a time."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ControllerState) -> None:
         self._desk = desk
-        self._catalog: Catalog | None = None
+        self._catalog: CatalogSnapshot | None = None
         self._mixed: frozenset[ObjectId] = frozenset()
         self._clocked = False
         self._ticking = False
@@ -65,7 +65,7 @@ class TableTicks:
             self._wanted = max(self._wanted, upper)
             self._tick()
 
-    def tick_ended(self, message: Ticked) -> None:
+    def tick_ended(self, message: TablesTicked) -> None:
         """Tick again if the wanted time is not sealed yet. A failed tick is retried at the next
         advance."""
         self._ticking = False
@@ -82,9 +82,9 @@ class TableTicks:
             return
         self._ticking = True
         desk.ctx.effect(
-            lambda: writer.ask(Tick),
-            done=lambda _: Ticked(),
-            failed=lambda error: Ticked(
+            lambda: writer.ask(TickTables),
+            done=lambda _: TablesTicked(),
+            failed=lambda error: TablesTicked(
                 error if isinstance(error, PenstockError) else PenstockError(str(error))
             ),
         )
@@ -96,7 +96,7 @@ class TableTicks:
         if catalog is self._catalog:
             return
         below = [(entry, catalog.below(entry.id)) for entry in catalog.objects]
-        # None stands for the tables that clients write (`Catalog.below`).
+        # None stands for the tables that clients write (`CatalogSnapshot.below`).
         on_tables = [(entry, ids) for entry, ids in below if None in ids]
         mixed = [ids for _, ids in on_tables if len(ids) > 1]
         found = frozenset().union(*mixed) - {None}

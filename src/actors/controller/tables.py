@@ -1,9 +1,9 @@
 """The table writer: one actor through which every change of every table goes, in groups.
 
 The first write of a group waits `group_commit_ms` for others; while a group is being committed the
-next one gathers. Order is first in, first out; a full queue answers `Busy`. `commit.GroupCommit`
-commits a group; this actor queues, groups and answers. A copy from files waits in the same queue,
-and is a group of its own.
+next one gathers. Order is first in, first out; a full queue answers `ResourceBusy`.
+`commit.WriteGroupCommit` commits a group; this actor queues, groups and answers. A copy from files
+waits in the same queue, and is a group of its own.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
-from actors.controller.commit import CommitOutcome, GroupCommit, PlannedWrite
-from actors.controller.contents import TableContents
+from actors.controller.commit import CommitOutcome, PlannedWrite, WriteGroupCommit
+from actors.controller.contents import TableArrangements
 from actors.controller.messages import (
     AppendCopy,
     CloseTable,
     CopyAppended,
-    Enqueue,
-    Grew,
+    EnqueueWrite,
+    ShardsAppended,
     TablesAdvanced,
     TableWriterMessage,
-    Tick,
+    TickTables,
 )
-from actors.errors import Busy, PenstockError, to_wire
-from actors.kernel import Actor, Address, Effect
+from actors.errors import PenstockError, ResourceBusy, to_wire
+from actors.kernel import Actor, ActorAddress, RunningEffect
 from actors.persist import PersistClient
-from actors.protocol.api import Failed, Written
+from actors.protocol.api import RequestFailed, WriteCommitted
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import GROUP_COMMIT, TIME
@@ -44,7 +44,7 @@ class _Due(msgspec.Struct, frozen=True, gc=False):
     """The group has waited long enough."""
 
 
-_Group: TypeAlias = tuple[Enqueue | Tick | AppendCopy, ...]
+_Group: TypeAlias = tuple[EnqueueWrite | TickTables | AppendCopy, ...]
 
 
 class _Committed(msgspec.Struct, frozen=True, gc=False):
@@ -65,15 +65,16 @@ _Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed
 
 
 class TableWriter(Actor[_Message]):
-    """Writes tables. Sends `TablesAdvanced` to `controller` and `Grew` to `maintenance`."""
+    """Writes tables. Sends `TablesAdvanced` to `controller` and `ShardsAppended` to
+    `maintenance`."""
 
     def __init__(
         self,
         persist: PersistClient,
         settings: Settings,
         scratch: Path,
-        controller: Address[Any],
-        maintenance: Address[Any] | None = None,
+        controller: ActorAddress[Any],
+        maintenance: ActorAddress[Any] | None = None,
     ) -> None:
         self._persist = persist
         self._settings = settings
@@ -81,20 +82,20 @@ class TableWriter(Actor[_Message]):
         self._controller = controller
         self._maintenance = maintenance
         self._queue: deque[TableWriterMessage] = deque()
-        self._timer: Effect | None = None
+        self._timer: RunningEffect | None = None
         self._busy = False
         self._groups = 0
 
     async def on_start(self) -> None:
-        contents = TableContents(self._persist, self._scratch, self.ctx.clock)
-        self._commit = GroupCommit(self._persist, contents, self.ctx.clock, self._settings)
+        contents = TableArrangements(self._persist, self._scratch, self.ctx.clock)
+        self._commit = WriteGroupCommit(self._persist, contents, self.ctx.clock, self._settings)
 
     async def on_stop(self) -> None:
         await self._commit.close()
 
     async def receive(self, message: _Message) -> None:
         match message:
-            case Enqueue() | Tick() | CloseTable() | AppendCopy():
+            case EnqueueWrite() | TickTables() | CloseTable() | AppendCopy():
                 self._enqueue(message)
             case _Due():
                 self._timer = None
@@ -113,8 +114,8 @@ class TableWriter(Actor[_Message]):
     def _enqueue(self, message: TableWriterMessage) -> None:
         limit = self._settings.mailbox_messages_max
         # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
-        if isinstance(message, Enqueue) and len(self._queue) >= limit:
-            self._refuse((message,), Busy(f"{limit} writes wait already: try again later"))
+        if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
+            self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
             return
         self._queue.append(message)
         if not self._busy and self._timer is None:
@@ -138,8 +139,8 @@ class TableWriter(Actor[_Message]):
             return
         group, at = self._take_group()
         # A tick is a write without changes.
-        writes = [m.write if isinstance(m, Enqueue) else PlannedWrite(()) for m in group]
-        traces = [m.traceparent for m in group if isinstance(m, Enqueue) and m.traceparent]
+        writes = [m.write if isinstance(m, EnqueueWrite) else PlannedWrite(()) for m in group]
+        traces = [m.traceparent for m in group if isinstance(m, EnqueueWrite) and m.traceparent]
 
         async def commit() -> CommitOutcome:
             first = traces[0] if traces else None
@@ -158,20 +159,20 @@ class TableWriter(Actor[_Message]):
             failed=lambda error: _Failed(group, _named(error)),
         )
 
-    def _take_group(self) -> tuple[tuple[Enqueue | Tick, ...], int | None]:
+    def _take_group(self) -> tuple[tuple[EnqueueWrite | TickTables, ...], int | None]:
         """Take the longest run of writes that may share a time; a write at a given time is
         alone."""
-        group: list[Enqueue | Tick] = []
+        group: list[EnqueueWrite | TickTables] = []
         while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
             message = self._queue[0]
             if isinstance(message, CloseTable | AppendCopy):
                 break
-            driven = isinstance(message, Enqueue) and message.at is not None
+            driven = isinstance(message, EnqueueWrite) and message.at is not None
             if driven and group:
                 break
             self._queue.popleft()
             group.append(message)
-            if isinstance(message, Enqueue) and driven:
+            if isinstance(message, EnqueueWrite) and driven:
                 return tuple(group), message.at
         return tuple(group), None
 
@@ -180,17 +181,17 @@ class TableWriter(Actor[_Message]):
         # Before the answers: a read that comes after an answer must see that write.
         self._controller.reply(TablesAdvanced(outcome.upper))
         if self._maintenance is not None and outcome.shards:
-            self._maintenance.reply(Grew(outcome.shards))
+            self._maintenance.reply(ShardsAppended(outcome.shards))
         for message, result in zip(group, outcome.outcomes, strict=True):
             if isinstance(result, PenstockError):
                 self._refuse((message,), result)
             elif isinstance(message, AppendCopy):
                 told = CopyAppended(message.name, result, outcome.time, outcome.repeated)
                 self._controller.reply(told)
-            elif isinstance(message, Tick):
+            elif isinstance(message, TickTables):
                 message.reply.set(outcome.time)
             else:
-                message.session.reply(Written(message.request, outcome.time, result))
+                message.session.reply(WriteCommitted(message.request, outcome.time, result))
         self._go_on()
 
     def _refuse(self, group: _Group, error: PenstockError) -> None:
@@ -198,10 +199,10 @@ class TableWriter(Actor[_Message]):
             if isinstance(message, AppendCopy):
                 self._controller.reply(CopyAppended(message.name, error=error))
                 continue
-            if isinstance(message, Tick):
+            if isinstance(message, TickTables):
                 message.reply.fail(error)
             else:
-                message.session.reply(Failed(message.request, *to_wire(error)))
+                message.session.reply(RequestFailed(message.request, *to_wire(error)))
 
     def _go_on(self) -> None:
         self._busy = False

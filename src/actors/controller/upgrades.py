@@ -18,11 +18,17 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from actors.controller.boot import Boot, load
-from actors.controller.catalog import CATALOG_KEY, HIDDEN_SHARD, VIEW, Catalog, CatalogObject
+from actors.controller.boot import BootState, load
+from actors.controller.catalog import (
+    CATALOG_KEY,
+    HIDDEN_SHARD,
+    VIEW,
+    CatalogObject,
+    CatalogSnapshot,
+)
 from actors.controller.holds import dataflow_holder
 from actors.errors import InvalidUsage, StateDirectoryError
-from actors.persist import Cas, NewShard, PersistClient
+from actors.persist import CompareAndSet, NewShard, PersistClient
 from actors.plan.delta import AUTO
 from actors.plan.plan_splitting import PlanLimits
 from actors.progress import ShardId
@@ -37,8 +43,8 @@ log = logging.getLogger("penstock.controller")
 
 
 async def upgrade_views(
-    found: Boot, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
-) -> Boot:
+    found: BootState, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
+) -> BootState:
     """Compile again the views that other rules compiled. Return the durable state after that.
 
     Raises:
@@ -61,23 +67,23 @@ async def upgrade_views(
 
 
 async def _upgraded(
-    found: Boot,
+    found: BootState,
     stale: Sequence[CatalogObject],
     persist: PersistClient,
     analyze: AnalyzeQuery,
     settings: Settings,
-) -> Boot:
+) -> BootState:
     log.info("%s views are compiled anew: other rules, or tables that were empty then", len(stale))
     made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
     objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
-    catalog = Catalog(objects, found.catalog.next_id)
+    catalog = CatalogSnapshot(objects, found.catalog.next_id)
     shards = [
         shard
         for entry in stale
         if made[entry.id].hidden_shards != entry.hidden_shards
         for shard in _hidden_shards(made[entry.id])
     ]
-    cas = Cas(CATALOG_KEY, found.seqno, catalog.encode())
+    cas = CompareAndSet(CATALOG_KEY, found.seqno, catalog.encode())
     if shards:
         done = await persist.create_shards(shards, extra=[cas])
     else:
@@ -88,7 +94,7 @@ async def _upgraded(
 
 
 async def _again(
-    found: Boot, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
+    found: BootState, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
 ) -> CatalogObject:
     """Return a view's entry with its plan by the present rules."""
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
@@ -133,7 +139,7 @@ def _is_open(entry: CatalogObject) -> bool:
     return entry.plan is not None and entry.plan.eager_open
 
 
-def _rows(found: Boot, entry: CatalogObject) -> tuple[int, ...]:
+def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
     """Return about how many rows the view's sources have."""
     assert entry.plan is not None, entry.name
     shards = (found.catalog.find(name).shard for name in entry.plan.sources)
@@ -157,7 +163,7 @@ def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
     ]
 
 
-def _left(catalog: Catalog, there: Sequence[ShardId]) -> list[ShardId]:
+def _left(catalog: CatalogSnapshot, there: Sequence[ShardId]) -> list[ShardId]:
     """Return the hidden shards of former plans."""
     known = {shard for entry in catalog.objects for shard in entry.shards}
     views = {entry.id for entry in catalog.of_kind(VIEW)}

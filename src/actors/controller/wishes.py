@@ -8,20 +8,20 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.compute.filtering import Filter
+from actors.compute.filtering import PeekFilter
 from actors.compute.finishing import check_finishing
 from actors.compute.keys import is_exact_integer_key
 from actors.controller.boot import source_import
-from actors.controller.catalog import INDEX, Catalog, CatalogObject
+from actors.controller.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.controller.ddl import columns_named
 from actors.controller.rows import fit
 from actors.errors import InvalidUsage, PenstockError
 from actors.plan.schema import arrow_type
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import Time
-from actors.protocol.api import Read
+from actors.protocol.api import ReadObject
 from actors.protocol.compute import (
-    Comparison,
+    ColumnComparison,
     OrderBy,
     Peek,
     PeekStashed,
@@ -30,7 +30,7 @@ from actors.protocol.compute import (
 )
 
 
-def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], bytes | None]:
+def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
     """Return the key columns and values, fitted to the object. Raises `InvalidUsage`."""
     if (request.key is None) != (not request.key_columns):
         raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
@@ -61,7 +61,7 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
         raise InvalidUsage(f"read of {entry.name}: {error}") from None
 
 
-def fit_wish(entry: CatalogObject, request: Read, peek: Peek) -> Peek:
+def fit_wish(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
     """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
     finishing = request.finishing
     if finishing is not None:
@@ -78,7 +78,7 @@ def fit_wish(entry: CatalogObject, request: Read, peek: Peek) -> Peek:
         finishing=finishing,
     )
     # Made only for its checks: a bad comparison is refused here and not by a worker.
-    Filter(entry.schema, made)
+    PeekFilter(entry.schema, made)
     return made
 
 
@@ -86,7 +86,7 @@ def _column(entry: CatalogObject, name: str) -> str:
     return columns_named(entry, (name,))[0]
 
 
-def _fit_comparison(entry: CatalogObject, given: Comparison) -> Comparison:
+def _fit_comparison(entry: CatalogObject, given: ColumnComparison) -> ColumnComparison:
     column, value = _column(entry, given.column), given.value
     if value:
         rows = _decoded(entry, value)
@@ -94,17 +94,17 @@ def _fit_comparison(entry: CatalogObject, given: Comparison) -> Comparison:
             named = rows.rename_columns([column])
             rows = fit(entry.name, entry.schema, named, (column,), stored=False)
             value = to_ipc(rows.select([column]))
-    return Comparison(column, given.op, value)
+    return ColumnComparison(column, given.op, value)
 
 
-def prototype(entry: CatalogObject, request: Read, time: Time, source: SourceImport) -> Peek:
+def prototype(entry: CatalogObject, request: ReadObject, time: Time, source: SourceImport) -> Peek:
     """Return the shard peek that answers the request, without its uuid. Raises `InvalidUsage`."""
     key_columns, keys = fit_keys(entry, request)
     peek = Peek("", ShardTarget(entry.id, source), time, key_columns, keys)
     return fit_wish(entry, request, peek)
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ReadShape(msgspec.Struct, frozen=True):
     """The parts of a peek that reads of the same name and key columns share."""
 
     entry: CatalogObject
@@ -114,14 +114,14 @@ class Shape(msgspec.Struct, frozen=True):
     source: SourceImport
 
     @classmethod
-    def of(cls, entry: CatalogObject, request: Read) -> Shape:
+    def of(cls, entry: CatalogObject, request: ReadObject) -> ReadShape:
         """Return the shape of a request. Raises `InvalidUsage`."""
         columns = columns_named(entry, request.key_columns)
         types = {column.name: column.type for column in entry.schema.columns}
         wanted = tuple(arrow_type(types[name]) for name in columns)
         return cls(entry, columns, wanted, source_import(entry))
 
-    def peek(self, request: Read, time: Time) -> Peek:
+    def peek(self, request: ReadObject, time: Time) -> Peek:
         """Return the shard peek that answers the request, without its uuid. Raises
         `InvalidUsage`."""
         key = request.key
@@ -139,14 +139,14 @@ class Shape(msgspec.Struct, frozen=True):
 SHAPES_MAX: Final = 1024
 
 
-class Shapes:
+class ReadShapeCache:
     """A cache of shapes, cleared when the catalog changes."""
 
     def __init__(self) -> None:
-        self._catalog: Catalog | None = None
-        self._shapes: dict[tuple[str, tuple[str, ...]], Shape] = {}
+        self._catalog: CatalogSnapshot | None = None
+        self._shapes: dict[tuple[str, tuple[str, ...]], ReadShape] = {}
 
-    def of(self, catalog: Catalog, request: Read) -> Shape:
+    def of(self, catalog: CatalogSnapshot, request: ReadObject) -> ReadShape:
         """Return the request's shape. Raises `InvalidUsage` and `UnknownObject`."""
         if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
             self._catalog = catalog
@@ -159,7 +159,7 @@ class Shapes:
             if entry.kind == INDEX:
                 on = catalog.by_id(entry.depends[0])
                 raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
-            found = self._shapes[named] = Shape.of(entry, request)
+            found = self._shapes[named] = ReadShape.of(entry, request)
         return found
 
 
@@ -176,7 +176,7 @@ def filter_fixes_key(key: tuple[str, ...], peek: Peek) -> bool:
     return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
 
 
-class Course:
+class StashedTransfer:
     """A stashed result in transfer to one session: part by part, each deleted when it was sent
     on."""
 

@@ -1,3 +1,3 @@
-"""Moves one dataflow forward; `Dataflow`, its actor, is what other packages use."""
+"""Moves one dataflow forward; `DataflowActor`, its actor, is what other packages use."""
 
-from actors.dataflow.dataflow import Dataflow as Dataflow
+from actors.dataflow.dataflow import DataflowActor as DataflowActor

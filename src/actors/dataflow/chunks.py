@@ -19,36 +19,36 @@ from pathlib import Path
 
 import msgspec
 
-from actors.errors import Corrupt
-from actors.persist import Cas, Part, PersistClient
+from actors.errors import CorruptData
+from actors.persist import BatchPart, CompareAndSet, PersistClient
 from actors.persist.documents import sealed, unsealed
 from actors.plan.delta import (
-    Consolidate,
+    ConsolidateRows,
     DeltaPlan,
-    Expand,
-    Generate,
-    Input,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    NamedInput,
     Node,
-    Select,
-    Union,
-    Weigh,
-    Where,
+    SelectColumns,
+    UnionRows,
+    WeighRows,
 )
-from actors.plan.jobs import Rows
+from actors.plan.jobs import JobRows
 from actors.progress import ShardId, Time
 
 
-class Note(msgspec.Struct, frozen=True):
+class HydrationNote(msgspec.Struct, frozen=True):
     """Checkpoint of a hydration: its chunks by name, and the output's parts of each finished
     chunk."""
 
     as_of: Time
     chunks: tuple[str, ...]
-    done: tuple[tuple[Part, ...], ...] = ()
+    done: tuple[tuple[BatchPart, ...], ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Note)
+_DECODER = msgspec.msgpack.Decoder(HydrationNote)
 
 
 def note_key(shard: ShardId) -> str:
@@ -63,18 +63,25 @@ def is_additive(plan: DeltaPlan) -> bool:
 
 def _linear(node: Node) -> bool:
     match node:
-        case Input():
+        case NamedInput():
             return True
-        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate():
+        case (
+            FilterRows()
+            | SelectColumns()
+            | WeighRows()
+            | ExpandRows()
+            | GenerateRows()
+            | ConsolidateRows()
+        ):
             return _linear(node.input)
-        case Union():
+        case UnionRows():
             return all(_linear(child) for child in node.inputs)
         case _:
             return False
 
 
-def split_into_chunks(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows]]:
-    """Return the contents cut into chunks, one `Rows` for each source.
+def split_into_chunks(sources: Sequence[JobRows], bytes_max: int) -> list[list[JobRows]]:
+    """Return the contents cut into chunks, one `JobRows` for each source.
 
     A chunk holds files of one source, up to `bytes_max` bytes but at least one file; the last chunk
     holds the rows that are in no file. Blocks to read the files' sizes.
@@ -82,7 +89,7 @@ def split_into_chunks(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows
     nothing = [
         msgspec.structs.replace(rows, files=(), arrow=None, arrow_file=None) for rows in sources
     ]
-    made: list[list[Rows]] = []
+    made: list[list[JobRows]] = []
     for index, rows in enumerate(sources):
         taken: list[str] = []
         size = 0
@@ -102,7 +109,7 @@ def split_into_chunks(sources: Sequence[Rows], bytes_max: int) -> list[list[Rows
     return made
 
 
-def chunk_name(chunk: Sequence[Rows]) -> str:
+def chunk_name(chunk: Sequence[JobRows]) -> str:
     """Return a digest of the files and rows that a chunk reads. Blocks."""
     digest = hashlib.sha256()
     for index, rows in enumerate(chunk):
@@ -115,7 +122,7 @@ def chunk_name(chunk: Sequence[Rows]) -> str:
     return digest.hexdigest()
 
 
-class Notes:
+class HydrationJournal:
     """Stores the note of one hydration."""
 
     def __init__(self, persist: PersistClient, shard: ShardId) -> None:
@@ -123,16 +130,16 @@ class Notes:
         self._shard = shard
         self._seqno: int | None = None
 
-    async def load(self, as_of: Time, chunks: tuple[str, ...]) -> Note:
+    async def load(self, as_of: Time, chunks: tuple[str, ...]) -> HydrationNote:
         """Return the note to resume from, an empty one if none fits. Raise `StorageError`."""
-        fresh = Note(as_of, chunks)
+        fresh = HydrationNote(as_of, chunks)
         head = await self._persist.head(note_key(self._shard))
         self._seqno = None if head is None else head.seqno
         if head is None:
             return fresh
         try:
             found = _DECODER.decode(unsealed(note_key(self._shard), head.data))
-        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
+        except (msgspec.DecodeError, UnicodeDecodeError, CorruptData):
             return fresh
         parts = [part for done in found.done for part in done]
         # Claimed parts do not become orphans while this process hydrates. The claim fails if the
@@ -144,19 +151,19 @@ class Notes:
             return fresh
         return found
 
-    async def save(self, note: Note) -> bool:
+    async def save(self, note: HydrationNote) -> bool:
         """Store the note; return False if another service hydrates the same shard."""
-        cas = Cas(note_key(self._shard), self._seqno, sealed(_ENCODER.encode(note)))
+        cas = CompareAndSet(note_key(self._shard), self._seqno, sealed(_ENCODER.encode(note)))
         if not await self._persist.compare_and_set([cas]):
             return False
         self._seqno = 0 if self._seqno is None else self._seqno + 1
         return True
 
-    def gone(self) -> list[Cas]:
+    def gone(self) -> list[CompareAndSet]:
         """Return the changes that delete the note."""
         if self._seqno is None:
             return []
-        return [Cas(note_key(self._shard), self._seqno, None)]
+        return [CompareAndSet(note_key(self._shard), self._seqno, None)]
 
     async def drop(self) -> None:
         """Delete the note now."""

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import StorageError
-from actors.persist import Append, Cas, Part, PersistClient, UpperMismatch
+from actors.persist import BatchPart, CompareAndSet, PersistClient, ShardAppend, UpperMismatch
 from actors.plan.updates import error_update
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
@@ -45,7 +45,7 @@ async def commit(
     upper if it was not `lo` and nothing was appended. Raise `StorageError`.
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
-        parts: list[Sequence[Part]] = []
+        parts: list[Sequence[BatchPart]] = []
         try:
             for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
                 # A crash before the append leaves orphaned parts, which persist collects. After a
@@ -63,16 +63,16 @@ async def commit_parts(
     persist: PersistClient,
     export: ViewExport,
     interval: tuple[Time, Frontier],
-    parts: Sequence[Sequence[Part]],
+    parts: Sequence[Sequence[BatchPart]],
     errors: Sequence[ErrorChange],
-    extra: Sequence[Cas] = (),
+    extra: Sequence[CompareAndSet] = (),
     *,
     rebuilt: bool = False,
 ) -> Frontier | None:
     """Append parts that are written already: the output's, then each hidden state's.
 
-    The `extra` documents change in the same compare-and-set, or nothing changes (`Fenced`). The
-    rest is as in `commit`.
+    The `extra` documents change in the same compare-and-set, or nothing changes (`WriterFenced`).
+    The rest is as in `commit`.
     """
     schema = export.plan.output
     written = [list(each) for each in parts]
@@ -81,7 +81,7 @@ async def commit_parts(
         written[0] += await persist.write_parts(export.shard, update)
     lo, hi = interval
     appends = [
-        Append(shard, 0 if rebuilt and shard != export.shard else lo, hi, tuple(each))
+        ShardAppend(shard, 0 if rebuilt and shard != export.shard else lo, hi, tuple(each))
         for shard, each in zip(shards_of(export), written, strict=True)
     ]
     outcome = await persist.append(appends, extra=extra)

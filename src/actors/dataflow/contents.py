@@ -15,21 +15,21 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.persist import PersistClient
 from actors.persist.schemas import schema_of
-from actors.persist.shard import Part, ShardState
-from actors.plan.jobs import NO_UPPER, Rows
-from actors.plan.schema import DIFF, ERROR, Schema
+from actors.persist.shard import BatchPart, ShardState
+from actors.plan.jobs import NO_UPPER, JobRows
+from actors.plan.schema import DIFF, ERROR, TableSchema
 from actors.plan.updates import advance, between, consolidate
 from actors.plan.updates import split_errors as split_errors
 from actors.progress import ShardId, Time
 
 
-class Contents(msgspec.Struct, frozen=True):
+class ShardContents(msgspec.Struct, frozen=True):
     """Contents of a shard at one time: its rows and its errors."""
 
-    rows: Rows
+    rows: JobRows
     errors: tuple[str, ...]
 
 
@@ -56,18 +56,18 @@ def truncated(text: str, bytes_max: int) -> str:
 @asynccontextmanager
 async def contents(
     persist: PersistClient,
-    engine: Engine,
+    engine: EngineClient,
     shard: ShardId,
-    schema: Schema,
+    schema: TableSchema,
     as_of: Time,
     reader_id: str,
-) -> AsyncIterator[Contents]:
+) -> AsyncIterator[ShardContents]:
     """Yield the contents at `as_of`, with times advanced to it, leased while the block runs.
 
     Waits until the shard's upper is beyond `as_of`. Raises `ReadBelowSince` and the stores' errors.
     """
     reader = await persist.open_reader(shard, reader_id)
-    rows: Rows | None = None
+    rows: JobRows | None = None
     copies: list[Path] = []
     try:
         parts, _ = await reader.snapshot(as_of)
@@ -100,8 +100,8 @@ async def contents(
         if table.num_rows or not files:
             rows = await engine.pack(schema, table, as_of)
         else:
-            rows = Rows(schema, advance_to=as_of)
-        yield Contents(
+            rows = JobRows(schema, advance_to=as_of)
+        yield ShardContents(
             msgspec.structs.replace(rows, files=tuple(files), upper=upper),
             errors_held(error_sums(errors)),
         )
@@ -120,7 +120,7 @@ def _remove(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_plain(part: Part, state: ShardState, schema: Schema) -> bool:
+def _is_plain(part: BatchPart, state: ShardState, schema: TableSchema) -> bool:
     """Return whether the part's file holds exactly these rows, columns and types included."""
     if part.has_errors or part.inline is not None:
         return False
@@ -130,7 +130,7 @@ def _is_plain(part: Part, state: ShardState, schema: Schema) -> bool:
 async def scanned(
     persist: PersistClient,
     shard: ShardId,
-    schema: Schema,
+    schema: TableSchema,
     as_of: Time,
     reader_id: str,
     *,
@@ -150,7 +150,7 @@ async def scanned(
         await reader.close()
 
 
-def _together(tables: list[pa.Table], schema: Schema, as_of: Time) -> pa.Table:
+def _together(tables: list[pa.Table], schema: TableSchema, as_of: Time) -> pa.Table:
     shape = schema.arrow_updates()
     whole = [advance(table.select(shape.names).cast(shape), as_of) for table in tables]
     return consolidate(pa.concat_tables(whole)) if whole else shape.empty_table()

@@ -27,21 +27,21 @@ from actors.buckets.bucket_store import (
     PIECE_BYTES,
     PIECES_MAX,
     BucketStore,
-    Found,
-    Version,
+    FetchedObject,
+    ObjectVersion,
 )
 from actors.dataflow.copy_places import (
     FILE,
     OWN,
-    Copied,
-    Work,
+    BlockingRunner,
+    PublishedCopy,
 )
 from actors.errors import InvalidUsage, StorageError
 from actors.persist.location import storage_error
 from actors.plan.copy_manifest import (
     MANIFEST,
     MANIFEST_BYTES_MAX,
-    Manifest,
+    CopyManifest,
     decode_manifest,
     encode_manifest,
 )
@@ -64,8 +64,8 @@ def bucket_place(destination: str, settings: Settings) -> BucketPath:
     return allowed_bucket(destination, settings.copy_buckets, "copy_buckets", "write")
 
 
-class Bucket:
-    """Files of a copy at one place in a bucket: a `Begun` place.
+class BucketCopy:
+    """Files of a copy at one place in a bucket: a `CopyDestination` place.
 
     `attempt` is unique to this attempt at the copy.
     """
@@ -79,7 +79,7 @@ class Bucket:
         *,
         overwrite: bool,
         spool: Path,
-        run: Work,
+        run: BlockingRunner,
         settings: Settings,
     ) -> None:
         self._name = f"copy-{copy}-{attempt}"
@@ -95,12 +95,12 @@ class Bucket:
         self._settings = settings
         self._files: list[IO[bytes]] = []
         self._sealed: list[str] = []
-        self._expected: Version | None = None
+        self._expected: ObjectVersion | None = None
         self._written = False
         """True if `abandon` must remove files from the bucket."""
 
-    async def begin(self) -> Copied | None:
-        """See `Begun`."""
+    async def begin(self) -> PublishedCopy | None:
+        """See `CopyDestination`."""
         # On a thread, since opening the store reads certificates.
         self._opened = await self._run(self._open_store)
         found = await self._found()
@@ -109,7 +109,7 @@ class Bucket:
         manifest = decode_manifest(found.data, f"{self._place}/{MANIFEST}")
         # This or another attempt finished the copy before, and its response was lost.
         if manifest.copy == self._copy:
-            return Copied(manifest, self._manifest_path)
+            return PublishedCopy(manifest, self._manifest_path)
         if not self._overwrite:
             raise InvalidUsage(
                 f"{self._place} holds a copy of {manifest.object} at {manifest.as_of} already: "
@@ -139,7 +139,7 @@ class Bucket:
         return f"{self._name}/{name}"
 
     async def settle(self) -> None:
-        """See `Begun`."""
+        """See `CopyDestination`."""
         while self._sealed:
             name = self._sealed[0]
             local, key = self._spool / name, f"{self._place.prefix}/{self.path(name)}"
@@ -153,8 +153,8 @@ class Bucket:
             await self._run(local.unlink)
             self._sealed.pop(0)
 
-    async def publish(self, manifest: Manifest) -> Copied:
-        """See `Begun`."""
+    async def publish(self, manifest: CopyManifest) -> PublishedCopy:
+        """See `CopyDestination`."""
         # Listed before the manifest is written: a copy that wrote files by then expects an older
         # version of the manifest and can never publish, so its files are safe to remove. (If
         # somebody deletes the manifest by hand meanwhile, such a copy may publish without its
@@ -167,7 +167,7 @@ class Bucket:
                 await self._collect(left)
         return there
 
-    async def _write(self, manifest: Manifest) -> Copied:
+    async def _write(self, manifest: CopyManifest) -> PublishedCopy:
         """Return the manifest that is in place at the end: this one, or another attempt's at this
         copy."""
         data, failures, unknown = encode_manifest(manifest), 0, False
@@ -176,7 +176,7 @@ class Bucket:
                 # Compare-and-set: the manifest must still have the version seen when the copy
                 # began.
                 if await self._store.put_if(self._key, data, self._expected):
-                    return Copied(manifest, self._manifest_path)
+                    return PublishedCopy(manifest, self._manifest_path)
             except StorageError as error:
                 if error.determinate and not unknown:
                     raise
@@ -187,7 +187,7 @@ class Bucket:
                 if found is not None and version != self._expected:
                     there = decode_manifest(found.data, self._manifest_path)
                     if there.copy == self._copy:
-                        return Copied(there, self._manifest_path)
+                        return PublishedCopy(there, self._manifest_path)
                     raise InvalidUsage(
                         f"another copy was written to {self._place} meanwhile: choose another "
                         "place, or overwrite it"
@@ -229,7 +229,7 @@ class Bucket:
             log.warning("copy %s: what others left was not removed: %s", self._copy, error)
 
     async def abandon(self) -> None:
-        """See `Begun`."""
+        """See `CopyDestination`."""
         await self._run(self._remove_spool)
         if not self._written:
             return
@@ -250,7 +250,7 @@ class Bucket:
         with suppress(OSError):
             shutil.rmtree(self._spool, ignore_errors=True)
 
-    async def _found(self) -> Found | None:
+    async def _found(self) -> FetchedObject | None:
         return await self._store.get(self._key, MANIFEST_BYTES_MAX)
 
     @property

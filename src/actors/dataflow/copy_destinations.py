@@ -6,13 +6,13 @@ from pathlib import Path
 
 from actors.buckets.bucket_paths import bucket_path, is_bucket
 from actors.buckets.bucket_store import BucketStore, Opener
-from actors.dataflow.copy_buckets import FILE_BYTES_MAX, Bucket, bucket_place
+from actors.dataflow.copy_buckets import FILE_BYTES_MAX, BucketCopy, bucket_place
 from actors.dataflow.copy_places import (
-    Begun,
-    Folder,
+    BlockingRunner,
+    CopyDestination,
+    FolderCopy,
     OnThreads,
     OpenPlace,
-    Work,
     place_of,
 )
 from actors.errors import InvalidUsage
@@ -41,7 +41,11 @@ def check_copy(export: CopyToExport) -> None:
 
 
 def destinations(
-    settings: Settings, run: Work, spool: Path, attempt: str, opened: Opener = BucketStore.open
+    settings: Settings,
+    run: BlockingRunner,
+    spool: Path,
+    attempt: str,
+    opened: Opener = BucketStore.open,
 ) -> OpenPlace:
     """Return the function that opens a copy's destination.
 
@@ -53,13 +57,13 @@ def destinations(
         opened: Opens a bucket's store.
     """
 
-    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> Begun:
+    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> CopyDestination:
         if not is_bucket(destination):
             return OnThreads(
-                lambda: Folder(place_of(destination, settings), id_, overwrite=overwrite), run
+                lambda: FolderCopy(place_of(destination, settings), id_, overwrite=overwrite), run
             )
         place = bucket_place(destination, settings)
-        return Bucket(
+        return BucketCopy(
             place,
             lambda: opened(place.kind, place.bucket, settings),
             id_,

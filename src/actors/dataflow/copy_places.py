@@ -1,6 +1,6 @@
 """Writes copies, whole or not at all, and writes them to local folders.
 
-A copy is written to a `Begun` place: a `Folder`, or a bucket (`copy_buckets`).
+A copy is written to a `CopyDestination` place: a `FolderCopy`, or a bucket (`copy_buckets`).
 
 Theory of operation of a folder. A copy's files lie in a subfolder of its own, ``copy-ID``, and mean
 nothing until ``_manifest.json`` beside it names them. The manifest is written last. A subfolder
@@ -28,10 +28,10 @@ from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.errors import Busy, InvalidUsage
+from actors.errors import InvalidUsage, ResourceBusy
 from actors.persist.blob_file import sync_folder
 from actors.persist.location import storage_error
-from actors.plan.copy_manifest import MANIFEST, Manifest, decode_manifest, encode_manifest
+from actors.plan.copy_manifest import MANIFEST, CopyManifest, decode_manifest, encode_manifest
 from actors.progress import ObjectId
 from actors.settings import Settings
 from actors.sinks.folders import allowed
@@ -46,24 +46,25 @@ FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
 """Name of a file in a copy's subfolder."""
 
 
-class Copied(msgspec.Struct, frozen=True):
+class PublishedCopy(msgspec.Struct, frozen=True):
     """A finished copy: its manifest, and the path of the manifest."""
 
-    manifest: Manifest
+    manifest: CopyManifest
     path: str
 
 
-class Begun(FilePlace, Protocol):
+class CopyDestination(FilePlace, Protocol):
     """Place that one copy is written to.
 
     Files have unique names and become visible only when `publish` names them, all at once. All
     methods raise `StorageError`. None blocks but those of `FilePlace`.
     """
 
-    async def begin(self) -> Copied | None:
+    async def begin(self) -> PublishedCopy | None:
         """Prepare to write, or return the finished copy if this copy was written before.
 
-        Raise `InvalidUsage` if the place holds another copy or may not be written, and `Busy`.
+        Raise `InvalidUsage` if the place holds another copy or may not be written, and
+        `ResourceBusy`.
         """
         ...
 
@@ -71,7 +72,7 @@ class Begun(FilePlace, Protocol):
         """Upload the sealed files, so that few of them wait in scratch."""
         ...
 
-    async def publish(self, manifest: Manifest) -> Copied:
+    async def publish(self, manifest: CopyManifest) -> PublishedCopy:
         """Put the manifest in its place. Raise `InvalidUsage` if another copy was published
         meanwhile."""
         ...
@@ -81,11 +82,11 @@ class Begun(FilePlace, Protocol):
         ...
 
 
-OpenPlace: TypeAlias = Callable[[str, ObjectId, bool], Begun]
+OpenPlace: TypeAlias = Callable[[str, ObjectId, bool], CopyDestination]
 """Opens (destination, copy, overwrite). Raises `InvalidUsage`."""
 
 
-class Work(Protocol):
+class BlockingRunner(Protocol):
     """Runs a blocking call and waits until it has ended."""
 
     async def __call__(self, function: Callable[[], R], /) -> R:
@@ -100,28 +101,30 @@ def place_of(destination: str, settings: Settings) -> Path:
 
 
 class OnThreads:
-    """Makes a `Begun` place of a `Folder`; `run` executes its blocking calls."""
+    """Makes a `CopyDestination` place of a `FolderCopy`; `run` executes its blocking calls."""
 
-    def __init__(self, folder: Callable[[], Folder], run: Work) -> None:
+    def __init__(self, folder: Callable[[], FolderCopy], run: BlockingRunner) -> None:
         self._open = folder
         self._run = run
-        self._folder: Folder | None = None
+        self._folder: FolderCopy | None = None
 
-    async def begin(self) -> Copied | None:
-        """See `Begun`."""
+    async def begin(self) -> PublishedCopy | None:
+        """See `CopyDestination`."""
         self._folder = await self._run(self._open)
         return await self._run(self._folder.begin)
 
     async def settle(self) -> None:
         """Do nothing: sealed files are in their folder already."""
 
-    async def publish(self, manifest: Manifest) -> Copied:
-        """See `Begun`."""
+    async def publish(self, manifest: CopyManifest) -> PublishedCopy:
+        """See `CopyDestination`."""
         folder = self._begun
-        return Copied(manifest, await self._run(lambda: folder.publish(encode_manifest(manifest))))
+        return PublishedCopy(
+            manifest, await self._run(lambda: folder.publish(encode_manifest(manifest)))
+        )
 
     async def abandon(self) -> None:
-        """See `Begun`."""
+        """See `CopyDestination`."""
         if self._folder is not None:
             await self._run(self._folder.abandon)
 
@@ -138,12 +141,12 @@ class OnThreads:
         return self._begun.path(name)
 
     @property
-    def _begun(self) -> Folder:
+    def _begun(self) -> FolderCopy:
         assert self._folder is not None, "it was begun"
         return self._folder
 
 
-class Folder:
+class FolderCopy:
     """Files of a copy below one folder. All methods block."""
 
     def __init__(self, folder: Path, copy: ObjectId, *, overwrite: bool) -> None:
@@ -156,11 +159,11 @@ class Folder:
         self._overwrite = overwrite
         self._lock: int | None = None
         self._files: list[IO[bytes]] = []
-        self._replaced: Manifest | None = None
+        self._replaced: CopyManifest | None = None
         self._published = False
 
-    def begin(self) -> Copied | None:
-        """See `Begun`. Also take the folder's lock."""
+    def begin(self) -> PublishedCopy | None:
+        """See `CopyDestination`. Also take the folder's lock."""
         with self._doing("begin a copy in"):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -169,7 +172,7 @@ class Folder:
             if old is not None and old.copy == self._copy:
                 self._published = True
                 self._unlock()
-                return Copied(old, str(self._folder / MANIFEST))
+                return PublishedCopy(old, str(self._folder / MANIFEST))
             if old is not None and not self._overwrite:
                 raise InvalidUsage(
                     f"{self._folder} holds a copy of {old.object} at {old.as_of} already: choose "
@@ -194,14 +197,16 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._unlock()
-            raise Busy(f"another copy is being written into {self._folder}: wait for it") from None
+            raise ResourceBusy(
+                f"another copy is being written into {self._folder}: wait for it"
+            ) from None
 
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
-    def _manifest(self) -> Manifest | None:
+    def _manifest(self) -> CopyManifest | None:
         path = self._folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -229,7 +234,7 @@ class Folder:
         return f"{self._name}/{name}"
 
     def publish(self, manifest: bytes) -> str:
-        """See `Begun`. Return the manifest's path.
+        """See `CopyDestination`. Return the manifest's path.
 
         If the last sync fails, the copy is in place but may not survive a power cut.
         """
@@ -265,7 +270,7 @@ class Folder:
                     _remove(self._folder / name)
 
     def abandon(self) -> None:
-        """See `Begun`."""
+        """See `CopyDestination`."""
         for file in self._files:
             file.close()
         self._files.clear()

@@ -3,10 +3,10 @@
 Theory of operation. The actor waits until the copy is scheduled and writes are allowed, then runs
 it once. It reads the shard at the `as_of` under a lease, part by part, writes the rows into files,
 and publishes the manifest last (`copy_places`, `copy_buckets`). It sends the result once, to worker
-0 (`Copied`), and rests until it is dropped. A failure is a result too: nothing is retried.
+0 (`CopyFinished`), and rests until it is dropped. A failure is a result too: nothing is retried.
 
 A row with a multiplicity of n is written n times. Memory holds one part, one piece or row group,
-and the memory that `Gathered` uses.
+and the memory that `GatheredUpdates` uses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.gathered import Gathered, check_positive, raise_error
+from actors.arrangement.gathered import GatheredUpdates, check_positive, raise_error
 from actors.dataflow.contents import error_sums, errors_held, split_errors
 from actors.dataflow.copy_destinations import check_copy, destinations
-from actors.dataflow.copy_places import Begun, OpenPlace, Work
+from actors.dataflow.copy_places import BlockingRunner, CopyDestination, OpenPlace
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
-from actors.kernel import Actor, Address, Clock, Effect
-from actors.persist import Part, PersistClient
-from actors.plan.copy_manifest import VERSION, Manifest
+from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
+from actors.persist import BatchPart, PersistClient
+from actors.plan.copy_manifest import VERSION, CopyManifest
 from actors.plan.updates import between, sliced
 from actors.progress import ObjectId, Time
 from actors.protocol.compute import (
@@ -39,22 +39,22 @@ from actors.protocol.compute import (
     DataflowDescription,
 )
 from actors.protocol.internal import (
-    Copied,
+    CopyFinished,
     DataflowMessage,
     DataflowReport,
+    DataflowScheduled,
     DataflowStatus,
-    Scheduled,
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.sinks.formats import Files
+from actors.sinks.formats import OutputFiles
 
 R = TypeVar("R")
 
 log = logging.getLogger("penstock.dataflow")
 
 
-class Far(msgspec.Struct, frozen=True, gc=False):
+class CopyPosition(msgspec.Struct, frozen=True, gc=False):
     """Progress of a copy."""
 
     parts_read: int
@@ -68,16 +68,16 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     result: CopyDone | CopyFailed
 
 
-_Message: TypeAlias = DataflowMessage | Far | _Ended
+_Message: TypeAlias = DataflowMessage | CopyPosition | _Ended
 
 
-class Copying(Actor[_Message]):
+class CopyTask(Actor[_Message]):
     """Runs one copy. `open_place` opens its destination (tests replace it)."""
 
     def __init__(
         self,
         description: DataflowDescription,
-        workers: tuple[Address[DataflowReport], ...],
+        workers: tuple[ActorAddress[DataflowReport], ...],
         persist: PersistClient,
         settings: Settings,
         scratch: Path,
@@ -92,23 +92,23 @@ class Copying(Actor[_Message]):
         self._open_place = open_place
         self._scheduled = self._writable = False
         self._state = "suspended"
-        self._running: Effect | None = None
+        self._running: RunningEffect | None = None
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""
         match message:
-            case Scheduled():
+            case DataflowScheduled():
                 self._scheduled = True
                 self._start()
             case WritesAllowed():
                 self._writable = True
                 self._start()
-            case Far():
+            case CopyPosition():
                 self._show("copying", message)
             case _Ended(result):
                 text = "" if isinstance(result, CopyDone) else f"{result.code}: {result.text}"
                 self._show("copied" if isinstance(result, CopyDone) else "failed", text=text)
-                self._worker.reply(Copied(self._description.id, result))
+                self._worker.reply(CopyFinished(self._description.id, result))
             case _:
                 pass  # a copy has no sources and no readers
 
@@ -123,7 +123,7 @@ class Copying(Actor[_Message]):
             self._scratch / "upload",
             f"{self.ctx.random.getrandbits(32):08x}",
         )
-        far: Callable[[Far], Any] = self.ctx.self.reply
+        far: Callable[[CopyPosition], Any] = self.ctx.self.reply
         persist, scratch = self._persist, self._scratch
 
         def failed(error: Exception) -> _Ended:
@@ -138,7 +138,7 @@ class Copying(Actor[_Message]):
             failed=failed,
         )
 
-    def _show(self, state: str, far: Far | None = None, *, text: str = "") -> None:
+    def _show(self, state: str, far: CopyPosition | None = None, *, text: str = "") -> None:
         self._state = state
         status = DataflowStatus(self._description.id, state, text)
         if far is not None:
@@ -157,7 +157,7 @@ class Copying(Actor[_Message]):
         return self._state
 
 
-def run_to_completion(clock: Clock) -> Work:
+def run_to_completion(clock: ActorClock) -> BlockingRunner:
     """Return a function that runs blocking calls on a thread, to their end even if canceled."""
 
     async def work(function: Callable[[], R], /) -> R:
@@ -172,16 +172,16 @@ def run_to_completion(clock: Clock) -> Work:
 
 async def copy(
     persist: PersistClient,
-    clock: Clock,
+    clock: ActorClock,
     description: DataflowDescription,
     open_place: OpenPlace,
     scratch: Path,
-    far: Callable[[Far], Any],
+    far: Callable[[CopyPosition], Any],
 ) -> CopyDone:
     """Copy the whole contents once `as_of` is sealed; `far` receives the progress.
 
-    Raise `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince`, `Busy`, `StoreFull`,
-    `StorageError`; then no file of the copy is left.
+    Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince`, `ResourceBusy`,
+    `StoreFull`, `StorageError`; then no file of the copy is left.
     """
 
     work, export = run_to_completion(clock), description.export
@@ -189,17 +189,17 @@ async def copy(
         raise InvalidUsage(f"{description.id} is not a copy of one import")
     check_copy(export)
     place = open_place(export.destination, description.id, export.overwrite)
-    files: Files | None = None
+    files: OutputFiles | None = None
     try:
         found = await place.begin()
         # An earlier attempt finished this copy.
         if found is not None:
             return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
-        files = Files(place, export.schema.arrow(), export.format, export.file_bytes_max)
+        files = OutputFiles(place, export.schema.arrow(), export.format, export.file_bytes_max)
         await _fill(persist, work, description, place, files, scratch, far)
         written = await work(files.finish)
         await place.settle()
-        manifest = Manifest(
+        manifest = CopyManifest(
             VERSION,
             description.id,
             description.name,
@@ -219,7 +219,9 @@ async def copy(
             await _give_up(work, place, files, description.id)
 
 
-async def _give_up(work: Work, place: Begun, files: Files | None, id_: ObjectId) -> None:
+async def _give_up(
+    work: BlockingRunner, place: CopyDestination, files: OutputFiles | None, id_: ObjectId
+) -> None:
     """Remove the copy's files, unless the manifest is published."""
     try:
         if files is not None:
@@ -231,24 +233,24 @@ async def _give_up(work: Work, place: Begun, files: Files | None, id_: ObjectId)
 
 async def _fill(
     persist: PersistClient,
-    work: Work,
+    work: BlockingRunner,
     description: DataflowDescription,
-    place: Begun,
-    files: Files,
+    place: CopyDestination,
+    files: OutputFiles,
     scratch: Path,
-    far: Callable[[Far], Any],
+    far: Callable[[CopyPosition], Any],
 ) -> None:
     """Read all parts and write their rows."""
     source, as_of = description.imports[0], description.as_of
     reader = await persist.open_reader(source.shard, f"copy-{description.id}")
-    gathered: Gathered | None = None
+    gathered: GatheredUpdates | None = None
     try:
         parts, _ = await reader.snapshot(as_of)
         # Checked before the first row is written: a view in error fails the copy.
         await _check_errors(persist, description, parts)
         # Without retractions rows are written as they are read; else they must be summed first.
         if any(part.retracts for part in parts):
-            gathered = Gathered(source.schema, scratch / "gathered")
+            gathered = GatheredUpdates(source.schema, scratch / "gathered")
         take = files.add if gathered is None else gathered.add
         bytes_total = sum(part.bytes for part in parts)
         bytes_read = 0
@@ -259,12 +261,12 @@ async def _fill(
                 await place.settle()
             reader.release([part.key])
             bytes_read += part.bytes
-            far(Far(number + 1, len(parts), bytes_read, bytes_total, files.rows))
+            far(CopyPosition(number + 1, len(parts), bytes_read, bytes_total, files.rows))
         if gathered is not None:
             batches = await work(partial(_summed, gathered))
             while await work(partial(_write_some, batches, files)):
                 await place.settle()
-                far(Far(len(parts), len(parts), bytes_read, bytes_total, files.rows))
+                far(CopyPosition(len(parts), len(parts), bytes_read, bytes_total, files.rows))
     finally:
         with anyio.CancelScope(shield=True):
             await reader.close()
@@ -273,7 +275,7 @@ async def _fill(
 
 
 async def _check_errors(
-    persist: PersistClient, description: DataflowDescription, parts: Sequence[Part]
+    persist: PersistClient, description: DataflowDescription, parts: Sequence[BatchPart]
 ) -> None:
     """Raise `ViewInError` if the contents hold an error."""
     errors = []
@@ -295,13 +297,13 @@ def _take(updates: pa.Table, as_of: Time, take: Callable[[pa.Table], None]) -> N
         take(plain)
 
 
-def _summed(gathered: Gathered) -> Iterator[pa.RecordBatch]:
+def _summed(gathered: GatheredUpdates) -> Iterator[pa.RecordBatch]:
     contents = gathered.contents()
     raise_error(contents.errors())
     return contents.rows()
 
 
-def _write_some(batches: Iterator[pa.RecordBatch], files: Files) -> bool:
+def _write_some(batches: Iterator[pa.RecordBatch], files: OutputFiles) -> bool:
     """Write a batch; return False if none is left."""
     batch = next(batches, None)
     if batch is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.dataflow.gather import Reading
-from actors.dataflow.view import Outcome
+from actors.dataflow.gather import SnapshotProgress
+from actors.dataflow.view import StepOutcome
 from actors.progress import ObjectId
 from actors.protocol.internal import DataflowStatus
 from actors.spans import forget_measures, measure
 from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS
 
 
-class Measures(msgspec.Struct):
+class StepMeasures(msgspec.Struct):
     """Measures of the last step; times in ms."""
 
     started_ms: float = 0.0
@@ -26,7 +26,7 @@ class Measures(msgspec.Struct):
     rejected: str = ""
     wait_ms: float = 0.0
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: StepOutcome) -> None:
         """Note how a view's step was computed."""
         self.rows_out = outcome.deltas.output.num_rows
         self.spark_ms = outcome.deltas.spark_ms
@@ -49,10 +49,10 @@ class Measures(msgspec.Struct):
         forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS)
 
     def status(
-        self, dataflow: ObjectId, state: str, text: str, reading: Reading | None = None
+        self, dataflow: ObjectId, state: str, text: str, reading: SnapshotProgress | None = None
     ) -> DataflowStatus:
         """Return the dataflow's status; `reading` is the progress of its snapshot read."""
-        far = reading or Reading()
+        far = reading or SnapshotProgress()
         return DataflowStatus(
             dataflow=dataflow,
             state=state,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.dataflow.gather import Source
+from actors.dataflow.gather import DataflowInput
 from actors.plan.schema import ERROR, TIME
 from actors.progress import EMPTY, Frontier, Time
 from actors.threshold_probes import STEP_BUDGET
@@ -20,7 +20,7 @@ from actors.threshold_probes import STEP_BUDGET
 
 def pick_hi(
     lo: Time,
-    sources: Sequence[Source],
+    sources: Sequence[DataflowInput],
     budget: int,
     until: Frontier | None,
     *,
@@ -112,12 +112,12 @@ def limit_hi_by_bytes(
     return None
 
 
-def put_back(sources: Sequence[Source], deltas: Iterable[Iterable[pa.Table]]) -> None:
+def put_back(sources: Sequence[DataflowInput], deltas: Iterable[Iterable[pa.Table]]) -> None:
     """Hold the rows that were taken from the sources again."""
     for source, tables in zip(sources, deltas, strict=True):
         source.hold(*tables)
 
 
-def take_rows(sources: Sequence[Source], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
+def take_rows(sources: Sequence[DataflowInput], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
     """Take the held rows below `hi` out of each source, and return them."""
     return tuple(tuple(source.take(hi)) for source in sources)

@@ -16,34 +16,34 @@ import msgspec
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow import events as m
-from actors.dataflow.costs import Measures
-from actors.dataflow.engine import Engine
-from actors.dataflow.events import Step
+from actors.dataflow.costs import StepMeasures
+from actors.dataflow.engine import EngineClient
+from actors.dataflow.events import DataflowStep
 from actors.dataflow.frontier_reports import FrontierReports
-from actors.dataflow.gather import Piece
-from actors.dataflow.hydrate import Resumed
-from actors.dataflow.life import REST, State
-from actors.dataflow.machine import Machine
-from actors.dataflow.passthrough import Opened, Passed, PassThrough
-from actors.dataflow.rivals import Rivals
+from actors.dataflow.gather import PartInterval
+from actors.dataflow.hydrate import ResumedHydration
+from actors.dataflow.life import REST, DataflowPhase
+from actors.dataflow.machine import DataflowMachine
+from actors.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
+from actors.dataflow.rivals import ReplicaStandby
 from actors.dataflow.stages import StageDone, committing, following, standing_by
-from actors.dataflow.tasks import Tasks
+from actors.dataflow.tasks import TaskAddresses
 from actors.dataflow.traces import StepTraces
-from actors.dataflow.upkeep import Upkeep
-from actors.dataflow.view import Outcome, View
+from actors.dataflow.upkeep import ViewUpkeep
+from actors.dataflow.view import StepOutcome, ViewStages
 from actors.errors import (
-    Broken,
-    Closed,
+    ConnectionBroken,
     DefiniteError,
     EngineLost,
     JobTooLarge,
     LocalProtocolError,
     PenstockError,
     ReadBelowSince,
+    ResourceClosed,
 )
-from actors.kernel import Actor, Address, Effect
+from actors.kernel import Actor, ActorAddress, RunningEffect
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage, Progress
+from actors.plan.jobs import ExecutorMessage, JobProgress
 from actors.progress import EMPTY, Frontier
 from actors.protocol.compute import (
     DataflowDescription,
@@ -52,24 +52,24 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.protocol.internal import (
+    BatchEmitted,
     CompactionAllowed,
     DataflowMessage,
     DataflowReport,
-    Described,
-    Emit,
-    Emitted,
-    Fetched,
+    DataflowScheduled,
+    EmitBatch,
     FetchFailed,
-    Grant,
+    GrantDescriptions,
     InspectSources,
-    Installed,
     ListenFailed,
-    Release,
-    Scheduled,
+    PartFetched,
+    PartsDescribed,
+    ReleaseLeases,
     SourceStarted,
     StartListen,
     StartSources,
     StopSources,
+    UpdatesInstalled,
     WritesAllowed,
 )
 from actors.settings import Settings
@@ -84,10 +84,10 @@ _STEP_SHARE: Final = 1.5
 _FADING: Final = 0.9
 """Weight of the last expectation in the expected time of a step."""
 
-_Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Progress
+_Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | JobProgress
 
 
-class Dataflow(Actor[_Message]):
+class DataflowActor(Actor[_Message]):
     """Runs one dataflow.
 
     It writes nothing until `WritesAllowed` comes, unless `read_only` is false from the start.
@@ -97,14 +97,14 @@ class Dataflow(Actor[_Message]):
     def __init__(
         self,
         description: DataflowDescription,
-        workers: tuple[Address[DataflowReport], ...],
-        executor: Address[ExecutorMessage],
+        workers: tuple[ActorAddress[DataflowReport], ...],
+        executor: ActorAddress[ExecutorMessage],
         persist: PersistClient,
         settings: Settings,
         scratch: Path,
         *,
         arrangements: SharedArrangements | None = None,
-        rivals: Rivals | None = None,
+        rivals: ReplicaStandby | None = None,
         read_only: bool = True,
     ) -> None:
         self._description = description
@@ -117,7 +117,7 @@ class Dataflow(Actor[_Message]):
         self._rivals = rivals
         self._writable = not read_only
         export = description.export
-        self._machine = Machine(
+        self._machine = DataflowMachine(
             sources=len(description.imports),
             durable=isinstance(export, ViewExport),
             opaque=isinstance(export, ViewExport) and not export.plan.strata,
@@ -128,31 +128,33 @@ class Dataflow(Actor[_Message]):
             budget_bytes=settings.inflight_bytes_per_dataflow_max,
             fetches_max=settings.fetches_in_flight_max * max(1, len(workers)),
         )
-        self._view: View | None = None
+        self._view: ViewStages | None = None
         self._passing: PassThrough | None = None
-        self._engine: Engine | None = None
-        self._tasks = Tasks(len(description.imports), len(workers))
-        self._stage: Effect | None = None
-        self._patience: Effect | None = None
-        self._pace: Effect | None = None
+        self._engine: EngineClient | None = None
+        self._tasks = TaskAddresses(len(description.imports), len(workers))
+        self._stage: RunningEffect | None = None
+        self._patience: RunningEffect | None = None
+        self._pace: RunningEffect | None = None
         self._step_ms = 0.0
         """Expected time of a step, from its cut until it is durable."""
-        self._outcome: Outcome | Passed | None = None
-        self._held_commit: m.Commit | None = None
-        self._opened: m.Restored | None = None  # fed once the subscribe's snapshot is acknowledged
-        self._restoring: m.Restore | None = None  # a view's, while its restore runs
+        self._outcome: StepOutcome | PassthroughStep | None = None
+        self._held_commit: m.CommitStep | None = None
+        self._opened: m.StateRestored | None = (
+            None  # fed once the subscribe's snapshot is acknowledged
+        )
+        self._restoring: m.RestoreState | None = None  # a view's, while its restore runs
         self._awaiting: set[int] = set()
-        self._measures = Measures()
+        self._measures = StepMeasures()
         self._frontiers = FrontierReports(description, self._machine, workers)
         persist.ledger.add(self._frontiers.memory)
         self._traces = StepTraces(persist, description)
-        self._upkeep: Upkeep | None = None
+        self._upkeep: ViewUpkeep | None = None
 
     async def on_start(self) -> None:
         """Create the members that need the actor's context."""
         description, export = self._description, self._description.export
         if isinstance(export, ViewExport):
-            self._engine = Engine(
+            self._engine = EngineClient(
                 self._executor,
                 self.ctx.clock,
                 self._settings,
@@ -161,7 +163,7 @@ class Dataflow(Actor[_Message]):
                 self.ctx.self,
                 "" if self._rivals is None else self._rivals.name,
             )
-            self._view = View(
+            self._view = ViewStages(
                 self._engine,
                 self._persist,
                 description,
@@ -170,7 +172,7 @@ class Dataflow(Actor[_Message]):
                 self._arrangements,
                 self._rivals,
             )
-            self._upkeep = Upkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
+            self._upkeep = ViewUpkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:
             self._passing = PassThrough(
                 description,
@@ -184,7 +186,7 @@ class Dataflow(Actor[_Message]):
     async def on_stop(self) -> None:
         """Release the engine's plan and the arrangements."""
         self._traces.end()
-        Measures.forget(self._description.id)
+        StepMeasures.forget(self._description.id)
         if self._engine is not None:
             # Jobs are cancelled already, with their stage.
             self._engine.forget()
@@ -212,25 +214,25 @@ class Dataflow(Actor[_Message]):
         match message:
             case StageDone(event=event, result=result):
                 await self._stage_done(event, result)
-            case Described():
+            case PartsDescribed():
                 self._traces.described(message)
                 with use_context(None):
                     await self._feed(message)
-            case Fetched() | FetchFailed() | ListenFailed() | m.RetryDue() | m.StepDue():
+            case PartFetched() | FetchFailed() | ListenFailed() | m.RetryDue() | m.StepDue():
                 await self._feed(message)
             case SourceStarted():
                 await self._source_started(message)
-            case Installed(incarnation=incarnation, worker=worker):
+            case UpdatesInstalled(incarnation=incarnation, worker=worker):
                 await self._acknowledged(incarnation, worker, message.upper)
-            case Emitted(incarnation=incarnation):
+            case BatchEmitted(incarnation=incarnation):
                 await self._acknowledged(incarnation, 0, message.upper)
-            case Scheduled():
+            case DataflowScheduled():
                 self._traces.scheduled()
-                await self._feed(m.Schedule())
+                await self._feed(m.SuspensionEnded())
             case InspectSources(reply):
                 named = zip(self._machine.sources, self._description.imports, strict=False)
                 reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
-            case Progress():
+            case JobProgress():
                 # At rest only rehearsals run, which are not the dataflow's progress.
                 if self._machine.state not in REST:
                     far = f"{message.tasks_done} of {message.tasks} tasks done"
@@ -247,7 +249,7 @@ class Dataflow(Actor[_Message]):
             case CompactionAllowed(frontier=frontier):
                 if frontier >= EMPTY:
                     # The worker stops this actor soon; until then it rests.
-                    await self._feed(m.Drop())
+                    await self._feed(m.DropRequested())
             case _:
                 assert_never(message)
 
@@ -263,14 +265,14 @@ class Dataflow(Actor[_Message]):
         for effect in effects:
             await self._perform(effect)
         self._frontiers.after(event, number)
-        if isinstance(event, Described | Fetched) and self._machine.reading() is not None:
+        if isinstance(event, PartsDescribed | PartFetched) and self._machine.reading() is not None:
             self._show("hydrating", "")
 
     async def _stage_done(self, event: m.Event, result: Any) -> None:
         machine = self._machine
         current = getattr(event, "number", None) == machine.number
         match event:
-            case m.Restored(incarnation=incarnation) if incarnation == machine.incarnation:
+            case m.StateRestored(incarnation=incarnation) if incarnation == machine.incarnation:
                 if isinstance(result, SubscribeBatch):
                     # Listening starts only when the subscriber has acknowledged the snapshot.
                     self._opened = event
@@ -278,19 +280,21 @@ class Dataflow(Actor[_Message]):
                     return
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
-            case m.Drop() if isinstance(result, SubscribeBatch):
+            case m.DropRequested() if isinstance(result, SubscribeBatch):
                 self._emit(result)  # the batch has the error that ends the subscribe
-            case m.Installed():
+            case m.StepInstalled():
                 self._traces.installed(machine.step, self._measures)
                 if self._upkeep is not None:
                     self._upkeep.merge()
                     self._upkeep.rehearse(machine.incarnation)
-            case m.Unclaimed() | m.Mismatched() if current and machine.state is State.STANDING_BY:
+            case m.StandbyExpired() | m.UpperMismatched() if (
+                current and machine.state is DataflowPhase.STANDING_BY
+            ):
                 # The append and its timeout race: the first ends the other.
                 self._end_stage()
-            case m.Computed() | m.Followed() if current:
+            case m.StepComputed() | m.ReplicaFollowed() if current:
                 self._outcome = result
-            case m.Committed() if current:
+            case m.StepCommitted() if current:
                 started = self._measures.started_ms
                 self._measures.step_ms = self.ctx.monotonic_ms() - started
                 self._step_ms = max(self._measures.step_ms, _FADING * self._step_ms)
@@ -317,40 +321,40 @@ class Dataflow(Actor[_Message]):
             self._awaiting.discard(worker)
             if not self._awaiting:
                 self._traces.installed(step, self._measures)
-                await self._feed(m.Installed(step.number))
+                await self._feed(m.StepInstalled(step.number))
 
     # -- effects -----------------------------------------------------------------------------------
 
     async def _perform(self, effect: m.Effect) -> None:
         match effect:
-            case m.Restore():
+            case m.RestoreState():
                 self._restore(effect)
             case m.StartTasks(incarnation=incarnation):
                 self._tasks.clear()
                 self._tell_workers(StartSources(self._description.id, incarnation))
-            case m.Listen():
+            case m.StartListening():
                 start = StartListen(effect.as_of, effect.snapshot, self._description.until)
                 await self._tasks.tell(effect.source, start)
-            case m.Ask(source=source, piece=piece):
+            case m.RequestPart(source=source, piece=piece):
                 await self._ask(source, piece)
-            case m.Return(source=source, keys=keys):
-                await self._tasks.tell(source, Release(keys))
-            case m.Answer(source=source, bytes=size):
-                await self._tasks.tell(source, Grant(size))
-            case m.Compute(step=step):
+            case m.ReleaseParts(source=source, keys=keys):
+                await self._tasks.tell(source, ReleaseLeases(keys))
+            case m.GrantCredit(source=source, bytes=size):
+                await self._tasks.tell(source, GrantDescriptions(size))
+            case m.ComputeStep(step=step):
                 self._compute(step)
-            case m.Commit():
+            case m.CommitStep():
                 self._commit(effect)
             case m.StandBy(step=step):
                 self._stand_by(step)
-            case m.Follow(step=step):
+            case m.FollowReplica(step=step):
                 self._follow(step)
-            case m.Install(step=step):
+            case m.InstallStep(step=step):
                 if self._install(step):
-                    await self._feed(m.Drop())
-            case m.Report():
+                    await self._feed(m.DropRequested())
+            case m.ReportFrontier():
                 self._report(effect)
-            case m.Show(state=state, text=text):
+            case m.PublishStatus(state=state, text=text):
                 self._show(state, text)
             case m.RetryLater(attempt=attempt):
                 # Jitter keeps dataflows that failed together from retrying together.
@@ -360,7 +364,7 @@ class Dataflow(Actor[_Message]):
                 self._pace_step(number, lo)
             case m.CancelWork():
                 self._cancel_work()
-            case m.Finish(lo=lo):
+            case m.FinishDataflow(lo=lo):
                 if isinstance(self._description.export, SubscribeExport) and lo < EMPTY:
                     self._emit(SubscribeBatch(lo, EMPTY))
                 self._tell_workers(StopSources(self._description.id, self._machine.incarnation))
@@ -384,11 +388,11 @@ class Dataflow(Actor[_Message]):
             text = f"{type(error).__name__}: {error}"
             restart, final = isinstance(error, ReadBelowSince), isinstance(error, JobTooLarge)
             too_large = final or isinstance(error, EngineLost)
-            return StageDone(m.Failed(incarnation, number, text, restart, too_large, final))
+            return StageDone(m.StageFailed(incarnation, number, text, restart, too_large, final))
 
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
 
-    def _restore(self, effect: m.Restore) -> None:
+    def _restore(self, effect: m.RestoreState) -> None:
         incarnation, lo = effect.incarnation, effect.lo
         view, passing = self._view, self._passing
         restoring = self._traces.restoring
@@ -396,13 +400,15 @@ class Dataflow(Actor[_Message]):
             self._restoring = effect
             writable = self._writable
 
-            def resumed(found: Resumed) -> StageDone:
+            def resumed(found: ResumedHydration) -> StageDone:
                 self._restoring = None
                 as_of = min(found.lo, EMPTY - 1) - 1
                 # A view's arrangements read their own snapshots.
                 none = (False,) * len(self._description.imports)
                 in_error = bool(found.output_errors)
-                return StageDone(m.Restored(incarnation, found.lo, as_of, none, in_error=in_error))
+                return StageDone(
+                    m.StateRestored(incarnation, found.lo, as_of, none, in_error=in_error)
+                )
 
             def hydrating() -> None:
                 if self._upkeep is not None:
@@ -414,26 +420,26 @@ class Dataflow(Actor[_Message]):
             self._run_stage(0, restore, resumed)
         elif passing is not None:
 
-            def started(found: m.Restored | Opened) -> StageDone:
-                if isinstance(found, Opened):
-                    return StageDone(found.restored or m.Drop(), found.batch)
+            def started(found: m.StateRestored | SubscribeOpening) -> StageDone:
+                if isinstance(found, SubscribeOpening):
+                    return StageDone(found.restored or m.DropRequested(), found.batch)
                 return StageDone(found)
 
             restart = restoring(incarnation, lambda: passing.restore(incarnation, lo))
             self._run_stage(0, restart, started)
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: DataflowStep) -> None:
         self._traces.begin(step)
         self._outcome = None
         rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
-        self._measures = Measures(self.ctx.monotonic_ms(), rows_in)
-        computed, work = m.Computed(step.number), self._view or self._passing
+        self._measures = StepMeasures(self.ctx.monotonic_ms(), rows_in)
+        computed, work = m.StepComputed(step.number), self._view or self._passing
         assert work is not None, "made at the start"
         self._run_stage(
             step.number, lambda: work.compute(step), lambda made: StageDone(computed, made)
         )
 
-    def _commit(self, effect: m.Commit) -> None:
+    def _commit(self, effect: m.CommitStep) -> None:
         view, step = self._view, effect.step
         assert view is not None, "only a view is durable"
         if not self._writable:
@@ -442,39 +448,39 @@ class Dataflow(Actor[_Message]):
             return
         if step.error is not None or not step.times:
             if not step.times:
-                self._measures = Measures(self.ctx.monotonic_ms())
+                self._measures = StepMeasures(self.ctx.monotonic_ms())
             self._outcome = view.without_change(step)
         outcome = self._outcome
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, StepOutcome)
         self._measures.take(outcome)
         self._run_stage(*committing(view, step, outcome))
 
-    def _stand_by(self, step: Step) -> None:
+    def _stand_by(self, step: DataflowStep) -> None:
         assert self._view is not None, "only a view is raced for"
-        done = StageDone(m.Unclaimed(step.number))
+        done = StageDone(m.StandbyExpired(step.number))
         # The other replica may have died: this one makes the step itself after `standby_ms`.
         self._patience = self.ctx.after(self._settings.standby_ms, done)
         self._run_stage(*standing_by(self._view, step))
 
-    def _follow(self, step: Step) -> None:
+    def _follow(self, step: DataflowStep) -> None:
         assert self._view is not None, "only a view is raced for"
-        self._measures = Measures(self.ctx.monotonic_ms())
+        self._measures = StepMeasures(self.ctx.monotonic_ms())
         self._run_stage(*following(self._view, step))
 
-    def _install(self, step: Step) -> bool:
+    def _install(self, step: DataflowStep) -> bool:
         """Pass the step on; return True if a subscribe ends with it, in error."""
         if not step.times and not step.snapshot:
-            self._measures = Measures(self.ctx.monotonic_ms())
+            self._measures = StepMeasures(self.ctx.monotonic_ms())
         # Cleared here, so that the step's rows are not kept until the next step.
         view, outcome, self._outcome = self._view, self._outcome, None
         if view is not None:
-            assert isinstance(outcome, Outcome)
+            assert isinstance(outcome, StepOutcome)
             computed = outcome
-            installed = StageDone(m.Installed(step.number))
+            installed = StageDone(m.StepInstalled(step.number))
             self._run_stage(step.number, lambda: view.install(step, computed), lambda _: installed)
             return False
         assert self._passing is not None
-        if not isinstance(outcome, Passed) or outcome.number != step.number:
+        if not isinstance(outcome, PassthroughStep) or outcome.number != step.number:
             outcome = self._passing.make(step)  # without changes, so it does not block
         self._measures.rows_out = outcome.rows
         if outcome.batch is not None:
@@ -521,20 +527,20 @@ class Dataflow(Actor[_Message]):
             # In reserved room: the worker may wait for room here, so a wait could deadlock.
             worker.reply(message)
 
-    async def _ask(self, source: int, piece: Piece) -> None:
+    async def _ask(self, source: int, piece: PartInterval) -> None:
         try:
             with use_context(self._traces.of(source, piece)):
                 await self._tasks.ask(source, piece)
-        except (Closed, Broken) as error:
+        except (ResourceClosed, ConnectionBroken) as error:
             name, incarnation = self._description.id, self._machine.incarnation
             lost = FetchFailed(name, incarnation, source, piece.time, piece.part.key, error)
             self.ctx.self.reply(lost)
 
     def _emit(self, batch: SubscribeBatch) -> None:
         signed = self._traces.sign(batch)
-        self._workers[0].reply(Emit(self._description.id, self._machine.incarnation, signed))
+        self._workers[0].reply(EmitBatch(self._description.id, self._machine.incarnation, signed))
 
-    def _report(self, effect: m.Report) -> None:
+    def _report(self, effect: m.ReportFrontier) -> None:
         self._frontiers.report()
         self._show(self._machine.state.value, "")
         if self._upkeep is not None and self._writable:
@@ -542,7 +548,7 @@ class Dataflow(Actor[_Message]):
 
     def _show(self, state: str, text: str) -> None:
         machine = self._machine
-        if not text and self._view is not None and state == State.ERRORED.value:
+        if not text and self._view is not None and state == DataflowPhase.ERRORED.value:
             text = self._view.held_error
         status = self._measures.status(self._description.id, state, text, machine.reading())
         self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))

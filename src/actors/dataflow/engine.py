@@ -18,44 +18,44 @@ from anyio import Lock, create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 
 from actors.errors import (
-    Broken,
-    Closed,
+    ConnectionBroken,
     LocalProtocolError,
     MalformedFrame,
+    ResourceClosed,
     StorageError,
     WouldBlock,
 )
-from actors.kernel import Address, Clock, Reply
+from actors.kernel import ActorAddress, ActorClock, ReplySlot
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import (
     Answer,
     CancelJob,
-    Difference,
+    ComputeDifference,
     ExecutorMessage,
     FileDone,
-    Forget,
+    ForgetPlan,
+    JobRows,
     LikelyRun,
-    Prepare,
-    Prepared,
-    Rehearse,
-    Rows,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
     RowsDone,
-    Run,
-    Select,
+    SelectContents,
+    SubmitJob,
 )
-from actors.plan.jobs import Step as StepJob
-from actors.plan.schema import Schema
+from actors.plan.jobs import RunStep as StepJob
+from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import ObjectId
 from actors.settings import Settings
-from actors.spans import Opened, adopt, span
+from actors.spans import OpenSpan, adopt, span
 from actors.telemetry import BYTES, PREPARED, ROWS, SPARK_JOB, SPARK_MS
 from actors.threshold_probes import ENGINE_ANSWER, ENGINE_INPUT, LOOP_ROWS
 
 T = TypeVar("T")
 
 
-class Made(msgspec.Struct, frozen=True):
+class JobResult(msgspec.Struct, frozen=True):
     """Rows that a job made, and the time that Spark took."""
 
     rows: pa.Table
@@ -71,17 +71,17 @@ class MadeFiles(msgspec.Struct, frozen=True):
     files: tuple[FileDone, ...]
 
 
-class Engine:
+class EngineClient:
     """Client of the executor for one dataflow."""
 
     def __init__(
         self,
-        executor: Address[ExecutorMessage],
-        clock: Clock,
+        executor: ActorAddress[ExecutorMessage],
+        clock: ActorClock,
         settings: Settings,
         scratch: Path,
         dataflow: ObjectId,
-        watcher: Address[Any] | None = None,
+        watcher: ActorAddress[Any] | None = None,
         replica: str = "",
     ) -> None:
         """Create the client; `watcher` receives the progress of long jobs.
@@ -95,7 +95,7 @@ class Engine:
         self._watcher = watcher
         self._scratch = scratch
         self._files = 0
-        self._announced: Prepare | None = None
+        self._announced: PreparePlan | None = None
         """Plan that the engine does not know yet."""
         self._prepared = False
         self._preparing = Lock()
@@ -113,7 +113,7 @@ class Engine:
         # The executor itself prepares the plan in every new engine process.
         if not self._prepared:
             job_id = self.job_id(incarnation, 0, "prepare")
-            self._announced = Prepare(job_id, self.dataflow, plan)
+            self._announced = PreparePlan(job_id, self.dataflow, plan)
 
     async def prepared(self) -> None:
         """Prepare the plan in the engine, unless that is done. Raise the executor's errors."""
@@ -124,11 +124,11 @@ class Engine:
             # Set before the answer: a canceled or lost check may leave the plan in the engine.
             self._told = True
             answer = await self._ask(job)
-            if not isinstance(answer, Prepared):
+            if not isinstance(answer, PlanPrepared):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             self._announced, self._prepared = None, True
 
-    async def _ask_beside(self, job: StepJob | Difference | Select) -> Answer:
+    async def _ask_beside(self, job: StepJob | ComputeDifference | SelectContents) -> Answer:
         """Run a job while its plan is being checked."""
         refused: list[Exception] = []
         answers: list[Answer] = []
@@ -164,41 +164,45 @@ class Engine:
         Raise the executor's errors.
         """
         job_id = self.job_id(incarnation, 0, f"rehearse-{what}")
-        await self._ask(Rehearse(job_id, self.dataflow, tuple(runs)))
+        await self._ask(RehearseSteps(job_id, self.dataflow, tuple(runs)))
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
         """Run a computation on `rows` rows: here if they are few, else in a thread."""
         # Work on few rows takes less than a hop to a thread and back.
         return await self.clock.run_blocking(run) if LOOP_ROWS.exceeded_by(rows) else run()
 
-    async def pack(self, schema: Schema, updates: pa.Table, advance_to: int | None = None) -> Rows:
+    async def pack(
+        self, schema: TableSchema, updates: pa.Table, advance_to: int | None = None
+    ) -> JobRows:
         """Return updates as a job's input: inline if small, else as a file in scratch."""
         updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
         if not ENGINE_INPUT.crossed(updates.nbytes > self.settings.engine_inline_bytes_max):
-            return Rows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
+            return JobRows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
         path = self.new_path("arrow")
         await self.clock.run_blocking(lambda: _write_file(path, updates))
-        return Rows(schema=schema, arrow_file=str(path), advance_to=advance_to)
+        return JobRows(schema=schema, arrow_file=str(path), advance_to=advance_to)
 
     def new_path(self, kind: str) -> Path:
         """Return the path of a new file for a job."""
         self._files += 1
         return self._scratch / "jobs" / f"rows-{self._files}.{kind}"
 
-    async def discard(self, rows: Rows) -> None:
+    async def discard(self, rows: JobRows) -> None:
         """Remove the file that `pack` made, if it made one."""
         path = rows.arrow_file
         if path is not None:
             await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
 
-    async def run(self, job: StepJob | Difference | Select) -> Made:
+    async def run(self, job: StepJob | ComputeDifference | SelectContents) -> JobResult:
         """Run a job. Raise `DefiniteError`, `EngineLost` and the job's other errors."""
         made = await self.run_into_files(job)
         if isinstance(made, MadeFiles):
             raise LocalProtocolError(f"{job.job_id} was answered with files, not asked for")
         return made
 
-    async def run_into_files(self, job: StepJob | Difference | Select) -> Made | MadeFiles:
+    async def run_into_files(
+        self, job: StepJob | ComputeDifference | SelectContents
+    ) -> JobResult | MadeFiles:
         """Run a job whose answer may be files, if the job asks for them. Raises as `run` does."""
         with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
             if opened is not None:
@@ -219,32 +223,34 @@ class Engine:
         if ENGINE_ANSWER.crossed(path is not None):
             assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
-            return Made(mapped, answer.spark_ms, answer.prepared, wait_ms)
+            return JobResult(mapped, answer.spark_ms, answer.prepared, wait_ms)
         if inline is None:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
-        return Made(from_ipc(inline), answer.spark_ms, answer.prepared, wait_ms)
+        return JobResult(from_ipc(inline), answer.spark_ms, answer.prepared, wait_ms)
 
-    async def _ask(self, job: Prepare | Rehearse | StepJob | Difference | Select) -> Answer:
-        def run(reply: Reply[Answer]) -> ExecutorMessage:
-            return Run(job, reply, self._watcher)
+    async def _ask(
+        self, job: PreparePlan | RehearseSteps | StepJob | ComputeDifference | SelectContents
+    ) -> Answer:
+        def run(reply: ReplySlot[Answer]) -> ExecutorMessage:
+            return SubmitJob(job, reply, self._watcher)
 
         try:
             return await self._executor.ask(run)
         except get_cancelled_exc_class():
             # Best effort: a job that is not canceled ends by itself, and its answer is dropped.
-            with suppress(WouldBlock, Closed, Broken):
+            with suppress(WouldBlock, ResourceClosed, ConnectionBroken):
                 self._executor.send_nowait(CancelJob(job.job_id))
             raise
 
     def forget(self) -> None:
         """Drop the prepared plan, without waiting."""
         if self._told:
-            job = Forget(f"{self.dataflow}/forget", self.dataflow)
-            with suppress(WouldBlock, Closed, Broken):
-                self._executor.send_nowait(Run(job, Reply[Answer]()))
+            job = ForgetPlan(f"{self.dataflow}/forget", self.dataflow)
+            with suppress(WouldBlock, ResourceClosed, ConnectionBroken):
+                self._executor.send_nowait(SubmitJob(job, ReplySlot[Answer]()))
 
 
-def _take_over(opened: Opened, answer: RowsDone) -> None:
+def _take_over(opened: OpenSpan, answer: RowsDone) -> None:
     """Note the job's results in its span, and export the engine's own spans."""
     opened.note(ROWS, answer.rows)
     opened.note(SPARK_MS, round(answer.spark_ms, 3))

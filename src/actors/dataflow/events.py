@@ -1,7 +1,8 @@
 """Events that the dataflow machine handles, effects that it returns, and its step. Pure.
 
-Events of the sources (`Described`, `Fetched`, `FetchFailed`, `ListenFailed`) are the protocol's own
-messages. An event that names an incarnation or a step's number applies to that one only.
+Events of the sources (`PartsDescribed`, `PartFetched`, `FetchFailed`, `ListenFailed`) are the
+protocol's own messages. An event that names an incarnation or a step's number applies to that one
+only.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.dataflow.gather import Piece
+from actors.dataflow.gather import PartInterval
 from actors.progress import Frontier, Time
-from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+from actors.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class DataflowStep(msgspec.Struct, frozen=True, gc=False):
     """One step, named by (dataflow, incarnation, number)."""
 
     incarnation: int
@@ -48,11 +49,11 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 # -- events ----------------------------------------------------------------------------------------
 
 
-class Schedule(msgspec.Struct, frozen=True, gc=False):
+class SuspensionEnded(msgspec.Struct, frozen=True, gc=False):
     """The dataflow was scheduled, which ends its suspension."""
 
 
-class Restored(msgspec.Struct, frozen=True, gc=False):
+class StateRestored(msgspec.Struct, frozen=True, gc=False):
     """The durable state was read: steps continue from `lo`, and sources read from `as_of`.
 
     Snapshots (of the sources marked in `snapshots`) are the rows of the first step.
@@ -71,7 +72,7 @@ class SourcesReady(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
 
 
-class Computed(msgspec.Struct, frozen=True, gc=False):
+class StepComputed(msgspec.Struct, frozen=True, gc=False):
     """The step's result was computed."""
 
     number: int
@@ -84,39 +85,39 @@ class FailedDefinitely(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-class Committed(msgspec.Struct, frozen=True, gc=False):
+class StepCommitted(msgspec.Struct, frozen=True, gc=False):
     """The step became durable."""
 
     number: int
 
 
-class Mismatched(msgspec.Struct, frozen=True, gc=False):
+class UpperMismatched(msgspec.Struct, frozen=True, gc=False):
     """Another replica moved the output's upper first, to `upper`."""
 
     number: int
     upper: Frontier
 
 
-class Unclaimed(msgspec.Struct, frozen=True, gc=False):
+class StandbyExpired(msgspec.Struct, frozen=True, gc=False):
     """No other replica committed the step within `standby_ms`."""
 
     number: int
 
 
-class Followed(msgspec.Struct, frozen=True, gc=False):
+class ReplicaFollowed(msgspec.Struct, frozen=True, gc=False):
     """Another replica's append was read; `error` is the output's error after it."""
 
     number: int
     error: str | None = None
 
 
-class Installed(msgspec.Struct, frozen=True, gc=False):
+class StepInstalled(msgspec.Struct, frozen=True, gc=False):
     """Arrangements and readers have the step's delta."""
 
     number: int
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
+class StageFailed(msgspec.Struct, frozen=True, gc=False):
     """A stage failed with an indefinite error of a store or the engine.
 
     Args:
@@ -146,36 +147,36 @@ class StepDue(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class Drop(msgspec.Struct, frozen=True, gc=False):
+class DropRequested(msgspec.Struct, frozen=True, gc=False):
     """The dataflow was dropped."""
 
 
 Event: TypeAlias = (
-    Schedule
-    | Restored
+    SuspensionEnded
+    | StateRestored
     | SourcesReady
-    | Described
-    | Fetched
+    | PartsDescribed
+    | PartFetched
     | FetchFailed
     | ListenFailed
-    | Computed
+    | StepComputed
     | FailedDefinitely
-    | Committed
-    | Mismatched
-    | Unclaimed
-    | Followed
-    | Installed
-    | Failed
+    | StepCommitted
+    | UpperMismatched
+    | StandbyExpired
+    | ReplicaFollowed
+    | StepInstalled
+    | StageFailed
     | RetryDue
     | StepDue
-    | Drop
+    | DropRequested
 )
 
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class Restore(msgspec.Struct, frozen=True, gc=False):
-    """Read (or first compute) the durable state; answered by `Restored`."""
+class RestoreState(msgspec.Struct, frozen=True, gc=False):
+    """Read (or first compute) the durable state; answered by `StateRestored`."""
 
     incarnation: int
     lo: Time
@@ -187,7 +188,7 @@ class StartTasks(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
 
 
-class Listen(msgspec.Struct, frozen=True, gc=False):
+class StartListening(msgspec.Struct, frozen=True, gc=False):
     """Start listening to a source."""
 
     source: int
@@ -195,65 +196,66 @@ class Listen(msgspec.Struct, frozen=True, gc=False):
     snapshot: bool
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class RequestPart(msgspec.Struct, frozen=True, gc=False):
     """Fetch a part."""
 
     source: int
-    piece: Piece
+    piece: PartInterval
 
 
-class Return(msgspec.Struct, frozen=True, gc=False):
+class ReleaseParts(msgspec.Struct, frozen=True, gc=False):
     """Release the leases of parts that are no longer needed."""
 
     source: int
     keys: tuple[str, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class GrantCredit(msgspec.Struct, frozen=True, gc=False):
     """Grant credit of `bytes` to a source: all parts of one description were consumed."""
 
     source: int
     bytes: int
 
 
-class Compute(msgspec.Struct, frozen=True, gc=False):
-    """Compute the step; answered by `Computed` or `FailedDefinitely`."""
+class ComputeStep(msgspec.Struct, frozen=True, gc=False):
+    """Compute the step; answered by `StepComputed` or `FailedDefinitely`."""
 
-    step: Step
+    step: DataflowStep
 
 
-class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Make the step durable; answered by `Committed` or `Mismatched`."""
+class CommitStep(msgspec.Struct, frozen=True, gc=False):
+    """Make the step durable; answered by `StepCommitted` or `UpperMismatched`."""
 
-    step: Step
+    step: DataflowStep
 
 
 class StandBy(msgspec.Struct, frozen=True, gc=False):
-    """Let another replica make the step; answered by `Mismatched` if it has, or `Unclaimed`."""
+    """Let another replica make the step; answered by `UpperMismatched` if it has, or
+    `StandbyExpired`."""
 
-    step: Step
-
-
-class Follow(msgspec.Struct, frozen=True, gc=False):
-    """Read another replica's append from `lo` to `hi`; answered by `Followed`."""
-
-    step: Step
+    step: DataflowStep
 
 
-class Install(msgspec.Struct, frozen=True, gc=False):
-    """Pass the delta to arrangements and readers; answered by `Installed`."""
+class FollowReplica(msgspec.Struct, frozen=True, gc=False):
+    """Read another replica's append from `lo` to `hi`; answered by `ReplicaFollowed`."""
 
-    step: Step
+    step: DataflowStep
 
 
-class Report(msgspec.Struct, frozen=True, gc=False):
+class InstallStep(msgspec.Struct, frozen=True, gc=False):
+    """Pass the delta to arrangements and readers; answered by `StepInstalled`."""
+
+    step: DataflowStep
+
+
+class ReportFrontier(msgspec.Struct, frozen=True, gc=False):
     """Report the new frontier; `step` moved it (None: the restore)."""
 
     frontier: Frontier
-    step: Step | None
+    step: DataflowStep | None
 
 
-class Show(msgspec.Struct, frozen=True, gc=False):
+class PublishStatus(msgspec.Struct, frozen=True, gc=False):
     """Publish the state, for people."""
 
     state: str
@@ -277,28 +279,28 @@ class CancelWork(msgspec.Struct, frozen=True, gc=False):
     """Cancel all work of this dataflow."""
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False):
+class FinishDataflow(msgspec.Struct, frozen=True, gc=False):
     """End the dataflow: `lo` reached `until` or the empty frontier."""
 
     lo: Frontier
 
 
 Effect: TypeAlias = (
-    Restore
+    RestoreState
     | StartTasks
-    | Listen
-    | Ask
-    | Return
-    | Answer
-    | Compute
-    | Commit
+    | StartListening
+    | RequestPart
+    | ReleaseParts
+    | GrantCredit
+    | ComputeStep
+    | CommitStep
     | StandBy
-    | Follow
-    | Install
-    | Report
-    | Show
+    | FollowReplica
+    | InstallStep
+    | ReportFrontier
+    | PublishStatus
     | RetryLater
     | PaceStep
     | CancelWork
-    | Finish
+    | FinishDataflow
 )

@@ -16,14 +16,14 @@ from functools import partial
 import anyio
 import pyarrow as pa
 
-from actors.arrangement import Filling, Handle
+from actors.arrangement import ArrangementFill, ArrangementHandle
 from actors.dataflow.contents import split_errors
-from actors.dataflow.engine import Engine
-from actors.dataflow.touched import Imports
+from actors.dataflow.engine import EngineClient
+from actors.dataflow.touched import ImportArrangements
 from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
-from actors.persist.filtering import Verdict
-from actors.plan.schema import Schema
+from actors.persist.filtering import PartVerdict
+from actors.plan.schema import TableSchema
 from actors.plan.updates import between, concat
 from actors.progress import Frontier, Time
 from actors.protocol.compute import SourceImport
@@ -31,9 +31,9 @@ from actors.threshold_probes import FILLING_GAP
 
 
 async def make_ready(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
-    imports: Imports,
+    imports: ImportArrangements,
     sources: Sequence[SourceImport],
     reader_id: str,
 ) -> None:
@@ -57,7 +57,7 @@ async def make_ready(
                 filling.abandon()
 
 
-async def _settled(handle: Handle) -> None:
+async def _settled(handle: ArrangementHandle) -> None:
     """Wait while another caller fills the arrangement."""
     event = anyio.Event()
     # The filling dataflow runs on this event loop, so it may set the event directly.
@@ -66,11 +66,11 @@ async def _settled(handle: Handle) -> None:
 
 
 async def _fill(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
-    handle: Handle,
-    filling: Filling,
-    schema: Schema,
+    handle: ArrangementHandle,
+    filling: ArrangementFill,
+    schema: TableSchema,
     reader_id: str,
 ) -> None:
     reader = await persist.open_reader(handle.shard, reader_id)
@@ -83,7 +83,7 @@ async def _fill(
         parts, _ = await reader.snapshot(upper - 1)
         for part in parts:
             # By its statistics the part has no row that the arrangement keeps.
-            if handle.rows is not None and handle.rows.verdict(part) is Verdict.DISCARD:
+            if handle.rows is not None and handle.rows.verdict(part) is PartVerdict.DISCARD:
                 reader.release([part.key])
                 continue
             rows = await persist.fetch(part, schema)
@@ -94,7 +94,7 @@ async def _fill(
     filling.publish(upper)
 
 
-def _insert(filling: Filling, rows: pa.Table, upper: Frontier) -> None:
+def _insert(filling: ArrangementFill, rows: pa.Table, upper: Frontier) -> None:
     filling.insert(_plain(rows, 0, upper))
 
 
@@ -104,7 +104,11 @@ def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
 
 
 async def _close_gap(
-    engine: Engine, persist: PersistClient, handle: Handle, schema: Schema, reader_id: str
+    engine: EngineClient,
+    persist: PersistClient,
+    handle: ArrangementHandle,
+    schema: TableSchema,
+    reader_id: str,
 ) -> None:
     reader = await persist.open_reader(handle.shard, reader_id)
     try:

@@ -20,36 +20,36 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.dataflow.chunks import Notes, chunk_name, is_additive, split_into_chunks
+from actors.dataflow.chunks import HydrationJournal, chunk_name, is_additive, split_into_chunks
 from actors.dataflow.commit import shards_of
-from actors.dataflow.engine import Engine, Made, MadeFiles
+from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
 from actors.dataflow.step import split_deltas, whole_job
 from actors.errors import DefiniteError, JobTooLarge, MalformedFrame, StorageError
-from actors.persist import Cas, Part, PersistClient
-from actors.plan.jobs import FileDone, Rows
+from actors.persist import BatchPart, CompareAndSet, PersistClient
+from actors.plan.jobs import FileDone, JobRows
 from actors.progress import Time
 from actors.protocol.compute import SourceImport, ViewExport
 from actors.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
 
 
-class First(msgspec.Struct, frozen=True):
+class FirstContents(msgspec.Struct, frozen=True):
     """Parts and document changes of the first append."""
 
-    parts: list[list[Part]]
+    parts: list[list[BatchPart]]
     """Parts of the output, then of each hidden state."""
-    extra: Sequence[Cas] = ()
+    extra: Sequence[CompareAndSet] = ()
     """Deletes the hydration's note."""
 
 
 async def first_parts(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
     imports: Sequence[SourceImport],
     as_of: Time,
     name: tuple[int, int],
-) -> First:
+) -> FirstContents:
     """Write the view at `as_of` as parts and return them for an append.
 
     Raise as `recompute` does; then no part is left but those of noted chunks.
@@ -61,19 +61,19 @@ async def first_parts(
             chunks = await engine.clock.run_blocking(lambda: split_into_chunks(sources, bytes_max))
             if HYDRATION_CHUNK.crossed(len(chunks) > 1):
                 return await _chunk_by_chunk(engine, persist, export, chunks, as_of, name)
-        return First(await _computed(engine, persist, export, sources, as_of, name))
+        return FirstContents(await _computed(engine, persist, export, sources, as_of, name))
 
 
 async def _chunk_by_chunk(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    chunks: list[list[Rows]],
+    chunks: list[list[JobRows]],
     as_of: Time,
     name: tuple[int, int],
-) -> First:
+) -> FirstContents:
     names = await engine.clock.run_blocking(lambda: tuple(chunk_name(chunk) for chunk in chunks))
-    notes = Notes(persist, export.shard)
+    notes = HydrationJournal(persist, export.shard)
     note = await notes.load(as_of, names)
     try:
         for chunk in chunks[len(note.done) :]:
@@ -91,22 +91,22 @@ async def _chunk_by_chunk(
         await notes.drop()
         await persist.discard_parts([part for done in note.done for part in done])
         raise
-    return First([[part for done in note.done for part in done]], notes.gone())
+    return FirstContents([[part for done in note.done for part in done]], notes.gone())
 
 
 async def _computed(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    sources: Sequence[Rows],
+    sources: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
-) -> list[list[Part]]:
+) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
     job = whole_job(engine, export.plan, sources, as_of, name, into_files=True)
     made = await engine.run_into_files(job)
     files = made.files if isinstance(made, MadeFiles) else ()
-    parts: list[list[Part]] = [[] for _ in shards_of(export)]
+    parts: list[list[BatchPart]] = [[] for _ in shards_of(export)]
     try:
         for file in files:
             if await _fits(engine, export, file):
@@ -127,11 +127,11 @@ async def _computed(
 
 
 async def _write(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
     piece: pa.Table,
-    parts: list[list[Part]],
+    parts: list[list[BatchPart]],
 ) -> None:
     """Cut a piece and write it, with one part list for each shard."""
     output, hidden = await engine.clock.run_blocking(lambda: split_deltas(export.plan, piece))
@@ -141,7 +141,7 @@ async def _write(
             written += await persist.write_parts(shard, delta)
 
 
-async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
+async def _fits(engine: EngineClient, export: ViewExport, file: FileDone) -> bool:
     """Return whether a file can be a part of the output unchanged: same columns, and some rows."""
     if export.plan.hidden or not file.rows:
         return False
@@ -156,9 +156,11 @@ async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
     return await engine.clock.run_blocking(same)
 
 
-async def _pieces(engine: Engine, made: Made | MadeFiles) -> AsyncGenerator[pa.Table, None]:
+async def _pieces(
+    engine: EngineClient, made: JobResult | MadeFiles
+) -> AsyncGenerator[pa.Table, None]:
     """Yield the rows: those in memory as one piece, those of remaining files in many."""
-    if isinstance(made, Made):
+    if isinstance(made, JobResult):
         yield made.rows
         return
     for file in made.files:

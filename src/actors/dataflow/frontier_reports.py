@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.dataflow.events import Event
-from actors.dataflow.machine import Machine
-from actors.kernel import Address
+from actors.dataflow.machine import DataflowMachine
+from actors.kernel import ActorAddress
 from actors.memory_ledger import MemoryUse
 from actors.progress import EMPTY
 from actors.protocol.compute import DataflowDescription, SubscribeExport
-from actors.protocol.internal import DataflowProgress, DataflowReport, Described
+from actors.protocol.internal import DataflowProgress, DataflowReport, PartsDescribed
 
 
 class FrontierReports:
@@ -23,8 +23,8 @@ class FrontierReports:
     def __init__(
         self,
         description: DataflowDescription,
-        machine: Machine,
-        workers: Sequence[Address[DataflowReport]],
+        machine: DataflowMachine,
+        workers: Sequence[ActorAddress[DataflowReport]],
     ) -> None:
         self._machine = machine
         alone = isinstance(description.export, SubscribeExport)
@@ -48,7 +48,7 @@ class FrontierReports:
         step = machine.step
         # Most steps of idle views are without changes: only their end is reported. Descriptions
         # that come during a step are reported at once, since the step may take long.
-        behind = isinstance(event, Described) and machine.number == number
+        behind = isinstance(event, PartsDescribed) and machine.number == number
         if step is None or step.times or step.snapshot or behind:
             self.report()
 

@@ -1,9 +1,9 @@
 """Tracks the described and fetched parts of each source, for the machine. Pure.
 
 Theory of operation. A listen task describes parts; nothing is fetched until the budget has room for
-it, so a slow dataflow accumulates descriptions, not bytes. A described part becomes a `Piece`: the
-part and the described interval of times. A piece is *waiting*, then *outstanding* (asked for), then
-its rows are *held* until the step that covers them takes them.
+it, so a slow dataflow accumulates descriptions, not bytes. A described part becomes a
+`PartInterval`: the part and the described interval of times. A piece is *waiting*, then
+*outstanding* (asked for), then its rows are *held* until the step that covers them takes them.
 
 Invariants:
 
@@ -30,16 +30,16 @@ from actors.plan.schema import TIME
 from actors.plan.updates import advance, between
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time, format_frontier
 from actors.protocol.internal import (
-    Described,
     DescribedPart,
-    Fetched,
     FetchFailed,
-    Filtered,
+    FilteredParts,
+    PartFetched,
+    PartsDescribed,
     SourceStatistics,
 )
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class PartInterval(msgspec.Struct, frozen=True, gc=False):
     """A described part, and the interval ``lower <= time < upper`` that the description covers."""
 
     part: DescribedPart
@@ -52,7 +52,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Number of the piece's description, which is answered once all its pieces are done with."""
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class HeldRows(msgspec.Struct, frozen=True, gc=False):
     """Rows that wait for their step, with their first and last time."""
 
     rows: pa.Table
@@ -61,7 +61,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     bytes: int
 
 
-class Reading(msgspec.Struct):
+class SnapshotProgress(msgspec.Struct):
     """Progress of reading a snapshot, in parts and bytes."""
 
     parts_read: int = 0
@@ -69,7 +69,7 @@ class Reading(msgspec.Struct):
     bytes_read: int = 0
     bytes_total: int = 0
 
-    def add(self, other: Reading) -> None:
+    def add(self, other: SnapshotProgress) -> None:
         """Add another source's progress."""
         self.parts_read += other.parts_read
         self.parts_total += other.parts_total
@@ -77,9 +77,9 @@ class Reading(msgspec.Struct):
         self.bytes_total += other.bytes_total
 
 
-def total_reading(sources: Iterable[Source]) -> Reading:
+def total_reading(sources: Iterable[DataflowInput]) -> SnapshotProgress:
     """Return how far the snapshots of all sources have been read."""
-    whole = Reading()
+    whole = SnapshotProgress()
     for source in sources:
         whole.add(source.reading)
     return whole
@@ -90,28 +90,28 @@ class _Group(msgspec.Struct):
     bytes: int
 
 
-class Source:
+class DataflowInput:
     """Described, outstanding and held parts of one source."""
 
     def __init__(self, index: int, as_of: Time, *, snapshot: bool) -> None:
         self.index = index
         self.as_of = as_of
         self.progress: Frontier = 0 if snapshot else as_of + 1
-        self.waiting: deque[Piece] = deque()
-        self.outstanding: dict[tuple[Frontier, str], deque[Piece]] = {}
+        self.waiting: deque[PartInterval] = deque()
+        self.outstanding: dict[tuple[Frontier, str], deque[PartInterval]] = {}
         self.counts: dict[Frontier, int] = {}
         """Outstanding fetches per time; a time without any is absent."""
-        self.lost: list[Piece] = []
+        self.lost: list[PartInterval] = []
         """Pieces that could not be fetched: their times are never sealed."""
-        self.held: list[Held] = []
+        self.held: list[HeldRows] = []
         self.held_bytes = 0
-        self.reading = Reading()
+        self.reading = SnapshotProgress()
         self._groups: dict[int, _Group] = {}
         """Descriptions not yet answered."""
         self._described = 0
-        self._filtered = Filtered(0, 0, 0)
+        self._filtered = FilteredParts(0, 0, 0)
 
-    def describe(self, described: Described) -> list[Piece]:
+    def describe(self, described: PartsDescribed) -> list[PartInterval]:
         """Add a description, and return pieces without rows of interest (to be released).
 
         Call `answers` with them next, even if there are none. Raise `LocalProtocolError` if the
@@ -132,7 +132,7 @@ class Source:
             # A compacted batch may repeat older updates: the interval cuts them off.
             lower = 0 if snapshot else max(part.lower, described.lower)
             upper = self.as_of + 1 if snapshot else min(part.upper, described.upper)
-            piece = Piece(part, lower, upper, described.upper, snapshot, self._described)
+            piece = PartInterval(part, lower, upper, described.upper, snapshot, self._described)
             # Without rows or times of interest a part need not be fetched.
             if part.rows and lower < upper:
                 self.waiting.append(piece)
@@ -140,11 +140,11 @@ class Source:
                 idle.append(piece)
         if snapshot:
             read = sum(piece.part.bytes for piece in idle)
-            self.reading.add(Reading(len(idle), len(described.parts), read, size))
+            self.reading.add(SnapshotProgress(len(idle), len(described.parts), read, size))
         self.progress = described.upper
         return idle
 
-    def answers(self, done: Iterable[Piece]) -> list[int]:
+    def answers(self, done: Iterable[PartInterval]) -> list[int]:
         """Mark pieces as done with, and return the bytes of each description that this completes.
 
         Without pieces, complete the descriptions that had none.
@@ -154,7 +154,7 @@ class Source:
         ended = [number for number, group in self._groups.items() if not group.pieces]
         return [self._groups.pop(number).bytes for number in ended]
 
-    def ask(self, before: Frontier) -> Piece | None:
+    def ask(self, before: Frontier) -> PartInterval | None:
         """Move the next waiting piece with times below `before` to outstanding, and return it, if
         any."""
         for position, piece in enumerate(self.waiting):
@@ -166,17 +166,17 @@ class Source:
             return piece
         return None
 
-    def fetched(self, message: Fetched) -> tuple[Piece, pa.Table]:
+    def fetched(self, message: PartFetched) -> tuple[PartInterval, pa.Table]:
         """Return the piece that a result answers, and its rows of interest (not yet held).
 
         Raise `LocalProtocolError` for a part that was not asked for.
         """
         piece = self._answered(message)
         if piece.snapshot:
-            self.reading.add(Reading(parts_read=1, bytes_read=piece.part.bytes))
+            self.reading.add(SnapshotProgress(parts_read=1, bytes_read=piece.part.bytes))
         return piece, _of_interest(message.updates, piece, self.as_of)
 
-    def lose(self, message: FetchFailed) -> Piece:
+    def lose(self, message: FetchFailed) -> PartInterval:
         """Note that a piece cannot be fetched, and return it.
 
         Raise `LocalProtocolError` for a part that was not asked for.
@@ -185,7 +185,7 @@ class Source:
         self.lost.append(piece)
         return piece
 
-    def _answered(self, message: Fetched | FetchFailed) -> Piece:
+    def _answered(self, message: PartFetched | FetchFailed) -> PartInterval:
         """Remove the piece that an answer is for from the outstanding ones, and return it."""
         asked = self.outstanding.get((message.time, message.key))
         if not asked:
@@ -206,7 +206,7 @@ class Source:
         for rows in tables:
             if rows.num_rows:
                 times = pc.min_max(rows[TIME])
-                made = Held(rows, times["min"].as_py(), times["max"].as_py(), rows.nbytes)
+                made = HeldRows(rows, times["min"].as_py(), times["max"].as_py(), rows.nbytes)
                 self.held.append(made)
                 self.held_bytes += made.bytes
 
@@ -221,7 +221,7 @@ class Source:
         held = any(each.first < frontier for each in self.held)
         return held or any(piece.lower < frontier for piece in self.pending())
 
-    def pending(self) -> Iterable[Piece]:
+    def pending(self) -> Iterable[PartInterval]:
         """Yield pieces whose rows have not arrived."""
         yield from self.waiting
         yield from self.lost
@@ -286,7 +286,7 @@ def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
     return [each[0] if len(each) == 1 else pa.concat_tables(each) for each in alike.values()]
 
 
-def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
+def _of_interest(updates: pa.Table, piece: PartInterval, as_of: Time) -> pa.Table:
     """Return the updates in the piece's interval; those of a snapshot at its as_of."""
     if not updates.num_rows:
         return updates
@@ -300,11 +300,11 @@ def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
 
 
 def ask_parts(
-    sources: Sequence[Source], before: Frontier, fetches_max: int
-) -> list[tuple[Source, Piece]]:
+    sources: Sequence[DataflowInput], before: Frontier, fetches_max: int
+) -> list[tuple[DataflowInput, PartInterval]]:
     """Return pieces with times below `before` to fetch now, at most `fetches_max` outstanding in
     all."""
-    found: list[tuple[Source, Piece]] = []
+    found: list[tuple[DataflowInput, PartInterval]] = []
     out = sum(count for source in sources for count in source.counts.values())
     for source in sources:
         while out < fetches_max:

@@ -22,28 +22,28 @@ import msgspec
 from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds
 from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.dataflow.first import first_parts
-from actors.dataflow.policy import Chooser
+from actors.dataflow.policy import StepChooser
 from actors.dataflow.recompute import recompute
-from actors.dataflow.rivals import Turns
+from actors.dataflow.rivals import HydrationLock
 from actors.dataflow.step import empty_deltas
 from actors.dataflow.suspension import held_text
-from actors.dataflow.touched import Imports, Touched
+from actors.dataflow.touched import ImportArrangements, StateLookups
 from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
 
 log = logging.getLogger("penstock.dataflow")
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ResumedHydration(msgspec.Struct, frozen=True):
     """State that a new incarnation starts from."""
 
     lo: Frontier
-    touched: Touched | None
+    touched: StateLookups | None
     output_errors: tuple[str, ...]
     """Errors that the output holds at ``lo - 1``."""
     source_errors: tuple[dict[str, int], ...]
@@ -53,19 +53,19 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 async def restore(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     description: DataflowDescription,
     export: ViewExport,
     incarnation: int,
     scratch: Path,
     arrangements: SharedArrangements,
-    chooser: Chooser,
-    turns: Turns,
+    chooser: StepChooser,
+    turns: HydrationLock,
     hydrating: Callable[[], None],
     *,
     writable: bool,
-) -> Resumed:
+) -> ResumedHydration:
     """Hydrate if needed, then read the durable state. Raise what stores and engine raise.
 
     `hydrating` is called before contents are computed, to start work that may run beside that.
@@ -78,7 +78,9 @@ async def restore(
     # Reserves the arrangements at the future `lo`, so that other views' compaction does not pass it
     # while this view is computed. They are filled later (`filling`): a view is readable before it
     # can be stepped.
-    reserved = Imports(export.plan, shards, arrangements, upper if as_of is None else as_of + 1)
+    reserved = ImportArrangements(
+        export.plan, shards, arrangements, upper if as_of is None else as_of + 1
+    )
     try:
         engine.announce(export.plan, incarnation)
         while as_of is not None:
@@ -99,10 +101,10 @@ async def restore(
             await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
-            return Resumed(upper, None, (), nothing)
+            return ResumedHydration(upper, None, (), nothing)
         await move_holds(persist, description, export, upper)
         # Not on a thread: a cancelled call's result would be lost, and its files stay open.
-        touched = Touched(
+        touched = StateLookups(
             export.plan,
             shards,
             arrangements,
@@ -139,7 +141,7 @@ async def _start_of(
 
 
 async def _hydrate(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     description: DataflowDescription,
     export: ViewExport,
@@ -177,14 +179,14 @@ async def _hydrate(
 
 
 async def _resume(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     description: DataflowDescription,
     export: ViewExport,
     upper: Time,
     name: tuple[int, int],
-    touched: Touched,
-) -> Resumed:
+    touched: StateLookups,
+) -> ResumedHydration:
     plan = export.plan
     reader_id = engine.job_id(*name, "resume")
     output_errors = await errors_of(persist, export.shard, plan.output, upper - 1, reader_id)
@@ -199,7 +201,7 @@ async def _resume(
                 await engine.clock.run_blocking(partial(touched.insert, f"h{index}", rows))
     await engine.clock.run_blocking(touched.merge)
     rows = await _rows(persist, description, upper)
-    return Resumed(upper, touched, output_errors, tuple(source_errors), rows)
+    return ResumedHydration(upper, touched, output_errors, tuple(source_errors), rows)
 
 
 async def _rows(persist: PersistClient, description: DataflowDescription, before: Time) -> int:
@@ -209,7 +211,7 @@ async def _rows(persist: PersistClient, description: DataflowDescription, before
 
 
 async def errors_of(
-    persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
+    persist: PersistClient, shard: ShardId, schema: TableSchema, as_of: Time, reader_id: str
 ) -> tuple[str, ...]:
     """Return the errors that a shard holds at `as_of`. Raise `ReadBelowSince` and
     `StorageError`."""
@@ -217,7 +219,7 @@ async def errors_of(
 
 
 async def _error_sums(
-    persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
+    persist: PersistClient, shard: ShardId, schema: TableSchema, as_of: Time, reader_id: str
 ) -> dict[str, int]:
     """Return the sums of a shard's error updates at `as_of`."""
     state = await persist.state(shard)

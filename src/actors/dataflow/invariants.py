@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from actors.dataflow.life import CARRYING
-from actors.dataflow.machine import Machine
+from actors.dataflow.machine import DataflowMachine
 
 
-def check_machine(machine: Machine) -> None:
+def check_machine(machine: DataflowMachine) -> None:
     """Assert the invariants that `machine` names. Raise `AssertionError`."""
     assert (machine.step is not None) == (machine.state in CARRYING), (machine.state, machine.step)
     if machine.hi is not None:

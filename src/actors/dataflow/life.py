@@ -9,26 +9,26 @@ import enum
 from typing import Final
 
 from actors.dataflow.events import (
-    Committed,
-    Computed,
-    Drop,
+    DropRequested,
     Event,
-    Failed,
     FailedDefinitely,
-    Followed,
-    Installed,
-    Mismatched,
-    Restored,
+    ReplicaFollowed,
     RetryDue,
-    Schedule,
     SourcesReady,
+    StageFailed,
+    StandbyExpired,
+    StateRestored,
+    StepCommitted,
+    StepComputed,
     StepDue,
-    Unclaimed,
+    StepInstalled,
+    SuspensionEnded,
+    UpperMismatched,
 )
-from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+from actors.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 
 
-class State(enum.Enum):
+class DataflowPhase(enum.Enum):
     """State of a dataflow."""
 
     SUSPENDED = "suspended"
@@ -44,34 +44,37 @@ class State(enum.Enum):
     DROPPED = "dropped"
 
 
-REST: Final = (State.GATHERING, State.ERRORED)
+REST: Final = (DataflowPhase.GATHERING, DataflowPhase.ERRORED)
 CARRYING: Final = (
-    State.STANDING_BY,
-    State.RUNNING,
-    State.COMMITTING,
-    State.FOLLOWING,
-    State.INSTALLING,
+    DataflowPhase.STANDING_BY,
+    DataflowPhase.RUNNING,
+    DataflowPhase.COMMITTING,
+    DataflowPhase.FOLLOWING,
+    DataflowPhase.INSTALLING,
 )
-LIVE: Final = (State.HYDRATING, *REST, *CARRYING)
+LIVE: Final = (DataflowPhase.HYDRATING, *REST, *CARRYING)
 
-TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
+TRANSITIONS: Final[dict[type[Event], tuple[tuple[DataflowPhase, ...], str]]] = {
     # event: (states that accept it, handler)
-    Schedule: ((State.SUSPENDED,), "_scheduled"),
-    Restored: ((State.HYDRATING,), "_restored"),
-    SourcesReady: ((State.HYDRATING,), "_sources_ready"),
-    Described: ((*REST, *CARRYING), "_described"),
-    Fetched: ((*REST, *CARRYING), "_fetched"),
+    SuspensionEnded: ((DataflowPhase.SUSPENDED,), "_scheduled"),
+    StateRestored: ((DataflowPhase.HYDRATING,), "_restored"),
+    SourcesReady: ((DataflowPhase.HYDRATING,), "_sources_ready"),
+    PartsDescribed: ((*REST, *CARRYING), "_described"),
+    PartFetched: ((*REST, *CARRYING), "_fetched"),
     FetchFailed: (LIVE, "_source_failed"),
     ListenFailed: (LIVE, "_source_failed"),
-    Computed: ((State.RUNNING,), "_computed"),
-    FailedDefinitely: ((State.RUNNING,), "_failed_definitely"),
-    Committed: ((State.COMMITTING,), "_committed"),
-    Mismatched: ((State.STANDING_BY, State.COMMITTING), "_mismatched"),
-    Unclaimed: ((State.STANDING_BY,), "_begin"),
-    Followed: ((State.FOLLOWING,), "_followed"),
-    Installed: ((State.INSTALLING,), "_installed"),
-    Failed: (LIVE, "_failed"),
-    RetryDue: ((*LIVE, State.FROZEN), "_retry_due"),
+    StepComputed: ((DataflowPhase.RUNNING,), "_computed"),
+    FailedDefinitely: ((DataflowPhase.RUNNING,), "_failed_definitely"),
+    StepCommitted: ((DataflowPhase.COMMITTING,), "_committed"),
+    UpperMismatched: ((DataflowPhase.STANDING_BY, DataflowPhase.COMMITTING), "_mismatched"),
+    StandbyExpired: ((DataflowPhase.STANDING_BY,), "_begin"),
+    ReplicaFollowed: ((DataflowPhase.FOLLOWING,), "_followed"),
+    StepInstalled: ((DataflowPhase.INSTALLING,), "_installed"),
+    StageFailed: (LIVE, "_failed"),
+    RetryDue: ((*LIVE, DataflowPhase.FROZEN), "_retry_due"),
     StepDue: (REST, "_step_due"),
-    Drop: (tuple(state for state in State if state is not State.DROPPED), "_dropped"),
+    DropRequested: (
+        tuple(state for state in DataflowPhase if state is not DataflowPhase.DROPPED),
+        "_dropped",
+    ),
 }

@@ -55,50 +55,56 @@ from actors.dataflow.cutting import (
     times_of,
 )
 from actors.dataflow.events import (
-    Answer,
-    Ask,
     CancelWork,
-    Commit,
-    Committed,
-    Compute,
-    Drop,
+    CommitStep,
+    ComputeStep,
+    DataflowStep,
+    DropRequested,
     Effect,
     Event,
-    Failed,
     FailedDefinitely,
-    Finish,
-    Follow,
-    Followed,
-    Install,
-    Installed,
-    Listen,
-    Mismatched,
+    FinishDataflow,
+    FollowReplica,
+    GrantCredit,
+    InstallStep,
     PaceStep,
-    Report,
-    Restore,
-    Restored,
+    PublishStatus,
+    ReleaseParts,
+    ReplicaFollowed,
+    ReportFrontier,
+    RequestPart,
+    RestoreState,
     RetryDue,
     RetryLater,
-    Return,
-    Show,
     SourcesReady,
+    StageFailed,
     StandBy,
+    StandbyExpired,
+    StartListening,
     StartTasks,
-    Step,
+    StateRestored,
+    StepCommitted,
     StepDue,
-    Unclaimed,
+    StepInstalled,
+    UpperMismatched,
 )
-from actors.dataflow.gather import Piece, Reading, Source, ask_parts, total_reading
-from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
+from actors.dataflow.gather import (
+    DataflowInput,
+    PartInterval,
+    SnapshotProgress,
+    ask_parts,
+    total_reading,
+)
+from actors.dataflow.life import CARRYING, REST, TRANSITIONS, DataflowPhase
 from actors.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.progress import EMPTY, Frontier, Time, is_empty
-from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+from actors.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 from actors.threshold_probes import STEP_ROWS
 
 _DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong, too
 
 
-class Machine:
+class DataflowMachine:
     """State of one dataflow; see the module's docstring."""
 
     def __init__(
@@ -124,7 +130,7 @@ class Machine:
         self.budget_bytes_max = budget_bytes
         self.fetches_max = fetches_max
         self.source_count = sources
-        self.state = State.SUSPENDED
+        self.state = DataflowPhase.SUSPENDED
         self.incarnation = 0
         self.number = 0
         self.attempt = 0
@@ -134,11 +140,11 @@ class Machine:
         self.write: Frontier = 0
         self.reported: Frontier | None = None
         self.in_error = False
-        self.sources: tuple[Source, ...] = ()
-        self.step: Step | None = None
+        self.sources: tuple[DataflowInput, ...] = ()
+        self.step: DataflowStep | None = None
         self.ignored = 0
         self._step_bytes = 0
-        self._restored_from: Restored | None = None
+        self._restored_from: StateRestored | None = None
         self._snapshot_due = False
         self._retrying = False
         self._restart_due = False
@@ -174,7 +180,7 @@ class Machine:
 
     def _restart(self) -> list[Effect]:
         """Start a new incarnation, and forget all state that is not durable."""
-        self.state = State.HYDRATING
+        self.state = DataflowPhase.HYDRATING
         self.incarnation += 1
         self.sources = ()
         self.step = None
@@ -183,9 +189,9 @@ class Machine:
         self._retrying = self._restart_due = self._too_large = self._following = False
         self._due = True
         self._frozen, self._whole = None, EMPTY
-        return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
+        return [PublishStatus("hydrating", ""), RestoreState(self.incarnation, self.lo)]
 
-    def _restored(self, event: Restored) -> list[Effect]:
+    def _restored(self, event: StateRestored) -> list[Effect]:
         if self._restored_from is not None:
             # A second `StartTasks` would start tasks with the same incarnation as the first.
             self.ignored += 1
@@ -195,7 +201,7 @@ class Machine:
         self.in_error = event.in_error
         self._snapshot_due = any(event.snapshots)
         self.sources = tuple(
-            Source(index, event.as_of, snapshot=snapshot)
+            DataflowInput(index, event.as_of, snapshot=snapshot)
             for index, snapshot in enumerate(event.snapshots)
         )
         effects = self._report(None) if self.durable else []
@@ -210,25 +216,25 @@ class Machine:
             return []
         self.state = self._resting()
         listens: list[Effect] = [
-            Listen(index, restored.as_of, snapshot)
+            StartListening(index, restored.as_of, snapshot)
             for index, snapshot in enumerate(restored.snapshots)
         ]
-        return [*listens, Show(self.state.value, "")]
+        return [*listens, PublishStatus(self.state.value, "")]
 
     # -- gathering ---------------------------------------------------------------------------------
 
-    def _described(self, event: Described) -> list[Effect]:
+    def _described(self, event: PartsDescribed) -> list[Effect]:
         source = self.sources[event.source]
         return [*self._done_with(source, source.describe(event)), *self._go_on()]
 
-    def _done_with(self, source: Source, pieces: list[Piece]) -> list[Effect]:
+    def _done_with(self, source: DataflowInput, pieces: list[PartInterval]) -> list[Effect]:
         effects: list[Effect] = []
         if pieces:
-            effects.append(Return(source.index, tuple(piece.part.key for piece in pieces)))
-        effects += [Answer(source.index, size) for size in source.answers(pieces)]
+            effects.append(ReleaseParts(source.index, tuple(piece.part.key for piece in pieces)))
+        effects += [GrantCredit(source.index, size) for size in source.answers(pieces)]
         return effects
 
-    def _fetched(self, event: Fetched) -> list[Effect]:
+    def _fetched(self, event: PartFetched) -> list[Effect]:
         source = self.sources[event.source]
         piece, rows = source.fetched(event)
         source.hold(rows)
@@ -246,8 +252,8 @@ class Machine:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
         if self.lo >= end:
-            self.state = State.DROPPED
-            return [CancelWork(), Finish(self.lo)]
+            self.state = DataflowPhase.DROPPED
+            return [CancelWork(), FinishDataflow(self.lo)]
         waiting = None if self._due else self._waiting_for_more(end)
         if waiting is not None:
             return waiting
@@ -298,7 +304,7 @@ class Machine:
     def _ask(self, before: Frontier) -> list[Effect]:
         """Ask for parts below `before` (a step's `hi` was picked within the budget)."""
         asked = ask_parts(self.sources, before, self.fetches_max)
-        return [Ask(source.index, piece) for source, piece in asked]
+        return [RequestPart(source.index, piece) for source, piece in asked]
 
     def _ask_ahead(self) -> list[Effect]:
         """Ask for parts of the next step while one is being made, as far as the budget has room."""
@@ -333,18 +339,18 @@ class Machine:
         self._set_step(hi, times, deltas)
         assert self.step is not None
         if self._stands_by:
-            self.state = State.STANDING_BY
+            self.state = DataflowPhase.STANDING_BY
             return [*self._ask_ahead(), StandBy(self.step)]
         return self._begin()
 
-    def _begin(self, _: Unclaimed | None = None) -> list[Effect]:
+    def _begin(self, _: StandbyExpired | None = None) -> list[Effect]:
         """Make the step in this replica."""
         assert self.step is not None
         if self._retrying:
             return []  # reading the upper failed: another replica may have committed the step
         if self.step.times or self._snapshot_due:
-            self.state = State.RUNNING
-            return [*self._ask_ahead(), Compute(self.step)]
+            self.state = DataflowPhase.RUNNING
+            return [*self._ask_ahead(), ComputeStep(self.step)]
         return self._computed(None)
 
     def _set_step(
@@ -355,7 +361,7 @@ class Machine:
         if self.temporal:
             # The clock may change the output at the last time even without updates.
             times = sorted({*(time for time in times if time < hi), hi - 1})
-        self.step = Step(
+        self.step = DataflowStep(
             self.incarnation,
             self.number,
             self.lo,
@@ -376,10 +382,10 @@ class Machine:
     def _computed(self, _: Event | None) -> list[Effect]:
         assert self.step is not None
         if not self.durable:
-            self.state = State.INSTALLING
-            return [Install(self.step)]
-        self.state = State.COMMITTING
-        return [Commit(self.step)]
+            self.state = DataflowPhase.INSTALLING
+            return [InstallStep(self.step)]
+        self.state = DataflowPhase.COMMITTING
+        return [CommitStep(self.step)]
 
     def _failed_definitely(self, event: FailedDefinitely) -> list[Effect]:
         step = self.step
@@ -389,26 +395,26 @@ class Machine:
         self.step = msgspec.structs.replace(step, error=event.text)
         return self._computed(None)
 
-    def _halve(self, step: Step) -> list[Effect]:
+    def _halve(self, step: DataflowStep) -> list[Effect]:
         """Compute the first half of the step's times instead; put the other rows back."""
         half = step.lo + (step.hi - step.lo) // 2
         hi = half if self.temporal else step.times[len(step.times) // 2]
         put_back(self.sources, step.deltas)
         self._set_step(hi, step.times, self._take(hi))
         assert self.step is not None
-        return [Compute(self.step)]
+        return [ComputeStep(self.step)]
 
-    def _committed(self, _: Committed) -> list[Effect]:
+    def _committed(self, _: StepCommitted) -> list[Effect]:
         assert self.step is not None
         # This replica was first: now the others stand by.
         self._stands_by = False
         self.write = max(self.write, self.step.hi)
-        self.state = State.INSTALLING
-        return [Install(self.step)]
+        self.state = DataflowPhase.INSTALLING
+        return [InstallStep(self.step)]
 
     # -- another replica's steps -------------------------------------------------------------------
 
-    def _mismatched(self, event: Mismatched) -> list[Effect]:
+    def _mismatched(self, event: UpperMismatched) -> list[Effect]:
         """Put the step's rows back, and follow the other replica to its upper."""
         step = self.step
         assert step is not None
@@ -436,17 +442,17 @@ class Machine:
     def _follow(self) -> list[Effect]:
         assert self.step is not None
         self.step = msgspec.structs.replace(self.step, followed=True)
-        self.state = State.FOLLOWING
-        return [Follow(self.step)]
+        self.state = DataflowPhase.FOLLOWING
+        return [FollowReplica(self.step)]
 
-    def _followed(self, event: Followed) -> list[Effect]:
+    def _followed(self, event: ReplicaFollowed) -> list[Effect]:
         assert self.step is not None
         self._following = False
         self.step = msgspec.structs.replace(self.step, error=event.error)
-        self.state = State.INSTALLING
-        return [Install(self.step)]
+        self.state = DataflowPhase.INSTALLING
+        return [InstallStep(self.step)]
 
-    def _installed(self, _: Installed) -> list[Effect]:
+    def _installed(self, _: StepInstalled) -> list[Effect]:
         step = self.step
         assert step is not None
         # A step without updates leaves the error state unchanged.
@@ -466,15 +472,15 @@ class Machine:
         self._due = False
         return [*self._report(step), *self._go_on(), PaceStep(self.number, self.lo)]
 
-    def _report(self, step: Step | None) -> list[Effect]:
+    def _report(self, step: DataflowStep | None) -> list[Effect]:
         """Report `lo`, if it is beyond the as_of and moved since the last report."""
         if self.lo < self.as_of or (self.reported is not None and self.lo <= self.reported):
             return []
         self.reported = self.lo
-        return [Report(self.lo, step)]
+        return [ReportFrontier(self.lo, step)]
 
-    def _resting(self) -> State:
-        return State.ERRORED if self.in_error else State.GATHERING
+    def _resting(self) -> DataflowPhase:
+        return DataflowPhase.ERRORED if self.in_error else DataflowPhase.GATHERING
 
     # -- failures ----------------------------------------------------------------------------------
 
@@ -486,7 +492,7 @@ class Machine:
         if isinstance(event.error, _DISTRUSTED):
             # The source described wrongly, so the current step may be wrong: freeze at once.
             self._whole = 0
-            durable = self.state in (State.COMMITTING, State.INSTALLING)
+            durable = self.state in (DataflowPhase.COMMITTING, DataflowPhase.INSTALLING)
             return [] if durable else self._freeze(error)
         source = self.sources[event.source]
         whole = source.lose(event).lower if isinstance(event, FetchFailed) else source.progress
@@ -496,13 +502,13 @@ class Machine:
         return self._go_on() if self.state in REST else self._freeze(error)
 
     def _freeze(self, error: PenstockError) -> list[Effect]:
-        self.state = State.FROZEN
+        self.state = DataflowPhase.FROZEN
         self.step = None
         self.attempt += 1
         text = f"{type(error).__name__}: {error}"
-        return [CancelWork(), Show("frozen", text), RetryLater(self.attempt)]
+        return [CancelWork(), PublishStatus("frozen", text), RetryLater(self.attempt)]
 
-    def _failed(self, event: Failed) -> list[Effect]:
+    def _failed(self, event: StageFailed) -> list[Effect]:
         """Repeat the stage after a delay, since the failure is indefinite.
 
         But a failure of a single time that is too large is the step's result, like a definite
@@ -512,38 +518,40 @@ class Machine:
         one_result = step is not None and (
             step.in_error or not step.is_divisible(temporal=self.temporal)
         )
-        if event.final and one_result and self.state is State.RUNNING:
+        if event.final and one_result and self.state is DataflowPhase.RUNNING:
             return self._failed_definitely(FailedDefinitely(event.number, event.text))
         self.attempt += 1
         self._retrying = True
         self._restart_due = self._restart_due or event.restart
         self._too_large = self._too_large or event.too_large
-        return [Show("stalled", event.text), RetryLater(self.attempt)]
+        return [PublishStatus("stalled", event.text), RetryLater(self.attempt)]
 
     def _retry_due(self, event: RetryDue) -> list[Effect]:
-        if event.attempt != self.attempt or not (self._retrying or self.state is State.FROZEN):
+        if event.attempt != self.attempt or not (
+            self._retrying or self.state is DataflowPhase.FROZEN
+        ):
             self.ignored += 1
             return []
         self._retrying = False
         step = self.step
-        if self.state is State.RUNNING and step is not None and not self._restart_due:
+        if self.state is DataflowPhase.RUNNING and step is not None and not self._restart_due:
             too_large, self._too_large = self._too_large, False
             if too_large and step.is_divisible(temporal=self.temporal):
                 # Doubled when the halved step succeeds: the next takes at most half of these bytes.
                 self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)
-            return [Compute(step)]
+            return [ComputeStep(step)]
         # A failed commit is indeterminate: only the durable state shows if it happened. A failed
         # installation may have left arrangements half updated.
         return [CancelWork(), *self._restart()]
 
-    def _dropped(self, _: Drop) -> list[Effect]:
-        self.state = State.DROPPED
+    def _dropped(self, _: DropRequested) -> list[Effect]:
+        self.state = DataflowPhase.DROPPED
         self.step = None
         self.sources = ()
         return [CancelWork()]
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> SnapshotProgress | None:
         """Return the progress of this incarnation's snapshots; None if none is due."""
         return total_reading(self.sources) if self._snapshot_due else None
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from actors.arrangement import partition
 from actors.dataflow.contents import error_sums, errors_held, split_errors
-from actors.dataflow.events import Restored, Step
+from actors.dataflow.events import DataflowStep, StateRestored
 from actors.dataflow.hydrate import errors_of
-from actors.dataflow.snapshots import Stashing, snapshot
+from actors.dataflow.snapshots import RowStash, snapshot
 from actors.errors import InvalidUsage, PenstockError, ReadBelowSince, ViewInError
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist import PersistClient
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import concat, consolidate, to_ipc
 from actors.progress import ObjectId, Time
 from actors.protocol.compute import (
@@ -35,29 +35,29 @@ from actors.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
-from actors.protocol.internal import Install
+from actors.protocol.internal import InstallUpdates
 from actors.settings import Settings
 from actors.threshold_probes import SUBSCRIBED_BATCH
 
 
-class Passed(msgspec.Struct, frozen=True):
+class PassthroughStep(msgspec.Struct, frozen=True):
     """A computed step: installs for the workers, or a batch for the subscriber."""
 
     number: int
     rows: int
-    installs: tuple[Install, ...] = ()
+    installs: tuple[InstallUpdates, ...] = ()
     batch: SubscribeBatch | None = None
     large: pa.Table | None = None
     """Updates of the batch, if too many for its message."""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class SubscribeOpening(msgspec.Struct, frozen=True):
     """First batch of a subscribe, and the state to resume from once it is delivered.
 
     `restored` is None if the batch ends the subscribe with an error.
     """
 
-    restored: Restored | None
+    restored: StateRestored | None
     batch: SubscribeBatch
 
 
@@ -70,7 +70,7 @@ class PassThrough:
         description: DataflowDescription,
         workers: int,
         persist: PersistClient,
-        clock: Clock,
+        clock: ActorClock,
         settings: Settings,
         scratch: Path,
     ) -> None:
@@ -87,10 +87,10 @@ class PassThrough:
         self._persist = persist
         self._clock = clock
         self._batch_bytes_max = settings.result_bytes_max
-        self._stashing = Stashing(persist.stashed, clock, settings.piece_bytes_max)
+        self._stashing = RowStash(persist.stashed, clock, settings.piece_bytes_max)
         self._scratch = scratch
 
-    async def restore(self, incarnation: int, lo: Time) -> Restored | Opened:
+    async def restore(self, incarnation: int, lo: Time) -> StateRestored | SubscribeOpening:
         """Return the state that the incarnation starts from; for a subscribe, also its first batch.
 
         Raise `StoreFull`, `StorageError`, `ReadBelowSince`.
@@ -100,7 +100,7 @@ class PassThrough:
         first = self._description.as_of
         if isinstance(self._export, IndexExport):
             as_of = max(first, lo - 1, since)
-            return Restored(incarnation, 0, as_of, (True,))
+            return StateRestored(incarnation, 0, as_of, (True,))
         as_of = first if lo == 0 else lo - 1
         if since > as_of:
             text = f"the subscribe cannot read at {as_of}: history is kept from {since} on"
@@ -112,21 +112,23 @@ class PassThrough:
         held = await errors_of(self._persist, source.shard, source.schema, as_of, name)
         if held:
             return self._ended(lo, ViewInError(held[0]))
-        restored = Restored(incarnation, as_of + 1, as_of, (False,))
+        restored = StateRestored(incarnation, as_of + 1, as_of, (False,))
         if lo == 0 and self._export.snapshot:
             place = self._scratch / f"snapshot-{incarnation}"
             found = await snapshot(
                 self._persist, self._clock, source, as_of, name, place, self._stashing
             )
-            return Opened(restored, SubscribeBatch(0, as_of + 1, found.arrow, parts=found.parts))
+            return SubscribeOpening(
+                restored, SubscribeBatch(0, as_of + 1, found.arrow, parts=found.parts)
+            )
         return restored
 
-    def _ended(self, lo: Time, error: PenstockError) -> Opened:
+    def _ended(self, lo: Time, error: PenstockError) -> SubscribeOpening:
         upper = max(lo, self._description.as_of) + 1
         why = (type(error).__name__, str(error))
-        return Opened(None, SubscribeBatch(lo, upper, None, why))
+        return SubscribeOpening(None, SubscribeBatch(lo, upper, None, why))
 
-    async def compute(self, step: Step) -> Passed:
+    async def compute(self, step: DataflowStep) -> PassthroughStep:
         """Compute the step off the loop. Raise `StoreFull`, `StorageError`."""
         made = await self._clock.run_blocking(lambda: self.make(step))
         if made.large is None or made.batch is None:
@@ -136,19 +138,21 @@ class PassThrough:
         batch = msgspec.structs.replace(made.batch, parts=parts)
         return msgspec.structs.replace(made, batch=batch, large=None)
 
-    def make(self, step: Step) -> Passed:
+    def make(self, step: DataflowStep) -> PassthroughStep:
         """Compute the step without writing blobs; block on large updates."""
         tables = [table for tables in step.deltas for table in tables]
         if isinstance(self._export, SubscribeExport):
             made, large = batch(step, tables, self._export.schema, self._batch_bytes_max)
             SUBSCRIBED_BATCH.crossed(large is not None)
             count = sum(table.num_rows for table in tables)
-            return Passed(step.number, count, batch=made, large=large)
+            return PassthroughStep(step.number, count, batch=made, large=large)
         parts = installs(self._description.id, step, tables, self._export, self._workers)
-        return Passed(step.number, sum(part.updates.num_rows for part in parts), parts)
+        return PassthroughStep(step.number, sum(part.updates.num_rows for part in parts), parts)
 
 
-def _consolidated(tables: Sequence[pa.Table], schema: Schema) -> tuple[pa.Table, list[pa.Table]]:
+def _consolidated(
+    tables: Sequence[pa.Table], schema: TableSchema
+) -> tuple[pa.Table, list[pa.Table]]:
     """Return the plain updates, consolidated, and the error updates."""
     plain: list[pa.Table] = []
     errors: list[pa.Table] = []
@@ -161,22 +165,26 @@ def _consolidated(tables: Sequence[pa.Table], schema: Schema) -> tuple[pa.Table,
 
 
 def installs(
-    dataflow: ObjectId, step: Step, tables: Sequence[pa.Table], export: IndexExport, workers: int
-) -> tuple[Install, ...]:
-    """Return one `Install` for each worker."""
+    dataflow: ObjectId,
+    step: DataflowStep,
+    tables: Sequence[pa.Table],
+    export: IndexExport,
+    workers: int,
+) -> tuple[InstallUpdates, ...]:
+    """Return one `InstallUpdates` for each worker."""
     updates, errors = _consolidated(tables, export.schema)
     if errors:
         shape = export.schema.arrow_updates().append(pa.field(ERROR, pa.string()))
         held = consolidate(concat(errors, shape))
         updates = pa.concat_tables([updates, held], promote_options="default")
     return tuple(
-        Install(dataflow, step.incarnation, step.lo, step.hi, part, step.snapshot)
+        InstallUpdates(dataflow, step.incarnation, step.lo, step.hi, part, step.snapshot)
         for part in partition(updates, export.key, workers)
     )
 
 
 def batch(
-    step: Step, tables: Sequence[pa.Table], schema: Schema, bytes_max: int
+    step: DataflowStep, tables: Sequence[pa.Table], schema: TableSchema, bytes_max: int
 ) -> tuple[SubscribeBatch, pa.Table | None]:
     """Return the step's batch, ordered by time; and its updates if they exceed `bytes_max`.
 

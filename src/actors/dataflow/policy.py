@@ -3,10 +3,10 @@
 Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows with
 rows: for a step the changes and the pairs that they make with the rows they meet (one change of a
 key that a hundred thousand rows have counts a hundred thousand), for a recomputation the whole
-contents. `Line` is that law, fitted by least squares to the measurements; older ones count less.
-AUTO chooses a recomputation when its estimate is lower by the margin `SWITCH`, and a step again
-when that is lower by as much. One recomputation is exact at one time, so a step that covers several
-times is compared with as many recomputations.
+contents. `CostLine` is that law, fitted by least squares to the measurements; older ones count
+less. AUTO chooses a recomputation when its estimate is lower by the margin `SWITCH`, and a step
+again when that is lower by as much. One recomputation is exact at one time, so a step that covers
+several times is compared with as many recomputations.
 
 The way not chosen is not measured, and the first measurements are of cold plans. So the other way
 is probed now and then where the estimates are close: soon while only cold ones were measured, then
@@ -50,7 +50,7 @@ DECAY: Final = 0.9
 """Factor on a measurement's weight for each later one."""
 
 
-class Line:
+class CostLine:
     """A line ``ms = fixed + slope × rows`` fitted to decaying measurements; neither part is
     negative."""
 
@@ -112,7 +112,7 @@ class Line:
         return self._ms / self._weight
 
 
-class Choice(msgspec.Struct, frozen=True):
+class StepChoice(msgspec.Struct, frozen=True):
     """Choice for one step, and the estimates in ms (None: not known yet)."""
 
     full: bool
@@ -125,15 +125,15 @@ class Choice(msgspec.Struct, frozen=True):
         return f"{other}: not measured yet" if ms is None else f"{other}: about {ms:.0f} ms"
 
 
-class Chooser:
+class StepChooser:
     """Chooses for one view."""
 
     def __init__(self, policy: str, *, keeps_state: bool = True) -> None:
         """Create the chooser; a view that keeps no state (`keeps_state`) always steps."""
         self.policy = policy
         self._keeps_state = keeps_state
-        self._step = Line()
-        self._full = Line()
+        self._step = CostLine()
+        self._full = CostLine()
         self._chose_full = False
         self._full_ms = 0.0
         self._in_a_row = 0
@@ -162,7 +162,7 @@ class Chooser:
         margin = 1 / SWITCH if self._chose_full else SWITCH
         return step_ms > full_ms * (margin if times < 2 else AT_EACH)
 
-    def choose(self, work: int, state_rows: int, times: int) -> Choice:
+    def choose(self, work: int, state_rows: int, times: int) -> StepChoice:
         """Return the choice for a step.
 
         Args:
@@ -182,11 +182,11 @@ class Chooser:
                 # Nothing is known of steps of this size: take this one, to learn, as it could be
                 # cheaper.
                 self._chose_full = False
-                return Choice(False, step_ms, full_ms)
+                return StepChoice(False, step_ms, full_ms)
             if (times < 2 or self._chose_full) and self._probes(step_ms, full_ms):
                 self._in_a_row = 0
-                return Choice(not chosen, step_ms, full_ms)
-        return Choice(self._chose_full, step_ms, full_ms)
+                return StepChoice(not chosen, step_ms, full_ms)
+        return StepChoice(self._chose_full, step_ms, full_ms)
 
     def _probes(self, step_ms: float, full_ms: float) -> bool:
         """Return whether to try the way that was not chosen for long."""
@@ -202,7 +202,7 @@ class Chooser:
         """Add the measurement of a step."""
         if self._chose_full and ms * SWITCH < self._full_ms:
             # A probe showed that steps are cheaper: the earlier measurements were cold.
-            self._step = Line()
+            self._step = CostLine()
         self._steps += 1
         self._step.measured(work, ms)
 
@@ -210,6 +210,6 @@ class Chooser:
         """Add the measurement of a recomputation over `state_rows` rows."""
         if self._recomputations == 1:
             # The first measurement is the hydration, on cold plans: forget it.
-            self._full = Line()
+            self._full = CostLine()
         self._recomputations += 1
         self._full.measured(state_rows, ms)

@@ -14,19 +14,19 @@ import msgspec
 import pyarrow as pa
 
 from actors.dataflow.contents import contents, scanned, split_errors
-from actors.dataflow.engine import Engine
-from actors.dataflow.step import Deltas, whole_step
+from actors.dataflow.engine import EngineClient
+from actors.dataflow.step import StepDeltas, whole_step
 from actors.errors import DefiniteError
 from actors.persist import PersistClient
-from actors.plan.jobs import Difference, Rows
-from actors.plan.schema import TIME, Schema
+from actors.plan.jobs import ComputeDifference, JobRows
+from actors.plan.schema import TIME, TableSchema
 from actors.plan.updates import advance, concat, consolidate, negate, set_column
 from actors.progress import ShardId, Time
 from actors.protocol.compute import SourceImport, ViewExport
 
 
 async def recompute(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
     imports: Sequence[SourceImport],
@@ -35,7 +35,7 @@ async def recompute(
     name: tuple[int, int],
     *,
     rebuilt: bool = False,
-) -> Deltas:
+) -> StepDeltas:
     """Return the difference from the persisted contents below `upper` to the query's result at
     `as_of`.
 
@@ -65,7 +65,7 @@ async def recompute(
     return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
 
 
-def chain_differences(before: Deltas, after: Deltas, time: Time) -> Deltas:
+def chain_differences(before: StepDeltas, after: StepDeltas, time: Time) -> StepDeltas:
     """Return the appended differences, followed by the one from there to `after`.
 
     Args:
@@ -80,22 +80,24 @@ def chain_differences(before: Deltas, after: Deltas, time: Time) -> Deltas:
     pairs = zip(before.hidden, after.hidden, strict=True)
     hidden = tuple(joined(*pair) for pair in pairs)
     spark_ms, wait_ms = before.spark_ms + after.spark_ms, before.wait_ms + after.wait_ms
-    return Deltas(joined(before.output, after.output), hidden, spark_ms, after.prepared, wait_ms)
+    return StepDeltas(
+        joined(before.output, after.output), hidden, spark_ms, after.prepared, wait_ms
+    )
 
 
 async def open_contents(
     stack: AsyncExitStack,
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     imports: Sequence[SourceImport],
     as_of: Time,
     name: tuple[int, int],
-) -> list[Rows]:
+) -> list[JobRows]:
     """Return the contents of all imports at `as_of`, leased until `stack` closes.
 
     Raise `DefiniteError` if one of them holds an error there.
     """
-    sources: list[Rows] = []
+    sources: list[JobRows] = []
     for index, source in enumerate(imports):
         reader_id = engine.job_id(*name, f"source{index}")
         given = await stack.enter_async_context(
@@ -108,17 +110,17 @@ async def open_contents(
 
 
 async def _difference(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    sources: Sequence[Rows],
+    sources: Sequence[JobRows],
     as_of: Time,
     upper: Time,
     name: tuple[int, int],
     stack: AsyncExitStack,
-) -> Deltas:
+) -> StepDeltas:
     plan = export.plan
-    old: Rows | None = None
+    old: JobRows | None = None
     if upper > 0:
         reader_id = engine.job_id(*name, "old")
         given = await stack.enter_async_context(
@@ -126,7 +128,7 @@ async def _difference(
         )
         old = given.rows
     made = await engine.run(
-        Difference(
+        ComputeDifference(
             job_id=engine.job_id(*name, "whole"),
             sql=plan.sql,
             tables=tuple(zip(plan.sources, sources, strict=True)),
@@ -139,14 +141,14 @@ async def _difference(
     output = await engine.clock.run_blocking(
         lambda: consolidate(concat([made.rows], plan.output.arrow_updates()))
     )
-    return Deltas(output, (), made.spark_ms, wait_ms=made.wait_ms)
+    return StepDeltas(output, (), made.spark_ms, wait_ms=made.wait_ms)
 
 
 async def _less_old(
-    engine: Engine,
+    engine: EngineClient,
     persist: PersistClient,
     shard: ShardId,
-    schema: Schema,
+    schema: TableSchema,
     new: pa.Table,
     upper: Time,
     as_of: Time,

@@ -2,8 +2,8 @@
 
 All replicas maintain the same views over the same shards. Names with a wider scope than a replica
 (jobs of the engine, prepared plans) begin with the replica's. One replica at a time hydrates a view
-(`turn`). Replicas race for steps (`machine`), and the loser reads the winner's append (`Follower`):
-the hidden state that it would have computed, and the errors.
+(`turn`). Replicas race for steps (`machine`), and the loser reads the winner's append
+(`ReplicaFollower`): the hidden state that it would have computed, and the errors.
 
 A followed interval ends at the end of an append, and the follower's lease keeps the updates' times
 uncompacted, so the reads are exact.
@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from actors.dataflow.commit import ErrorChange, shards_of
 from actors.dataflow.contents import error_sums, errors_held, split_errors
-from actors.persist import PersistClient, Reader
-from actors.plan.schema import Schema
+from actors.persist import LeasedReader, PersistClient
+from actors.plan.schema import TableSchema
 from actors.plan.updates import between, concat
 from actors.progress import Frontier, ShardId, Time
 from actors.protocol.compute import ViewExport
 
 
-class Turns:
+class HydrationLock:
     """Hydration locks by shard, shared by the replicas of a process."""
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class Turns:
                 del self._locks[shard]
 
 
-class Rivals:
+class ReplicaStandby:
     """One replica's `name` among the replicas of this process, and their shared `turns`."""
 
-    def __init__(self, name: str, turns: Turns) -> None:
+    def __init__(self, name: str, turns: HydrationLock) -> None:
         self.name = name
         self.turns = turns
 
 
-class Appended(msgspec.Struct, frozen=True):
+class ReplicaAppend(msgspec.Struct, frozen=True):
     """Updates that another replica appended in an interval."""
 
     hidden: tuple[pa.Table, ...]
@@ -75,19 +75,23 @@ class Appended(msgspec.Struct, frozen=True):
         return next(iter(errors_held(sums)), None)
 
 
-class Follower:
+class ReplicaFollower:
     """Reads the output and the hidden states of a view from its `lo` on, under leases."""
 
-    def __init__(self, persist: PersistClient, export: ViewExport, readers: list[Reader]) -> None:
+    def __init__(
+        self, persist: PersistClient, export: ViewExport, readers: list[LeasedReader]
+    ) -> None:
         self._persist = persist
         self._readers = readers
         plan = export.plan
         self._schemas = (plan.output, *(state.schema for state in plan.hidden))
 
     @classmethod
-    async def open(cls, persist: PersistClient, export: ViewExport, reader_id: str) -> Follower:
+    async def open(
+        cls, persist: PersistClient, export: ViewExport, reader_id: str
+    ) -> ReplicaFollower:
         """Acquire the leases. Raise the stores' errors."""
-        readers: list[Reader] = []
+        readers: list[LeasedReader] = []
         try:
             for shard in shards_of(export):
                 reader = await persist.open_reader(shard, reader_id)
@@ -98,7 +102,7 @@ class Follower:
             raise
         return cls(persist, export, readers)
 
-    async def read(self, lo: Time, hi: Frontier) -> Appended:
+    async def read(self, lo: Time, hi: Frontier) -> ReplicaAppend:
         """Return what was appended from `lo` to `hi`, an upper of the shards.
 
         Raise `ReadBelowSince` and the stores' errors.
@@ -115,10 +119,16 @@ class Follower:
             rows = await self._updates(reader, schema, lo, hi)
             plain = (split_errors(each)[0].select(shape.names).cast(shape) for each in rows)
             states.append(concat(plain, shape))
-        return Appended(tuple(states), errors)
+        return ReplicaAppend(tuple(states), errors)
 
     async def _updates(
-        self, reader: Reader, schema: Schema, lo: Time, hi: Frontier, *, errors_only: bool = False
+        self,
+        reader: LeasedReader,
+        schema: TableSchema,
+        lo: Time,
+        hi: Frontier,
+        *,
+        errors_only: bool = False,
     ) -> list[pa.Table]:
         batches, _ = await reader.next(lo)
         parts = [part for batch in batches for part in batch.parts]

@@ -20,30 +20,30 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.gathered import Gathered
+from actors.arrangement.gathered import GatheredUpdates
 from actors.dataflow.contents import split_errors
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist import PersistClient
 from actors.persist.stashed import StashedBlobs
-from actors.plan.pieces import Piece, pieces
-from actors.plan.schema import DIFF, Schema
+from actors.plan.pieces import ResultPiece, pieces
+from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import advance, between, opening_of, sliced
 from actors.progress import Time
 from actors.protocol.compute import SourceImport, StashPart
 from actors.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
 
 
-class Found(msgspec.Struct, frozen=True):
+class SnapshotUpdates(msgspec.Struct, frozen=True):
     """Updates of a batch: in `arrow`, or in `parts`; there are none if neither is set."""
 
     arrow: bytes | None = None
     parts: tuple[StashPart, ...] = ()
 
 
-class Stashing:
+class RowStash:
     """Writes rows into blobs of at most about `piece_bytes` each."""
 
-    def __init__(self, blobs: StashedBlobs, clock: Clock, piece_bytes: int) -> None:
+    def __init__(self, blobs: StashedBlobs, clock: ActorClock, piece_bytes: int) -> None:
         self._blobs = blobs
         self._clock = clock
         self.piece_bytes = piece_bytes
@@ -54,18 +54,20 @@ class Stashing:
         """Write all rows into blobs. Raise `StoreFull`, `StorageError`; then no blob is left."""
         return await self._stash(self._cut(batches, schema), None)
 
-    async def found(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Found:
+    async def found(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> SnapshotUpdates:
         """Return all rows, in blobs unless they fit one piece. Raise as `all_of` does."""
         cut = self._cut(batches, schema)
         first = await self._clock.run_blocking(lambda: next(cut))
         if not SUBSCRIBED_BATCH.crossed(not first.last):
-            return Found(first.arrow if first.rows else None)
-        return Found(None, await self._stash(cut, first))
+            return SnapshotUpdates(first.arrow if first.rows else None)
+        return SnapshotUpdates(None, await self._stash(cut, first))
 
-    def _cut(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[Piece]:
+    def _cut(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[ResultPiece]:
         return pieces(batches, opening_of(schema), self.piece_bytes)
 
-    async def _stash(self, cut: Iterator[Piece], first: Piece | None) -> tuple[StashPart, ...]:
+    async def _stash(
+        self, cut: Iterator[ResultPiece], first: ResultPiece | None
+    ) -> tuple[StashPart, ...]:
         parts: list[StashPart] = []
         piece = first
         try:
@@ -92,13 +94,13 @@ class Stashing:
 
 async def snapshot(
     persist: PersistClient,
-    clock: Clock,
+    clock: ActorClock,
     source: SourceImport,
     as_of: Time,
     reader_id: str,
     place: Path,
-    stashing: Stashing,
-) -> Found:
+    stashing: RowStash,
+) -> SnapshotUpdates:
     """Return the contents at `as_of`, which must be sealed, as updates at that time; errors are
     ignored.
 
@@ -125,11 +127,11 @@ async def snapshot(
 
 async def _as_read(
     parts: AsyncGenerator[pa.Table, None],
-    clock: Clock,
-    schema: Schema,
+    clock: ActorClock,
+    schema: TableSchema,
     as_of: Time,
-    stashing: Stashing,
-) -> Found:
+    stashing: RowStash,
+) -> SnapshotUpdates:
     """Write rows as they are read, a part and a piece at a time."""
     shape = schema.arrow_updates()
     written: list[StashPart] = []
@@ -146,14 +148,14 @@ async def _as_read(
             return await stashing.found(iter(held), shape)
         if held:
             written += await stashing.all_of(iter(held), shape)
-        return Found(None, tuple(written))
+        return SnapshotUpdates(None, tuple(written))
     except BaseException:
         with anyio.CancelScope(shield=True):
             await stashing.remove(written)
         raise
 
 
-def _counting(updates: pa.Table, schema: Schema, as_of: Time) -> list[pa.RecordBatch]:
+def _counting(updates: pa.Table, schema: TableSchema, as_of: Time) -> list[pa.RecordBatch]:
     """Return the plain updates up to `as_of`, at that time."""
     shape = schema.arrow_updates()
     plain, _ = split_errors(between(updates, 0, as_of + 1))
@@ -165,14 +167,14 @@ def _counting(updates: pa.Table, schema: Schema, as_of: Time) -> list[pa.RecordB
 
 async def _summed(
     parts: AsyncGenerator[pa.Table, None],
-    clock: Clock,
-    schema: Schema,
+    clock: ActorClock,
+    schema: TableSchema,
     as_of: Time,
     place: Path,
-    stashing: Stashing,
-) -> Found:
+    stashing: RowStash,
+) -> SnapshotUpdates:
     """Return every row once, with its sum."""
-    gathered = Gathered(schema, place)
+    gathered = GatheredUpdates(schema, place)
     try:
         async with aclosing(parts) as found:
             async for updates in found:
@@ -185,13 +187,13 @@ async def _summed(
             await clock.run_blocking(gathered.close)
 
 
-def _gather(gathered: Gathered, updates: pa.Table, as_of: Time) -> None:
+def _gather(gathered: GatheredUpdates, updates: pa.Table, as_of: Time) -> None:
     for rows in sliced(updates):
         gathered.add(split_errors(between(rows, 0, as_of + 1))[0])
 
 
 def _timed(
-    batches: Iterator[pa.RecordBatch], schema: Schema, as_of: Time
+    batches: Iterator[pa.RecordBatch], schema: TableSchema, as_of: Time
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows as updates at `as_of`."""
     shape = schema.arrow_updates()

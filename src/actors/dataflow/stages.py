@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from actors.dataflow import events as m
-from actors.dataflow.events import Step
-from actors.dataflow.view import Outcome, View
+from actors.dataflow.events import DataflowStep
+from actors.dataflow.view import StepOutcome, ViewStages
 from actors.progress import Frontier
 
 
@@ -24,31 +24,33 @@ Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], Stag
 """The step's number, the function to run, and the one that maps its result to an event."""
 
 
-def committing(view: View, step: Step, outcome: Outcome) -> Stage:
+def committing(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> Stage:
     """Return the stage that appends the step, unless another replica was first."""
     number = step.number
 
     def committed(upper: Frontier | None) -> StageDone:
-        return StageDone(m.Committed(number) if upper is None else m.Mismatched(number, upper))
+        return StageDone(
+            m.StepCommitted(number) if upper is None else m.UpperMismatched(number, upper)
+        )
 
     return number, lambda: view.commit(step, outcome), committed
 
 
-def standing_by(view: View, step: Step) -> Stage:
+def standing_by(view: ViewStages, step: DataflowStep) -> Stage:
     """Return the stage that waits until another replica has committed the step."""
     number = step.number
 
     def overtaken(upper: Frontier) -> StageDone:
-        return StageDone(m.Mismatched(number, upper))
+        return StageDone(m.UpperMismatched(number, upper))
 
     return number, lambda: view.stand_by(step), overtaken
 
 
-def following(view: View, step: Step) -> Stage:
+def following(view: ViewStages, step: DataflowStep) -> Stage:
     """Return the stage that reads another replica's append."""
     number = step.number
 
-    def followed(made: tuple[Outcome, str | None]) -> StageDone:
-        return StageDone(m.Followed(number, made[1]), made[0])
+    def followed(made: tuple[StepOutcome, str | None]) -> StageDone:
+        return StageDone(m.ReplicaFollowed(number, made[1]), made[0])
 
     return number, lambda: view.follow(step), followed

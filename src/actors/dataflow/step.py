@@ -20,36 +20,36 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.dataflow.engine import Engine, Made
-from actors.dataflow.touched import Lookups, Touched
+from actors.dataflow.engine import EngineClient, JobResult
+from actors.dataflow.touched import StateLookups, StepLookups
 from actors.errors import DefiniteError, LocalProtocolError
 from actors.plan.delta import (
     CHANGED,
     INTERVAL,
     INTERVAL_SCHEMA,
     DeltaPlan,
-    Stratum,
+    PlanStratum,
     missed_later,
     narrowed,
 )
-from actors.plan.jobs import LikelyRun, Rows
-from actors.plan.jobs import Step as StepJob
+from actors.plan.jobs import JobRows, LikelyRun
+from actors.plan.jobs import RunStep as StepJob
 from actors.plan.nearby import nearby_rows
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import concat, consolidate, consolidate_if_smaller, to_ipc
 from actors.progress import Frontier, Time
 from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
 
-WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
+WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[JobRows]]
 Weigh: TypeAlias = Callable[[int], bool]
-"""Returns, given a step's work (`Deltas.work`), whether to compute the view whole instead."""
+"""Returns, given a step's work (`StepDeltas.work`), whether to compute the view whole instead."""
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 CHANGED_TOGETHER_MAX: Final = 4
 """Most imports whose changes are planned together: a join of n changing imports has n terms."""
 
 
-class Deltas(msgspec.Struct, frozen=True):
+class StepDeltas(msgspec.Struct, frozen=True):
     """Result of a step: the view's delta, the hidden states' deltas, and the cost."""
 
     output: pa.Table
@@ -77,7 +77,7 @@ def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Ta
     return output, tuple(hidden)
 
 
-def _part(wide: pa.Table, bit: int, prefix: str, schema: Schema) -> pa.Table:
+def _part(wide: pa.Table, bit: int, prefix: str, schema: TableSchema) -> pa.Table:
     """Return the delta of the rows that have the bit set, consolidated."""
     belongs = pc.not_equal(pc.bit_wise_and(wide[TO], pa.scalar(1 << bit, wide[TO].type)), 0)
     shape = schema.arrow_updates()
@@ -86,13 +86,13 @@ def _part(wide: pa.Table, bit: int, prefix: str, schema: Schema) -> pa.Table:
     return consolidate(concat([rows], shape))
 
 
-def empty_deltas(plan: DeltaPlan) -> Deltas:
+def empty_deltas(plan: DeltaPlan) -> StepDeltas:
     """Return deltas without changes."""
     hidden = tuple(state.schema.arrow_updates().empty_table() for state in plan.hidden)
-    return Deltas(plan.output.arrow_updates().empty_table(), hidden)
+    return StepDeltas(plan.output.arrow_updates().empty_table(), hidden)
 
 
-def can_share_run(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
+def can_share_run(stratum: PlanStratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
     """Return whether a stratum may share the run of the strata before it, which make
     `made_here`."""
     for lookup in stratum.lookups:
@@ -165,22 +165,22 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     return [LikelyRun(*run, False, optimistic) for run in found]
 
 
-def interval_rows(lo: Time, hi: Frontier) -> Rows:
+def interval_rows(lo: Time, hi: Frontier) -> JobRows:
     """Return the input that holds a step's interval."""
     shape = INTERVAL_SCHEMA.arrow_updates()
     row = pa.Table.from_pylist([{"lo": lo, "hi": hi, TIME: 0, DIFF: 1}], shape)
-    return Rows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
+    return JobRows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
 
 
-def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
+def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> TableSchema:
     """Return the schema of a named input, for the columns that the rows have."""
     known = plan.input_schema(name)
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
     if known is not None:
         given = {field.name for field in fields}
-        return Schema(tuple(column for column in known.columns if column.name in given))
+        return TableSchema(tuple(column for column in known.columns if column.name in given))
     # A stratum's output is not in the plan: its types are read off the Arrow columns.
-    return Schema(tuple(Column(field.name, spark_type(field.type)) for field in fields))
+    return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in fields))
 
 
 def spark_type(kind: pa.DataType) -> str:
@@ -219,7 +219,7 @@ _SIMPLE: Final = (
 )
 
 
-def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
+def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:
     """Return whether the strata after the first, up to `last`, read changes only from the first."""
     names = [name for name in input_names(plan, 1, last) if name[0] in CHANGED and name != "r0"]
     changes = [lookups.rows(name) for name in names]
@@ -227,7 +227,7 @@ def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
 
 
 async def _found(
-    engine: Engine, plan: DeltaPlan, lookups: Lookups, name: str
+    engine: EngineClient, plan: DeltaPlan, lookups: StepLookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
     """Return the import that an input is the state of, if any, and the input's known rows."""
     number = int(name[1:])
@@ -241,16 +241,16 @@ async def _found(
 
 
 async def _made(
-    engine: Engine,
+    engine: EngineClient,
     plan: DeltaPlan,
-    lookups: Lookups,
+    lookups: StepLookups,
     run: tuple[int, int],
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
     whole_state: WholeState,
     *,
     optimistic: bool,
-) -> Made | None:
+) -> JobResult | None:
     """Run the strata ``run[0]`` to ``run[1]``, whose lookups are done, and return their output.
 
     Return None if none of their inputs has changed, so that their output has not either.
@@ -258,7 +258,7 @@ async def _made(
     (first, last), (lo, hi) = run, interval
     strata = plan.strata[first : last + 1]
     async with AsyncExitStack() as stack:
-        inputs: dict[str, Rows] = {}
+        inputs: dict[str, JobRows] = {}
         for input_name in input_names(plan, first, last, optimistic=optimistic):
             if input_name == INTERVAL:
                 inputs[INTERVAL] = interval_rows(lo, hi)
@@ -289,9 +289,9 @@ async def _made(
 
 
 async def delta_step(
-    engine: Engine,
+    engine: EngineClient,
     plan: DeltaPlan,
-    touched: Touched,
+    touched: StateLookups,
     deltas: Sequence[pa.Table],
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
@@ -300,7 +300,7 @@ async def delta_step(
     quiet: bool = False,
     divisible: bool = False,
     weigh: Weigh | None = None,
-) -> Deltas:
+) -> StepDeltas:
     """Run the strata over the deltas ``lo <= time < hi`` and the state that they touch.
 
     Args:
@@ -366,9 +366,9 @@ class _Wide(msgspec.Struct):
     wait_ms: float = 0.0
     work: int = 0
 
-    def of(self, output: pa.Table, hidden: tuple[pa.Table, ...]) -> Deltas:
+    def of(self, output: pa.Table, hidden: tuple[pa.Table, ...]) -> StepDeltas:
         """Return deltas with this cost."""
-        return Deltas(output, hidden, self.spark_ms, self.prepared, self.wait_ms, self.work)
+        return StepDeltas(output, hidden, self.spark_ms, self.prepared, self.wait_ms, self.work)
 
 
 def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
@@ -380,9 +380,9 @@ def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
 
 
 async def _step_once(
-    engine: Engine,
+    engine: EngineClient,
     plan: DeltaPlan,
-    touched: Touched,
+    touched: StateLookups,
     changes: StepChanges,
     whole_state: WholeState,
     *,
@@ -391,12 +391,12 @@ async def _step_once(
     """Run all strata; if `optimistic`, assume that those that seldom make a row make none."""
     deltas, due, (lo, hi), name, quiet, divisible, weigh = changes
     pairs_max = engine.settings.step_pairs_max
-    lookups = Lookups(touched, deltas, lo, due)
+    lookups = StepLookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     count = sum(rows.num_rows for rows in (*deltas, *due.values()))
     whole = _Wide()
 
-    async def run(first: int, last: int, *followed: Stratum) -> pa.Table | None:
+    async def run(first: int, last: int, *followed: PlanStratum) -> pa.Table | None:
         nonlocal weigh
         # Looking up what many changes touch takes longer than giving a small state whole.
         unknown = last > last_stratum_of_run(plan, first, hidden_whole=False, optimistic=optimistic)
@@ -441,9 +441,9 @@ async def _step_once(
 
 
 def whole_job(
-    engine: Engine,
+    engine: EngineClient,
     plan: DeltaPlan,
-    sources: Sequence[Rows],
+    sources: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
     *,
@@ -471,9 +471,13 @@ def whole_job(
 
 
 async def whole_step(
-    engine: Engine, plan: DeltaPlan, sources: Sequence[Rows], as_of: Time, name: tuple[int, int]
-) -> Deltas:
+    engine: EngineClient,
+    plan: DeltaPlan,
+    sources: Sequence[JobRows],
+    as_of: Time,
+    name: tuple[int, int],
+) -> StepDeltas:
     """Compute the view from scratch, cut into output and hidden states."""
     made = await engine.run(whole_job(engine, plan, sources, as_of, name))
     output, hidden = await engine.clock.run_blocking(lambda: split_deltas(plan, made.rows))
-    return Deltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)
+    return StepDeltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

@@ -6,7 +6,7 @@ from actors.errors import JobTooLarge
 from actors.settings import Settings
 
 
-class Suspension:
+class RecomputeSuspension:
     """Pause before a view that was too large for the engine is computed whole again.
 
     Meanwhile its steps keep the error that it holds. Each failure doubles the pause.

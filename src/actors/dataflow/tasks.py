@@ -5,20 +5,20 @@ Commands go down and may wait for room; answers come up in reserved room, so the
 
 from __future__ import annotations
 
-from actors.dataflow.gather import Piece
-from actors.errors import Broken, Closed
-from actors.kernel import Address
-from actors.protocol.internal import Fetch, FetchMessage, ListenMessage, SourceStarted
+from actors.dataflow.gather import PartInterval
+from actors.errors import ConnectionBroken, ResourceClosed
+from actors.kernel import ActorAddress
+from actors.protocol.internal import FetchMessage, FetchPart, ListenMessage, SourceStarted
 
 
-class Tasks:
+class TaskAddresses:
     """Addresses of the tasks, as workers report them."""
 
     def __init__(self, sources: int, workers: int) -> None:
         self._sources = sources
         self._workers = workers
-        self._listens: dict[int, Address[ListenMessage]] = {}
-        self._fetches: dict[int, dict[int, Address[FetchMessage]]] = {}
+        self._listens: dict[int, ActorAddress[ListenMessage]] = {}
+        self._fetches: dict[int, dict[int, ActorAddress[FetchMessage]]] = {}
         self._turns = [0] * sources
         """Counters for each source, since sources that are asked alternately must not share one."""
 
@@ -44,11 +44,11 @@ class Tasks:
             return
         try:
             await listen.send(message)
-        except (Closed, Broken):
+        except (ResourceClosed, ConnectionBroken):
             return  # no error: a new incarnation has its own tasks, and a shutdown needs none
 
-    async def ask(self, source: int, piece: Piece) -> None:
-        """Ask the source's fetch tasks in turn. Raise `Closed` or `Broken`."""
+    async def ask(self, source: int, piece: PartInterval) -> None:
+        """Ask the source's fetch tasks in turn. Raise `ResourceClosed` or `ConnectionBroken`."""
         self._turns[source] += 1
         fetches = self._fetches[source]
-        await fetches[self._turns[source] % len(fetches)].send(Fetch(piece.time, piece.part))
+        await fetches[self._turns[source] % len(fetches)].send(FetchPart(piece.time, piece.part))

@@ -21,20 +21,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement import Arrangement, Handle, SharedArrangements
+from actors.arrangement import Arrangement, ArrangementHandle, SharedArrangements
 from actors.arrangement.met_pairs import met_pairs
 from actors.errors import InvalidUsage
 from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
-from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, PlanStratum, StateLookup
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
 from actors.views.source_uses import source_uses
 
 
-class Imports:
+class ImportArrangements:
     """A view's handles on its imports' shared arrangements."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Imports:
         """
         self.lo = lo
         self.uses = source_uses(plan)
-        self.handles: dict[tuple[str, tuple[str, ...]], Handle] = {}
+        self.handles: dict[tuple[str, tuple[str, ...]], ArrangementHandle] = {}
         """Handles by (``s{n}``, key); the key is empty if any arrangement can serve."""
         for target, key in _wanted(plan, "s"):
             source = int(target[1:])
@@ -73,7 +73,7 @@ class Imports:
             handle.close()
 
 
-class Touched:
+class StateLookups:
     """Arrangements that one incarnation of a view reads: shared ones of imports, its own of hidden
     state."""
 
@@ -87,7 +87,7 @@ class Touched:
         hidden: Sequence[ShardId] = (),
     ) -> None:
         """Open the arrangements; `hidden` are the shards of the hidden states, in order."""
-        self.imports = Imports(plan, shards, arrangements, lo)
+        self.imports = ImportArrangements(plan, shards, arrangements, lo)
         self._arrangements = arrangements
         self._schemas = {f"s{i}": use.schema for i, use in enumerate(self.imports.uses)}
         self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
@@ -170,7 +170,7 @@ class Touched:
         """Return whether the hidden state is small enough to be given to a step whole."""
         return not HIDDEN_ROWS.crossed(self.hidden_groups > groups_max)
 
-    def schema(self, target: str) -> Schema:
+    def schema(self, target: str) -> TableSchema:
         """Return the columns of an import or of a hidden state."""
         return self._schemas[target]
 
@@ -241,12 +241,12 @@ def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
     return [(target, key) for target, key in found if key or target not in keyed]
 
 
-class Lookups:
+class StepLookups:
     """Runs the lookups of one step, stratum by stratum."""
 
     def __init__(
         self,
-        touched: Touched,
+        touched: StateLookups,
         deltas: Sequence[pa.Table],
         lo: Time,
         due: Mapping[str, pa.Table],
@@ -281,7 +281,7 @@ class Lookups:
         """Add the output of a stratum that has run."""
         self._rows[f"r{index}"] = rows
 
-    def follow(self, strata: Sequence[Stratum], *, whole_hidden: bool) -> None:
+    def follow(self, strata: Sequence[PlanStratum], *, whole_hidden: bool) -> None:
         """Run the lookups of the strata; afterwards `rows` has their state inputs.
 
         With `whole_hidden` all rows of the hidden states are given, whatever is touched.
@@ -330,7 +330,7 @@ class Lookups:
         settled = _at(rows.select(shape.names).cast(shape), self._state_time)
         return consolidate_keyed(settled, schema.key)
 
-    def _is_wanted(self, lookup: Lookup) -> bool:
+    def _is_wanted(self, lookup: StateLookup) -> bool:
         """Return whether a lookup without a key must read: it is unconditional, or its condition
         holds."""
         if not lookup.origins:
@@ -338,7 +338,7 @@ class Lookups:
         found = (self._origin_rows(lookup, place) for place in range(len(lookup.origins)))
         return any(rows is not None and rows.num_rows for rows in found)
 
-    def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
+    def _origin_rows(self, lookup: StateLookup, place: int) -> pa.Table | None:
         """Return the rows of an origin: those returned by the lookups that fill it."""
         name = lookup.origins[place][0]
         rows = self.rows(name)
@@ -349,7 +349,7 @@ class Lookups:
             raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
         return rows
 
-    def _keys(self, lookup: Lookup) -> list[pa.Table]:
+    def _keys(self, lookup: StateLookup) -> list[pa.Table]:
         shape = self._touched.schema(lookup.target).arrow()
         tables = []
         for index, (_, columns) in enumerate(lookup.origins):

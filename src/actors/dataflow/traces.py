@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from actors.dataflow.costs import Measures
-from actors.dataflow.events import Step
-from actors.dataflow.gather import Piece
+from actors.dataflow.costs import StepMeasures
+from actors.dataflow.events import DataflowStep
+from actors.dataflow.gather import PartInterval
 from actors.persist import PersistClient
 from actors.progress import Frontier, Time
 from actors.protocol.compute import DataflowDescription, SubscribeBatch
-from actors.protocol.internal import Described
-from actors.spans import Opened, begin, span_below, use_context
+from actors.protocol.internal import PartsDescribed
+from actors.spans import OpenSpan, begin, span_below, use_context
 from actors.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
 from actors.tracing.trail import NOTES_MAX
 
@@ -40,7 +40,7 @@ class StepTraces:
         self._notes: deque[tuple[int, Time, Frontier, str]] = deque(maxlen=NOTES_MAX)
         """(source, lower, upper, context) of each description."""
         self._step: tuple[int, int] | None = None
-        self._opened: Opened | None = None
+        self._opened: OpenSpan | None = None
         self._scheduled: str | None = None
         """Context of the schedule command, until the dataflow has its first contents."""
 
@@ -71,20 +71,20 @@ class StepTraces:
 
         return traced
 
-    def described(self, message: Described) -> None:
+    def described(self, message: PartsDescribed) -> None:
         """Note the context of a description."""
         traceparent = TRACEPARENT.get()
         if traceparent is not None and message.parts:
             self._notes.append((message.source, message.lower, message.upper, traceparent))
 
-    def of(self, source: int, piece: Piece) -> str | None:
+    def of(self, source: int, piece: PartInterval) -> str | None:
         """Return the context in which a part is to be fetched."""
         for noted, lower, upper, traceparent in self._notes:
             if noted == source and piece.lower < upper and lower < piece.upper:
                 return traceparent
         return None
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: DataflowStep) -> None:
         """Open the span of a step that was cut; a retried step keeps its span."""
         name = (step.incarnation, step.number)
         if name == self._step:
@@ -135,7 +135,7 @@ class StepTraces:
             return batch
         return SubscribeBatch(batch.lower, batch.upper, batch.arrow, batch.error, here)
 
-    def installed(self, step: Step | None, measures: Measures) -> None:
+    def installed(self, step: DataflowStep | None, measures: StepMeasures) -> None:
         """End the step's span, and forget notes of changes below its `hi`."""
         if step is None or not (self._notes or self._opened):
             return

@@ -11,21 +11,21 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from actors.dataflow.view import View
-from actors.kernel import Context, Effect
+from actors.dataflow.view import ViewStages
+from actors.kernel import ActorContext, RunningEffect
 from actors.progress import Frontier
 
 log = logging.getLogger("penstock.dataflow")
 
 
-class Upkeep:
+class ViewUpkeep:
     """Upkeep of one view. Advances holds at most once per `holds_interval_ms`."""
 
-    def __init__(self, ctx: Context[Any], view: View, holds_interval_ms: int) -> None:
+    def __init__(self, ctx: ActorContext[Any], view: ViewStages, holds_interval_ms: int) -> None:
         self._ctx = ctx
         self._view = view
         self._holds_interval_ms = holds_interval_ms
-        self._warming: list[Effect] = []
+        self._warming: list[RunningEffect] = []
         self._merging = self._rehearsing = False
         self._moving_holds = False
         self._holds_moved_ms = float("-inf")

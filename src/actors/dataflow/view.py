@@ -24,26 +24,26 @@ import pyarrow.compute as pc
 from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
-from actors.dataflow.engine import Engine
-from actors.dataflow.events import Step
+from actors.dataflow.engine import EngineClient
+from actors.dataflow.events import DataflowStep
 from actors.dataflow.filling import make_ready
-from actors.dataflow.hydrate import Resumed, restore
-from actors.dataflow.policy import Choice, Chooser
+from actors.dataflow.hydrate import ResumedHydration, restore
+from actors.dataflow.policy import StepChoice, StepChooser
 from actors.dataflow.recompute import chain_differences, recompute
-from actors.dataflow.rivals import Follower, Rivals, Turns
+from actors.dataflow.rivals import HydrationLock, ReplicaFollower, ReplicaStandby
 from actors.dataflow.step import (
-    Deltas,
     StepDeclined,
+    StepDeltas,
     Weigh,
     delta_step,
     empty_deltas,
     likely_runs,
 )
-from actors.dataflow.suspension import Suspension, find_held
-from actors.dataflow.touched import Touched
+from actors.dataflow.suspension import RecomputeSuspension, find_held
+from actors.dataflow.touched import StateLookups
 from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
-from actors.plan.jobs import Rows
+from actors.plan.jobs import JobRows
 from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
@@ -51,10 +51,10 @@ from actors.threshold_probes import COLD_STEPS, QUIET_STEPS
 from actors.views.source_uses import source_uses
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class StepOutcome(msgspec.Struct, frozen=True):
     """A computed step: its deltas and the output's error changes."""
 
-    deltas: Deltas
+    deltas: StepDeltas
     errors: tuple[ErrorChange, ...] = ()
     rows_read: int = 0
     """Rows of state that lookups returned."""
@@ -64,47 +64,47 @@ class Outcome(msgspec.Struct, frozen=True):
     """The rejected alternative and its estimated cost."""
 
 
-class View:
+class ViewStages:
     """Runs one view's stages."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineClient,
         persist: PersistClient,
         description: DataflowDescription,
         export: ViewExport,
         scratch: Path,
         arrangements: SharedArrangements,
-        rivals: Rivals | None = None,
+        rivals: ReplicaStandby | None = None,
     ) -> None:
-        self._turns = Turns() if rivals is None else rivals.turns
+        self._turns = HydrationLock() if rivals is None else rivals.turns
         self._raced = rivals is not None
-        self._follower: Follower | None = None
+        self._follower: ReplicaFollower | None = None
         self._engine = engine
         self._persist = persist
         self._description = description
         self._export = export
         self._scratch = scratch
         self._arrangements = arrangements
-        self._chooser = Chooser(export.plan.policy, keeps_state=export.plan.keeps_state)
+        self._chooser = StepChooser(export.plan.policy, keeps_state=export.plan.keeps_state)
         self._steps = 0
         self._unchanged = 0
         """Number of steps in a row that changed neither the output nor a hidden state."""
         self._state_rows = 0
         """Approximate number of rows of the imports."""
-        self._touched: Touched | None = None
-        self._plain_of: tuple[Step | None, list[pa.Table]] = (None, [])
+        self._touched: StateLookups | None = None
+        self._plain_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
         """The current step and its plain updates, which are used twice."""
         self._uses = source_uses(export.plan)
-        self._used_of: tuple[Step | None, list[pa.Table]] = (None, [])
-        self._suspension = Suspension(engine.settings)
+        self._used_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
+        self._suspension = RecomputeSuspension(engine.settings)
         self._rehearsal = anyio.Lock()
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
-    ) -> Resumed:
+    ) -> ResumedHydration:
         """Return the durable state, hydrated if needed."""
         before, self._touched = self._touched, None
         self._unfollow()
@@ -180,7 +180,7 @@ class View:
         sources = self._description.imports
         await make_ready(self._engine, self._persist, touched.imports, sources, reader_id)
 
-    async def compute(self, step: Step) -> Outcome:
+    async def compute(self, step: DataflowStep) -> StepOutcome:
         """Return the step's deltas. Raise `DefiniteError`, and the stores' and the engine's
         errors."""
         time = step.times[-1]
@@ -190,13 +190,13 @@ class View:
         if step.in_error or not self._export.plan.strata:
             deltas = await self._whole(step, time)
             changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
-            return Outcome(deltas, changes, recomputed=True)
+            return StepOutcome(deltas, changes, recomputed=True)
         used = await self._used(step)
         rows = sum(table.num_rows for table in used)
         # The plan reads none of the changed columns and rows.
         if not rows and not self._export.plan.temporal:
-            return Outcome(empty_deltas(self._export.plan))
-        choices: list[Choice] = []
+            return StepOutcome(empty_deltas(self._export.plan))
+        choices: list[StepChoice] = []
 
         def weigh(work: int) -> bool:
             choices.append(self._chooser.choose(work, self._state_rows, len(step.times)))
@@ -220,7 +220,7 @@ class View:
             if few or step.is_divisible(temporal=self._export.plan.temporal):
                 raise
             # A step also joins rows that never coexist: only the whole query can tell if it fails.
-            return Outcome(await self._whole(step, time), recomputed=True)
+            return StepOutcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
         if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
@@ -230,12 +230,12 @@ class View:
         rejected = [msgspec.structs.replace(choice, full=False).text() for choice in choices]
         return msgspec.structs.replace(outcome, rejected="".join(rejected))
 
-    async def _declined(self, step: Step, choice: Choice) -> Outcome:
+    async def _declined(self, step: DataflowStep, choice: StepChoice) -> StepOutcome:
         """Compute the view whole at each time, as the cheaper way."""
         deltas = await self._whole_at_each(step)
-        return Outcome(deltas, recomputed=True, rejected=choice.text())
+        return StepOutcome(deltas, recomputed=True, rejected=choice.text())
 
-    async def _whole(self, step: Step, time: Time) -> Deltas:
+    async def _whole(self, step: DataflowStep, time: Time) -> StepDeltas:
         """Return the difference to the view computed whole at `time`."""
         started = self._engine.clock.monotonic_ms()
         self._suspension.check(started)
@@ -257,7 +257,7 @@ class View:
         self._chooser.recomputed(self._state_rows, max(0.0, elapsed))
         return deltas
 
-    async def _whole_at_each(self, step: Step) -> Deltas:
+    async def _whole_at_each(self, step: DataflowStep) -> StepDeltas:
         """Return the differences to the view computed whole at each time of the step."""
         made = await self._whole(step, step.times[0])
         for time in step.times[1:]:
@@ -267,7 +267,7 @@ class View:
             )
         return made
 
-    async def _step(self, step: Step, weigh: Weigh | None) -> Outcome:
+    async def _step(self, step: DataflowStep, weigh: Weigh | None) -> StepOutcome:
         """Return the deltas made by the plan's strata. Raise `StepDeclined`."""
         name = (step.incarnation, step.number)
         touched = self._touched
@@ -287,10 +287,10 @@ class View:
         )
         changed = any(made.num_rows for made in (deltas.output, *deltas.hidden))
         self._unchanged = 0 if changed else self._unchanged + 1
-        return Outcome(deltas, rows_read=touched.rows_read - read_before)
+        return StepOutcome(deltas, rows_read=touched.rows_read - read_before)
 
     @asynccontextmanager
-    async def _whole_state(self, step: Step, source: int) -> AsyncIterator[Rows]:
+    async def _whole_state(self, step: DataflowStep, source: int) -> AsyncIterator[JobRows]:
         """Yield an import's contents below the step's `lo`, for a step that touches much of it."""
         imported = self._description.imports[source]
         reader_id = self._engine.job_id(step.incarnation, step.number, f"state{source}")
@@ -300,7 +300,7 @@ class View:
         ) as found:
             yield found.rows
 
-    async def _plain(self, step: Step) -> list[pa.Table]:
+    async def _plain(self, step: DataflowStep) -> list[pa.Table]:
         """Return the plain updates of the step, for each source."""
         known, found = self._plain_of
         if known is step:
@@ -318,7 +318,7 @@ class View:
         self._plain_of = step, found
         return found
 
-    async def _used(self, step: Step) -> list[pa.Table]:
+    async def _used(self, step: DataflowStep) -> list[pa.Table]:
         """Return the rows and columns of the step's plain updates that the view uses, for each
         source."""
         known, found = self._used_of
@@ -333,7 +333,7 @@ class View:
         self._used_of = step, found
         return found
 
-    def without_change(self, step: Step) -> Outcome:
+    def without_change(self, step: DataflowStep) -> StepOutcome:
         """Return the outcome of a step that computed nothing, or failed definitely."""
         changes: tuple[ErrorChange, ...] = ()
         # A collection that holds an error already continues to hold that one.
@@ -341,9 +341,9 @@ class View:
             bytes_max = self._engine.settings.error_text_bytes_max
             text = truncated(step.error, bytes_max)
             changes = (ErrorChange(text, step.times[-1], 1),)
-        return Outcome(empty_deltas(self._export.plan), changes)
+        return StepOutcome(empty_deltas(self._export.plan), changes)
 
-    async def commit(self, step: Step, outcome: Outcome) -> Frontier | None:
+    async def commit(self, step: DataflowStep, outcome: StepOutcome) -> Frontier | None:
         """Append the step; return the output's upper if another replica was first."""
         deltas = outcome.deltas
         interval = (step.lo, step.hi)
@@ -355,7 +355,7 @@ class View:
             await self._follower.moved(step.hi)
         return found
 
-    async def install(self, step: Step, outcome: Outcome) -> None:
+    async def install(self, step: DataflowStep, outcome: StepOutcome) -> None:
         """Apply the step to the state in memory, up to its `hi`."""
         self._source_errors = tuple(
             {text: diff for text, diff in merged.items() if diff}
@@ -378,13 +378,13 @@ class View:
 
     # -- other replicas ----------------------------------------------------------------------------
 
-    async def stand_by(self, step: Step) -> Frontier:
+    async def stand_by(self, step: DataflowStep) -> Frontier:
         """Return the output's upper, once another replica has moved it beyond the step's `lo`."""
         shard = self._export.shard
         await self._persist.wait_upper(shard, step.lo)
         return await self._persist.upper(shard)
 
-    async def follow(self, step: Step) -> tuple[Outcome, str | None]:
+    async def follow(self, step: DataflowStep) -> tuple[StepOutcome, str | None]:
         """Return another replica's append as the step, and the error that the output holds after
         it.
 
@@ -395,13 +395,13 @@ class View:
         await follower.moved(step.hi)
         output = self._export.plan.output.arrow_updates().empty_table()
         error = found.error_after(self._output_errors)
-        return Outcome(Deltas(output, found.hidden), found.errors), error
+        return StepOutcome(StepDeltas(output, found.hidden), found.errors), error
 
-    async def _follows(self, incarnation: int) -> Follower:
+    async def _follows(self, incarnation: int) -> ReplicaFollower:
         reader_id = self._engine.job_id(incarnation, 0, "follow")
         # Shielded: a cancel in the middle would leak leases.
         with anyio.CancelScope(shield=True):
-            follower = await Follower.open(self._persist, self._export, reader_id)
+            follower = await ReplicaFollower.open(self._persist, self._export, reader_id)
             self._unfollow()  # a cancelled restore may have opened one meanwhile
             self._follower = follower
         return follower
@@ -446,7 +446,7 @@ class View:
 
 
 def _error_sums_after(
-    before: tuple[dict[str, int], ...], step: Step, until: Frontier
+    before: tuple[dict[str, int], ...], step: DataflowStep, until: Frontier
 ) -> list[dict[str, int]]:
     """Return each source's error sums after the step's error updates below `until`."""
     after = []
@@ -460,7 +460,9 @@ def _error_sums_after(
     return after
 
 
-def errors_after(before: tuple[dict[str, int], ...], step: Step, time: Time) -> tuple[str, ...]:
+def errors_after(
+    before: tuple[dict[str, int], ...], step: DataflowStep, time: Time
+) -> tuple[str, ...]:
     """Return the errors that any source holds at `time`, a time of the step."""
     sums = _error_sums_after(before, step, time + 1)
     return tuple(sorted({text for merged in sums for text in errors_held(merged)}))

@@ -1,7 +1,7 @@
 """Feeds of the demo's flights: written by a client, or through a PostgreSQL database.
 
-`Direct` makes tables in the service and writes into them. `FromPostgres` starts a server for the
-demo, writes there (INSERT and UPDATE, one transaction an hour of flights), and has the service
+`DirectFeed` makes tables in the service and writes into them. `FromPostgres` starts a server for
+the demo, writes there (INSERT and UPDATE, one transaction an hour of flights), and has the service
 ingest the tables by a source of kind postgres.
 """
 
@@ -20,14 +20,14 @@ import anyio.to_thread
 import pyarrow as pa
 
 from actors.client import Client, concatenate_pieces
-from actors.demo.flights import TABLES, Delta, Transaction
-from actors.demo.play import Log, pace, play, rows_of
-from actors.demo.views import View
+from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
+from actors.demo.play import ChangeLog, pace, play, rows_of
+from actors.demo.views import DemoView
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME
 from actors.sources.postgres_names import identifier, literal
-from actors.sources.postgres_wire import Wire
+from actors.sources.postgres_wire import PostgresConnection
 from actors.testing.postgres_server import NoPostgres, PostgresServer
 
 PLAYED: Final = "played"
@@ -42,22 +42,22 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _POLL_MS: Final = 1_000
 
 
-class Feed(Protocol):
+class DemoFeed(Protocol):
     """One way of writing the flights. `log` has a transaction as soon as the service has it."""
 
-    log: Log
+    log: ChangeLog
     name: str
     """The writer's name, for people."""
 
-    async def begin(self, client: Client, opening: Transaction) -> None:
+    async def begin(self, client: Client, opening: FlightTransaction) -> None:
         """Make the tables with their first contents, and wait until the service has them."""
         ...
 
     async def play(
         self,
-        stream: Sequence[Transaction],
+        stream: Sequence[FlightTransaction],
         speed: float | None,
-        written: Callable[[Transaction], None],
+        written: Callable[[FlightTransaction], None],
     ) -> None:
         """Write the stream (see `play.pace`); `written` is called with each durable transaction."""
         ...
@@ -66,23 +66,23 @@ class Feed(Protocol):
         """Wait until the service has all written transactions."""
         ...
 
-    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
         """Return the external database's own result of a view's text, now; None: there is no such
         database."""
         ...
 
 
-class Direct:
-    """Feed by the client itself; see `Feed`."""
+class DirectFeed:
+    """Feed by the client itself; see `DemoFeed`."""
 
     name = "the client"
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.log = ChangeLog()
         self._client: Client | None = None
 
-    async def begin(self, client: Client, opening: Transaction) -> None:
-        """See `Feed`."""
+    async def begin(self, client: Client, opening: FlightTransaction) -> None:
+        """See `DemoFeed`."""
         self._client = client
         for name, (columns, key) in TABLES.items():
             await client.create_table(name, columns, primary_key=list(key))
@@ -90,39 +90,39 @@ class Direct:
 
     async def play(
         self,
-        stream: Sequence[Transaction],
+        stream: Sequence[FlightTransaction],
         speed: float | None,
-        written: Callable[[Transaction], None],
+        written: Callable[[FlightTransaction], None],
     ) -> None:
-        """See `Feed`."""
+        """See `DemoFeed`."""
         assert self._client is not None, "begun"
         await play(self._client, stream, self.log, speed, written)
 
     async def settle(self) -> None:
-        """See `Feed`: writes are awaited, so nothing is left to wait for."""
+        """See `DemoFeed`: writes are awaited, so nothing is left to wait for."""
 
-    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
-        """See `Feed`."""
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
+        """See `DemoFeed`."""
         return None
 
 
 class FromPostgres:
-    """Feed through a database; see `Feed`. Made by `from_postgres`."""
+    """Feed through a database; see `DemoFeed`. Made by `from_postgres`."""
 
     name = "PostgreSQL"
 
-    def __init__(self, server: PostgresServer, wire: Wire) -> None:
-        self.log = Log()
+    def __init__(self, server: PostgresServer, wire: PostgresConnection) -> None:
+        self.log = ChangeLog()
         self._server = server
         self._wire = wire
-        self._played: list[Transaction] = []
+        self._played: list[FlightTransaction] = []
         self._arrived = 0
         """Number of the played transactions that the service has."""
         self._moved = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
 
-    async def begin(self, client: Client, opening: Transaction) -> None:
-        """See `Feed`. The opening is in the tables before the service takes its snapshot."""
+    async def begin(self, client: Client, opening: FlightTransaction) -> None:
+        """See `DemoFeed`. The opening is in the tables before the service takes its snapshot."""
         assert self._group is not None, "running"
         for statement in definitions():
             await self._wire.query(statement)
@@ -135,17 +135,17 @@ class FromPostgres:
         self._group.start_soon(self._follow, client)
         await self.settle()
 
-    async def _write(self, transaction: Transaction) -> None:
+    async def _write(self, transaction: FlightTransaction) -> None:
         self._played.append(transaction)
         await self._wire.query(statements(len(self._played), transaction.deltas))
 
     async def play(
         self,
-        stream: Sequence[Transaction],
+        stream: Sequence[FlightTransaction],
         speed: float | None,
-        written: Callable[[Transaction], None],
+        written: Callable[[FlightTransaction], None],
     ) -> None:
-        """See `Feed`."""
+        """See `DemoFeed`."""
         await pace(self._write, stream, speed, written)
 
     async def _follow(self, client: Client) -> None:
@@ -168,12 +168,12 @@ class FromPostgres:
             self._moved = anyio.Event()
 
     async def settle(self) -> None:
-        """See `Feed`."""
+        """See `DemoFeed`."""
         while self._arrived < len(self._played):
             await self._moved.wait()
 
-    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
-        """See `Feed`."""
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
+        """See `DemoFeed`."""
         rows = await self._wire.query(as_postgres_writes(view.sql))
         read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
         columns = list(zip(*rows, strict=True)) or [()] * len(schema)
@@ -206,7 +206,9 @@ async def from_postgres() -> AsyncIterator[FromPostgres]:
             raise InvalidUsage(f"flights from PostgreSQL: {error}") from None
         parameters = {"host": str(server.folder), "port": str(server.port), "user": server.user}
         try:
-            wire = await Wire.connect(parameters | {"dbname": "postgres"}, SystemClock())
+            wire = await PostgresConnection.connect(
+                parameters | {"dbname": "postgres"}, SystemClock()
+            )
         except ImportError as error:
             raise InvalidUsage(f"flights from PostgreSQL: {error}: install libpq5") from None
         try:
@@ -245,7 +247,7 @@ def definitions() -> list[str]:
     return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
 
 
-def statements(number: int, deltas: Sequence[Delta]) -> str:
+def statements(number: int, deltas: Sequence[FlightDelta]) -> str:
     """Return one transaction as SQL: its number, and its changes."""
     parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
     for delta in deltas:
@@ -256,7 +258,7 @@ def statements(number: int, deltas: Sequence[Delta]) -> str:
     return "; ".join(["BEGIN", *parts, "COMMIT"])
 
 
-def _update(delta: Delta, rows: pa.Table) -> str:
+def _update(delta: FlightDelta, rows: pa.Table) -> str:
     columns, key = TABLES[delta.table]
     names = rows.column_names
     sets = [f"{identifier(name)} = new.{identifier(name)}" for name in names if name not in key]
@@ -271,7 +273,7 @@ def _update(delta: Delta, rows: pa.Table) -> str:
     )
 
 
-def _values(delta: Delta, rows: pa.Table) -> str:
+def _values(delta: FlightDelta, rows: pa.Table) -> str:
     types = TABLES[delta.table][0]
     made = (
         ", ".join(_literal(value, types[name]) for name, value in row.items())

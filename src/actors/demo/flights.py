@@ -10,7 +10,7 @@ airports, planes and hourly weather) record how each flight *ended*. `history` r
 - an hour's weather is known when the hour has begun;
 - in mid-stream one carrier is renamed and one airport moves.
 
-Time is cut into ticks; a `Transaction` has all facts that became known in one.
+Time is cut into ticks; a `FlightTransaction` has all facts that became known in one.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _ARROW: Final = {
 }
 
 
-class Delta(msgspec.Struct, frozen=True):
+class FlightDelta(msgspec.Struct, frozen=True):
     """Changes of one transaction to one table."""
 
     table: str
@@ -114,11 +114,11 @@ class Delta(msgspec.Struct, frozen=True):
         return inserted + (0 if self.update is None else 2 * self.update.num_rows)
 
 
-class Transaction(msgspec.Struct, frozen=True):
+class FlightTransaction(msgspec.Struct, frozen=True):
     """All facts that became known in one tick; `minute` is its end, in minutes since the epoch."""
 
     minute: int
-    deltas: tuple[Delta, ...]
+    deltas: tuple[FlightDelta, ...]
     note: str = ""
     """Special events in it, for people."""
 
@@ -128,7 +128,7 @@ class Transaction(msgspec.Struct, frozen=True):
         return sum(delta.changes for delta in self.deltas)
 
 
-class Source(msgspec.Struct, frozen=True):
+class FlightTables(msgspec.Struct, frozen=True):
     """The files as Arrow, with their own columns."""
 
     flights: pa.Table
@@ -142,7 +142,7 @@ State: TypeAlias = tuple[int, str, int | None, int | None]
 """(minute, status, departure delay, arrival delay): valid from that minute on."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class FlightFacts(msgspec.Struct, frozen=True):
     """One flight: its row when scheduled, and its later states."""
 
     id: int
@@ -157,7 +157,7 @@ def arrow_schema(table: str, columns: Sequence[str] | None = None) -> pa.Schema:
     return pa.schema([(name, _ARROW[types[name]]) for name in columns or types])
 
 
-def read(directory: Path | None = None) -> Source:
+def read(directory: Path | None = None) -> FlightTables:
     """Read the package's files. Raises `InvalidUsage` if they are missing."""
     folder = directory or _package_data()
     options = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
@@ -171,7 +171,7 @@ def read(directory: Path | None = None) -> Source:
             archive.open("flights.csv") as file,
         ):
             flights = csv.read_csv(file, convert_options=options)
-        return Source(
+        return FlightTables(
             flights=flights,
             weather=plain("weather.csv"),
             carriers=plain("airlines.csv"),
@@ -191,8 +191,8 @@ def _package_data() -> Path:
 
 
 def history(
-    source: Source, start: date = date(2013, 2, 1), days: int = 25, tick_minutes: int = 60
-) -> list[Transaction]:
+    source: FlightTables, start: date = date(2013, 2, 1), days: int = 25, tick_minutes: int = 60
+) -> list[FlightTransaction]:
     """Return the stream of `days` days from `start`, in order of time.
 
     The first transaction holds carriers, airports and planes. Raises `InvalidUsage` if the
@@ -211,19 +211,19 @@ def history(
     weather = _weather_deltas(source.weather, ticks)
     others = _dimension_changes(source, facts, ticks)
     opening = tuple(
-        Delta(name, insert=_select(name, table))
+        FlightDelta(name, insert=_select(name, table))
         for name, table in (
             ("carriers", source.carriers),
             ("airports", source.airports),
             ("planes", source.planes),
         )
     )
-    stream = [Transaction(first, opening, "carriers, airports and planes")]
+    stream = [FlightTransaction(first, opening, "carriers, airports and planes")]
     for tick in range(count):
         extra, note = others.get(tick, ((), ""))
         deltas = (*flights.get(tick, ()), *weather.get(tick, ()), *extra)
         if deltas:
-            stream.append(Transaction(ticks.end(tick), deltas, note))
+            stream.append(FlightTransaction(ticks.end(tick), deltas, note))
     return stream
 
 
@@ -247,7 +247,7 @@ def _minutes(column: pa.ChunkedArray) -> list[int]:
     return [second // 60 for second in column.cast(pa.int64()).to_pylist()]
 
 
-def _facts(flights: pa.Table, first: int, end: int) -> list[Facts]:
+def _facts(flights: pa.Table, first: int, end: int) -> list[FlightFacts]:
     """Return the flights scheduled to leave in [first, end), each with its later states."""
     scheduled = pc.add(pc.divide(flights["time_hour"].cast(pa.int64()), 60), flights["minute"])
     table = flights.append_column("scheduled", scheduled).append_column(
@@ -266,7 +266,9 @@ def _facts(flights: pa.Table, first: int, end: int) -> list[Facts]:
         carrier, number, tail, origin, dest, distance = row
         inserted = (id_, carrier, number, tail, origin, dest, _us(minute), _us(hour), distance)
         known = minute - KNOWN_AHEAD
-        found.append(Facts(id_, known, inserted, _story(known, minute, delay, late, airborne)))
+        found.append(
+            FlightFacts(id_, known, inserted, _story(known, minute, delay, late, airborne))
+        )
     return found
 
 
@@ -288,7 +290,9 @@ def _story(
     return ((departed, "departed", delay, None), end)
 
 
-def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Delta, ...]]:
+def _flight_deltas(
+    facts: Iterable[FlightFacts], ticks: _Ticks
+) -> dict[int, tuple[FlightDelta, ...]]:
     """Return, by tick, the scheduled flights and the flights with new states."""
     inserts: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     updates: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
@@ -305,10 +309,10 @@ def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Del
                 inserts[born][fact.id] = (*fact.row, *state)
             else:
                 updates[tick][fact.id] = (fact.id, *state)
-    made: dict[int, tuple[Delta, ...]] = {}
+    made: dict[int, tuple[FlightDelta, ...]] = {}
     for tick in inserts.keys() | updates.keys():
         made[tick] = (
-            Delta(
+            FlightDelta(
                 "flights",
                 insert=_table("flights", inserts[tick].values()) if inserts[tick] else None,
                 update=_table("flights", updates[tick].values(), STATE) if updates[tick] else None,
@@ -317,7 +321,7 @@ def _flight_deltas(facts: Iterable[Facts], ticks: _Ticks) -> dict[int, tuple[Del
     return made
 
 
-def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[Delta, ...]]:
+def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[FlightDelta, ...]]:
     """Return, by tick, the hours whose weather became known."""
     names = ("origin", "temp", "wind_speed", "precip", "visib")
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
@@ -326,18 +330,22 @@ def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[Delta, 
         if ticks.first <= minute < ticks.end(ticks.count - 1):
             rows[ticks.of(minute)].append((origin, _us(minute), *rest))
     return {
-        tick: (Delta("weather", insert=_table("weather", found)),) for tick, found in rows.items()
+        tick: (FlightDelta("weather", insert=_table("weather", found)),)
+        for tick, found in rows.items()
     }
 
 
 def _dimension_changes(
-    source: Source, facts: Sequence[Facts], ticks: _Ticks
-) -> dict[int, tuple[tuple[Delta, ...], str]]:
+    source: FlightTables, facts: Sequence[FlightFacts], ticks: _Ticks
+) -> dict[int, tuple[tuple[FlightDelta, ...], str]]:
     """Return, by tick, the renaming of a carrier and the move of an airport."""
     carrier, name = MERGED
     renamed = _table("carriers", [(carrier, name)], ("carrier", "name"))
-    made: dict[int, tuple[tuple[Delta, ...], str]] = {
-        ticks.count * 2 // 5: ((Delta("carriers", update=renamed),), f"{carrier} becomes {name}")
+    made: dict[int, tuple[tuple[FlightDelta, ...], str]] = {
+        ticks.count * 2 // 5: (
+            (FlightDelta("carriers", update=renamed),),
+            f"{carrier} becomes {name}",
+        )
     }
     # While a late flight is on its way there, so that a view of late flights shows the move.
     found = _late_arrival(source.airports, facts, ticks)
@@ -346,12 +354,12 @@ def _dimension_changes(
         moved = _table("airports", [(faa, lat + 0.25, lon - 0.25)], ("faa", "lat", "lon"))
         before, note = made.get(tick, ((), ""))
         note = f"{note}; {faa} moves" if note else f"{faa} moves"
-        made[tick] = ((*before, Delta("airports", update=moved)), note)
+        made[tick] = ((*before, FlightDelta("airports", update=moved)), note)
     return made
 
 
 def _late_arrival(
-    airports: pa.Table, facts: Sequence[Facts], ticks: _Ticks
+    airports: pa.Table, facts: Sequence[FlightFacts], ticks: _Ticks
 ) -> tuple[int, str, float, float] | None:
     """Return the first tick past the middle in which a late flight is in the air, and its
     destination."""

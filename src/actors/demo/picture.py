@@ -1,8 +1,8 @@
 """Progress of the demo on the screen.
 
-`Board` collects the state: the views as sums of their changes, the status of each, the position in
-the stream. `Board.picture` draws it for a terminal, `Board.line` prints one line for a pipe or a
-file.
+`DemoBoard` collects the state: the views as sums of their changes, the status of each, the position
+in the stream. `DemoBoard.picture` draws it for a terminal, `DemoBoard.line` prints one line for a
+pipe or a file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.demo.flights import EASTERN, Transaction
-from actors.demo.views import View
+from actors.demo.flights import EASTERN, FlightTransaction
+from actors.demo.views import DemoView
 from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY, Frontier
 from actors.protocol.api import ObjectStatus
@@ -67,7 +67,7 @@ WIDENED: Final = frozenset({"carrier", "to"})
 TEXTS: Final = frozenset({"carrier", "weather", "flight", "from", "to"})
 
 
-class Contents:
+class ViewContents:
     """A view's rows as the sum of the changes of a subscribe."""
 
     def __init__(self) -> None:
@@ -105,14 +105,16 @@ class Contents:
         )
 
 
-class Board:
+class DemoBoard:
     """State of the display. The stream's opening counts as written from the start."""
 
-    def __init__(self, views: Sequence[View], stream: Sequence[Transaction], now: float) -> None:
+    def __init__(
+        self, views: Sequence[DemoView], stream: Sequence[FlightTransaction], now: float
+    ) -> None:
         self.views = views
         self.stream = stream
         self.started = now
-        self.contents = {view.name: Contents() for view in views}
+        self.contents = {view.name: ViewContents() for view in views}
         self.status: dict[str, ObjectStatus] = {}
         self.step_ms: dict[str, list[float]] = {view.name: [] for view in views}
         self.lag_ms: list[int] = []
@@ -125,7 +127,7 @@ class Board:
         self.note = ""
         self._recent: deque[tuple[float, int]] = deque()
 
-    def written(self, now: float, transaction: Transaction) -> None:
+    def written(self, now: float, transaction: FlightTransaction) -> None:
         """Note that a transaction is durable."""
         self.done += 1
         self.changes += transaction.changes
@@ -203,7 +205,7 @@ class Board:
             width=width,
         )
 
-    def _rows(self, view: View, spare: int) -> RenderableType:
+    def _rows(self, view: DemoView, spare: int) -> RenderableType:
         contents = self.contents[view.name]
         records = contents.records(view.order) if contents.rows else []
         title = Text(f"{view.title} ({len(records)})", style="bold")

@@ -1,8 +1,8 @@
 """Writes a stream into a service through a client, and keeps a log of its own.
 
-`Log` remembers the demo's writes and the times that the service gave them. It shares nothing with
-the service: an update is applied to rows that it remembers itself. The proof compares the service's
-views with queries over `Log.contents`.
+`ChangeLog` remembers the demo's writes and the times that the service gave them. It shares nothing
+with the service: an update is applied to rows that it remembers itself. The proof compares the
+service's views with queries over `ChangeLog.contents`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 
 from actors.client import TableWrite
-from actors.demo.flights import TABLES, Delta, Transaction, arrow_schema
+from actors.demo.flights import TABLES, FlightDelta, FlightTransaction, arrow_schema
 from actors.errors import InvalidUsage
 from actors.progress import Time
 
 
-class Writer(Protocol):
+class DemoWriter(Protocol):
     """The part of `actors.Client` that playing needs."""
 
     async def write(self, changes: Mapping[str, TableWrite]) -> Time:
@@ -28,19 +28,19 @@ class Writer(Protocol):
         ...
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ChangeEntry(msgspec.Struct, frozen=True):
     """The changes written at one time, in order, and the number of their transactions."""
 
     time: Time
-    deltas: tuple[Delta, ...]
+    deltas: tuple[FlightDelta, ...]
     transactions: int = 1
 
 
-class Log:
+class ChangeLog:
     """Every change, in order, with the time that the service gave it."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[ChangeEntry] = []
         self.changes = 0
 
     @property
@@ -52,11 +52,11 @@ class Log:
         """Return the number of transactions written at or before `as_of`."""
         return sum(entry.transactions for entry in self.entries if entry.time <= as_of)
 
-    def add(self, time: Time, deltas: Sequence[Delta], transactions: int = 1) -> None:
+    def add(self, time: Time, deltas: Sequence[FlightDelta], transactions: int = 1) -> None:
         """Note a write. Raises `InvalidUsage` if times do not ascend."""
         if self.entries and time <= self.entries[-1].time:
             raise InvalidUsage(f"written at {time}, after a write at {self.entries[-1].time}")
-        self.entries.append(Entry(time, tuple(deltas), transactions))
+        self.entries.append(ChangeEntry(time, tuple(deltas), transactions))
         self.changes += sum(delta.changes for delta in deltas)
 
     def contents(self, as_of: Time) -> dict[str, pa.Table]:
@@ -78,7 +78,7 @@ class _Table:
         self.key = TABLES[name][1]
         self.found: dict[Hashable, list[Any]] = {}
 
-    def apply(self, delta: Delta) -> None:
+    def apply(self, delta: FlightDelta) -> None:
         if delta.insert is not None:
             for row in rows_of(delta.insert):
                 self.found[self._identity(row)] = list(row.values())
@@ -112,7 +112,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def changes_of(transaction: Transaction) -> dict[str, TableWrite]:
+def changes_of(transaction: FlightTransaction) -> dict[str, TableWrite]:
     """Return a transaction as `Client.write` takes it."""
     return {
         delta.table: TableWrite(insert=delta.insert, update=delta.update)
@@ -121,28 +121,28 @@ def changes_of(transaction: Transaction) -> dict[str, TableWrite]:
 
 
 async def play(
-    client: Writer,
-    stream: Sequence[Transaction],
-    log: Log,
+    client: DemoWriter,
+    stream: Sequence[FlightTransaction],
+    log: ChangeLog,
     speed: float | None,
-    written: Callable[[Transaction], None] = lambda done: None,
+    written: Callable[[FlightTransaction], None] = lambda done: None,
 ) -> None:
     """Write the stream at `speed` transactions a second (None: as fast as possible).
 
     `written` is called with each durable transaction.
     """
 
-    async def write(transaction: Transaction) -> None:
+    async def write(transaction: FlightTransaction) -> None:
         log.add(await client.write(changes_of(transaction)), transaction.deltas)
 
     await pace(write, stream, speed, written)
 
 
 async def pace(
-    write: Callable[[Transaction], Awaitable[None]],
-    stream: Sequence[Transaction],
+    write: Callable[[FlightTransaction], Awaitable[None]],
+    stream: Sequence[FlightTransaction],
     speed: float | None,
-    written: Callable[[Transaction], None] = lambda done: None,
+    written: Callable[[FlightTransaction], None] = lambda done: None,
 ) -> None:
     """Call `write` with each transaction, at `speed` transactions a second (None: as fast as
     possible)."""

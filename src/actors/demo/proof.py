@@ -1,9 +1,9 @@
 """The demo's proof: the service's views against plain Spark over the demo's own log.
 
-For each time, the tables' contents are made from `Log` and written as Parquet; a process of its own
-(`actors.spark.plain`) runs each view's text over them; the service is asked for the view ``AS OF``
-the same time. Both results are compared as bags: exact in every column but floats, which may differ
-by `TOLERANCE` (sums of floats depend on their order).
+For each time, the tables' contents are made from `ChangeLog` and written as Parquet; a process of
+its own (`actors.spark.plain`) runs each view's text over them; the service is asked for the view
+``AS OF`` the same time. Both results are compared as bags: exact in every column but floats, which
+may differ by `TOLERANCE` (sums of floats depend on their order).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.demo.play import Log
-from actors.demo.views import View
+from actors.demo.play import ChangeLog
+from actors.demo.views import DemoView
 from actors.errors import EngineError
 from actors.progress import Time
 
@@ -36,7 +36,7 @@ Answers: TypeAlias = dict[tuple[str, Time], pa.Table]
 Row: TypeAlias = tuple[Any, ...]
 
 
-class Reader(Protocol):
+class DemoReader(Protocol):
     """The part of `actors.Client` that the proof needs."""
 
     async def peek(self, name: str, as_of: Time | None = None) -> pa.Table:
@@ -44,7 +44,7 @@ class Reader(Protocol):
         ...
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class ViewComparison(msgspec.Struct, frozen=True):
     """One view at one time: the number of rows compared, and the differences (empty: equal)."""
 
     view: str
@@ -53,7 +53,7 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: tuple[str, ...] = ()
 
 
-def choose_times(log: Log, count: int) -> list[Time]:
+def choose_times(log: ChangeLog, count: int) -> list[Time]:
     """Return `count` times spread over the stream; the last is the last write."""
     last = len(log.entries) - 1
     chosen = {last}
@@ -66,18 +66,18 @@ def choose_times(log: Log, count: int) -> list[Time]:
     return [log.entries[index].time for index in sorted(chosen)]
 
 
-def _changes(log: Log, index: int) -> int:
+def _changes(log: ChangeLog, index: int) -> int:
     return sum(delta.changes for delta in log.entries[index].deltas)
 
 
 async def prove(
-    client: Reader,
-    log: Log,
-    views: Sequence[View],
+    client: DemoReader,
+    log: ChangeLog,
+    views: Sequence[DemoView],
     times: Sequence[Time],
     scratch: Path,
-    report: Callable[[Comparison], None] = lambda comparison: None,
-) -> list[Comparison]:
+    report: Callable[[ViewComparison], None] = lambda comparison: None,
+) -> list[ViewComparison]:
     """Compare every view at every time. Raises `EngineError` if plain Spark cannot run."""
     wanted = await expected(log, views, times, scratch)
     made = []
@@ -85,7 +85,7 @@ async def prove(
         for view in views:
             found = await client.peek(view.name, as_of=time)
             right = wanted[view.name, time]
-            comparison = Comparison(
+            comparison = ViewComparison(
                 view.name, time, right.num_rows, tuple(differences(right, found))
             )
             report(comparison)
@@ -94,7 +94,7 @@ async def prove(
 
 
 async def expected(
-    log: Log, views: Sequence[View], times: Sequence[Time], scratch: Path
+    log: ChangeLog, views: Sequence[DemoView], times: Sequence[Time], scratch: Path
 ) -> Answers:
     """Return plain Spark's results, by view and time. Raises `EngineError`."""
     request, outputs = await anyio.to_thread.run_sync(_lay_out, log, views, times, scratch)
@@ -109,7 +109,7 @@ async def expected(
 
 
 def _lay_out(
-    log: Log, views: Sequence[View], times: Sequence[Time], scratch: Path
+    log: ChangeLog, views: Sequence[DemoView], times: Sequence[Time], scratch: Path
 ) -> tuple[Path, dict[tuple[str, Time], Path]]:
     """Write the tables at each time and the request; return its path, and each result's."""
     queries: list[dict[str, Any]] = []

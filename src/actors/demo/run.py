@@ -23,8 +23,8 @@ from rich.live import Live
 
 from actors.client import Client, concatenate_pieces
 from actors.demo import flights, play, proof
-from actors.demo.feeds import Direct, Feed, FromPostgres, from_postgres
-from actors.demo.picture import Board, percentiles
+from actors.demo.feeds import DemoFeed, DirectFeed, FromPostgres, from_postgres
+from actors.demo.picture import DemoBoard, percentiles
 from actors.demo.views import VIEWS
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
@@ -41,7 +41,7 @@ CLOCK: Final = SystemClock()
 SOURCES: Final = ("client", "postgres")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `penstock demo`."""
 
     start: date = date(2013, 2, 1)
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One of `SOURCES`."""
 
 
-async def run(options: Options, console: Console) -> int:
+async def run(options: DemoOptions, console: Console) -> int:
     """Run the demo and return the exit status: 0, or 1 if a view differs from plain Spark's result.
 
     Raises errors of `actors.errors`: no data, a state directory that is in use, no Java.
@@ -96,12 +96,12 @@ async def run(options: Options, console: Console) -> int:
         return await _prove(client, feed, options, console, board)
 
 
-async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack) -> Feed:
+async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack) -> DemoFeed:
     """Return the feed of the flights, open until the stack is unwound. Raises `InvalidUsage`."""
     if source not in SOURCES:
         raise InvalidUsage(f"source {source!r}: must be {' or '.join(SOURCES)}")
     if source == "client":
-        return Direct()
+        return DirectFeed()
     console.print("starting a PostgreSQL of the demo's own …")
     return await stack.enter_async_context(from_postgres())
 
@@ -138,7 +138,7 @@ async def _end_with(service: Service, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _set_up(client: Client, feed: Feed, opening: flights.Transaction) -> None:
+async def _set_up(client: Client, feed: DemoFeed, opening: flights.FlightTransaction) -> None:
     present = {found.name for found in (await client.status()).objects}
     if present:
         raise InvalidUsage(
@@ -158,13 +158,13 @@ async def _wait(client: Client, time: Time) -> None:
 
 async def _stream(
     client: Client,
-    stream: Sequence[flights.Transaction],
-    options: Options,
+    stream: Sequence[flights.FlightTransaction],
+    options: DemoOptions,
     console: Console,
-    feed: Feed,
-) -> Board:
+    feed: DemoFeed,
+) -> DemoBoard:
     """Play everything but the opening, and wait until every view has it all."""
-    board, log = Board(VIEWS, stream, _seconds()), feed.log
+    board, log = DemoBoard(VIEWS, stream, _seconds()), feed.log
     async with anyio.create_task_group() as group:
         for view in VIEWS:
             group.start_soon(_follow, client, view.name, board)
@@ -184,18 +184,18 @@ async def _stream(
     return board
 
 
-async def _follow(client: Client, name: str, board: Board) -> None:
+async def _follow(client: Client, name: str, board: DemoBoard) -> None:
     async for change in concatenate_pieces(client.subscribe(name)):
         board.follow(name, change.upper, change.table)
 
 
-async def _watch(client: Client, board: Board) -> None:
+async def _watch(client: Client, board: DemoBoard) -> None:
     while True:
         board.report((await client.status()).objects)
         await anyio.sleep(STATUS_SECONDS)
 
 
-async def _show(console: Console, board: Board, live: bool) -> None:
+async def _show(console: Console, board: DemoBoard, live: bool) -> None:
     if not live:
         while True:
             await anyio.sleep(LINE_SECONDS)
@@ -210,7 +210,7 @@ async def _show(console: Console, board: Board, live: bool) -> None:
             picture.update(board.picture(_seconds(), console.width), refresh=True)
 
 
-def _summary(console: Console, board: Board, log: play.Log) -> None:
+def _summary(console: Console, board: DemoBoard, log: play.ChangeLog) -> None:
     spent = max(board.played_at - board.started, 0.001)
     steps = [ms for found in board.step_ms.values() for ms in found]
     step, lag = percentiles(steps), percentiles(board.lag_ms)
@@ -229,7 +229,7 @@ def _summary(console: Console, board: Board, log: play.Log) -> None:
 
 
 async def _prove(
-    client: Client, feed: Feed, options: Options, console: Console, board: Board
+    client: Client, feed: DemoFeed, options: DemoOptions, console: Console, board: DemoBoard
 ) -> int:
     log = feed.log
     times = proof.choose_times(log, options.proof_times)
@@ -239,7 +239,7 @@ async def _prove(
         soft_wrap=True,
     )
 
-    def report(comparison: proof.Comparison) -> None:
+    def report(comparison: proof.ViewComparison) -> None:
         number = log.transactions(comparison.time)
         console.print(
             f"  {'equal' if not comparison.differences else 'WRONG'}  {comparison.view:<16} "
@@ -262,7 +262,7 @@ async def _prove(
     return 0
 
 
-async def _subscribers(client: Client, time: Time, board: Board, console: Console) -> int:
+async def _subscribers(client: Client, time: Time, board: DemoBoard, console: Console) -> int:
     """Return the number of subscribers whose sum differs from the view."""
     wrong = 0
     for view in VIEWS:
@@ -275,7 +275,7 @@ async def _subscribers(client: Client, time: Time, board: Board, console: Consol
     return wrong
 
 
-async def _outside(client: Client, feed: Feed, console: Console) -> int:
+async def _outside(client: Client, feed: DemoFeed, console: Console) -> int:
     """Return the number of views that differ from the external database's result, at the end."""
     wrong = 0
     for view in VIEWS:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 
-class View(msgspec.Struct, frozen=True):
+class DemoView(msgspec.Struct, frozen=True):
     """A view: its name, its title, its SQL, and the order of its rows for people."""
 
     name: str
@@ -17,7 +17,7 @@ class View(msgspec.Struct, frozen=True):
     """Column by which the picture sorts, largest first."""
 
 
-DELAY_BY_CARRIER: Final = View(
+DELAY_BY_CARRIER: Final = DemoView(
     name="delay_by_carrier",
     title="Delay by carrier",
     order="flights",
@@ -32,7 +32,7 @@ GROUP BY c.name
 """.strip(),
 )
 
-DELAY_BY_WEATHER: Final = View(
+DELAY_BY_WEATHER: Final = DemoView(
     name="delay_by_weather",
     title="Delay by weather",
     order="mean_delay",
@@ -53,7 +53,7 @@ GROUP BY CASE WHEN w.visib >= 10 THEN 'clear'
 """.strip(),
 )
 
-LATE_NOW: Final = View(
+LATE_NOW: Final = DemoView(
     name="late_now",
     title="Late and in the air",
     order="dep_delay",

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement, ArrangementStatistics
-from actors.errors import Corrupt
-from actors.kernel import Clock
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.errors import CorruptData
+from actors.kernel import ActorClock
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import at_time, consolidate
 from actors.sources.upserts import joined, keys_to_find, resolve
 
@@ -32,7 +32,9 @@ _PLACE = "__place"
 class KeyedContents:
     """Old rows of one export. `load` comes first."""
 
-    def __init__(self, export: str, schema: Schema, directory: Path, clock: Clock) -> None:
+    def __init__(
+        self, export: str, schema: TableSchema, directory: Path, clock: ActorClock
+    ) -> None:
         self._export = export
         self._schema = schema
         self._directory = directory
@@ -78,8 +80,8 @@ class KeyedContents:
         return at_time(plain, time).select([*self._schema.names, TIME, DIFF])
 
     async def changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
-        """Convert upserts to updates (the columns and `DIFF`), and add these. Raises `Corrupt` when
-        a key has more than one row."""
+        """Convert upserts to updates (the columns and `DIFF`), and add these. Raises `CorruptData`
+        when a key has more than one row."""
         return await self._clock.run_blocking(lambda: self._changes(pieces))
 
     def _changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
@@ -105,7 +107,7 @@ class KeyedContents:
             or pc.min_max(there[DIFF])["max"].as_py() != 1
             or there.group_by(names).aggregate([]).num_rows != there.num_rows
         ):
-            raise Corrupt(
+            raise CorruptData(
                 f"export {self._export}: a value of its key ({', '.join(names)}) stands there more "
                 "than once; drop its table and add it to the source again",
                 determinate=True,

@@ -22,49 +22,49 @@ from actors.arrangement import ArrangementStatistics
 from actors.errors import PenstockError
 from actors.ingest.contents import KeyedContents
 from actors.ingest.shards import IngestShards
-from actors.ingest.staging import Staging
-from actors.persist import Part
+from actors.ingest.staging import IngestStaging
+from actors.persist import BatchPart
 from actors.plan.schema import DIFF, ERROR
 from actors.plan.updates import at_time, negate
 from actors.progress import Time
 from actors.sources.source import (
     ExportFailed,
+    ExportTruncated,
     Given,
-    Idle,
-    Mark,
-    Rows,
-    Truncated,
-    Upserts,
+    PositionMark,
+    SourceIdle,
+    SourceRows,
+    SourceUpserts,
 )
 
 
-class Resolve(msgspec.Struct, frozen=True, gc=False):
+class ResolveUpserts(msgspec.Struct, frozen=True, gc=False):
     """Effect: convert an export's upserts to rows."""
 
     export: str
     pieces: tuple[pa.Table, ...]
 
 
-class Feed(msgspec.Struct, frozen=True, gc=False):
+class FeedContents(msgspec.Struct, frozen=True, gc=False):
     """Effect: add rows to an export's contents."""
 
-    rows: Rows
+    rows: SourceRows
 
 
-class Empty(msgspec.Struct, frozen=True, gc=False):
+class RetractExport(msgspec.Struct, frozen=True, gc=False):
     """Effect: retract an export's durable rows, at `time`."""
 
     export: str
     time: Time
 
 
-class Throw(msgspec.Struct, frozen=True, gc=False):
+class DiscardStaged(msgspec.Struct, frozen=True, gc=False):
     """Effect: delete parts that will not be appended."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
 
 
-Work: TypeAlias = Resolve | Feed | Empty | Throw
+Work: TypeAlias = ResolveUpserts | FeedContents | RetractExport | DiscardStaged
 
 
 class _Turn(enum.Enum):
@@ -74,20 +74,20 @@ class _Turn(enum.Enum):
     WAIT = "wait"
 
 
-class Done(msgspec.Struct, frozen=True, gc=False):
+class IntakeDone(msgspec.Struct, frozen=True, gc=False):
     """Result of an effect: rows to stage, or parts that are written already."""
 
-    rows: Rows | None = None
+    rows: SourceRows | None = None
     emptied: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BatchPart, ...] = ()
 
 
-class Intake:
+class SourceIntake:
     """Queue of a source's answers, and the contents of exports with upserts."""
 
     def __init__(
         self,
-        staging: Staging,
+        staging: IngestStaging,
         shards: IngestShards,
         contents: Callable[[str], KeyedContents],
         buffer_bytes_max: int,
@@ -121,17 +121,17 @@ class Intake:
         while self._queue:
             given = self._queue[0]
             match given:
-                case Rows():
+                case SourceRows():
                     work = self._rows(given, settled)
-                case Upserts():
+                case SourceUpserts():
                     work = self._gather(given, settled)
-                case Truncated():
+                case ExportTruncated():
                     work = self._truncate(given, settled, time)
-                case Mark():
+                case PositionMark():
                     work = self._mark(given, settled)
                 case ExportFailed():
                     work = self._fail(given)
-                case Idle():
+                case SourceIdle():
                     work = self._next()
                 case _:
                     assert_never(given)
@@ -146,7 +146,7 @@ class Intake:
         spilled."""
         while self._queue:
             given = self._queue[0]
-            if not isinstance(given, Rows):
+            if not isinstance(given, SourceRows):
                 return
             if given.export in self._upserts or given.export in self._contents:
                 return
@@ -158,15 +158,15 @@ class Intake:
         self._queue.popleft()
         return _Turn.GO_ON if work is None else work
 
-    def _rows(self, given: Rows, settled: bool) -> Work | _Turn:
+    def _rows(self, given: SourceRows, settled: bool) -> Work | _Turn:
         if given.export in self._upserts:
             return self._resolve(given.export, settled)
         if given.export in self._contents:
-            return self._next(Feed(given))
+            return self._next(FeedContents(given))
         self._staging.rows(given)
         return self._next()
 
-    def _gather(self, given: Upserts, settled: bool) -> Work | _Turn:
+    def _gather(self, given: SourceUpserts, settled: bool) -> Work | _Turn:
         if given.export in self._staging.failed:
             return self._next()
         if self._bytes + given.changes.nbytes > self._bytes_max and self._upserts:
@@ -176,7 +176,9 @@ class Intake:
         self._bytes += given.changes.nbytes
         return self._next()
 
-    def _truncate(self, given: Truncated, settled: bool, time: Callable[[], Time]) -> Work | _Turn:
+    def _truncate(
+        self, given: ExportTruncated, settled: bool, time: Callable[[], Time]
+    ) -> Work | _Turn:
         export = given.export
         if export in self._staging.failed:
             return self._next()
@@ -188,10 +190,10 @@ class Intake:
         parts = self._staging.forget(export)
         if parts:
             # The truncate stays in the queue, and is taken again when these are deleted.
-            return Throw(tuple(parts))
-        return self._next(Empty(export, time()))
+            return DiscardStaged(tuple(parts))
+        return self._next(RetractExport(export, time()))
 
-    def _mark(self, given: Mark, settled: bool) -> Work | _Turn:
+    def _mark(self, given: PositionMark, settled: bool) -> Work | _Turn:
         # A mark belongs after the rows of all upserts before it.
         if self._upserts:
             return self._resolve(next(iter(self._upserts)), settled)
@@ -201,7 +203,7 @@ class Intake:
     def _fail(self, given: ExportFailed) -> Work | _Turn:
         self._drop(given.export)
         parts = self._staging.fail(given)
-        return self._next(Throw(tuple(parts)) if parts else None)
+        return self._next(DiscardStaged(tuple(parts)) if parts else None)
 
     def _drop(self, export: str) -> None:
         self._bytes -= sum(piece.nbytes for piece in self._upserts.pop(export, ()))
@@ -212,28 +214,28 @@ class Intake:
             return _Turn.WAIT
         pieces = tuple(self._upserts[export])
         self._drop(export)
-        return Resolve(export, pieces)
+        return ResolveUpserts(export, pieces)
 
     # -- effects ---------------------------------------------------------------------------------
 
-    async def do(self, work: Work) -> Done:
+    async def do(self, work: Work) -> IntakeDone:
         """Run an effect. Raises `PenstockError`."""
         match work:
-            case Resolve(export, pieces):
+            case ResolveUpserts(export, pieces):
                 contents = self._contents.get(export)
                 if contents is None:
                     contents = self._make(export)
                     await contents.load(self._all_rows(export))
                     self._contents[export] = contents
-                return Done(Rows(export, await contents.changes(pieces)))
-            case Feed(rows):
+                return IntakeDone(SourceRows(export, await contents.changes(pieces)))
+            case FeedContents(rows):
                 await self._contents[rows.export].feed(rows.updates)
-                return Done(rows)
-            case Empty(export, time):
+                return IntakeDone(rows)
+            case RetractExport(export, time):
                 return await self._empty(export, time)
-            case Throw(parts):
+            case DiscardStaged(parts):
                 await self._shards.discard(list(parts))
-                return Done()
+                return IntakeDone()
             case _:
                 assert_never(work)
 
@@ -246,8 +248,8 @@ class Intake:
         for table in tables:
             yield table
 
-    async def _empty(self, export: str, time: Time) -> Done:
-        written: list[Part] = []
+    async def _empty(self, export: str, time: Time) -> IntakeDone:
+        written: list[BatchPart] = []
         try:
             async for table in self._shards.rows(export):
                 names = [*self._shards.exports[export].schema.names, DIFF]
@@ -259,9 +261,9 @@ class Intake:
         contents = self._contents.get(export)
         if contents is not None:
             await contents.clear()
-        return Done(emptied=export, parts=tuple(written))
+        return IntakeDone(emptied=export, parts=tuple(written))
 
-    def done(self, done: Done) -> None:
+    def done(self, done: IntakeDone) -> None:
         """Stage the result of an effect."""
         if done.rows is not None:
             self._staging.rows(done.rows)

@@ -32,7 +32,7 @@ OF_SINK: Final = {
 """Operators of a task, last stage first, with descriptions."""
 
 
-class Meter(msgspec.Struct):
+class OperatorMeter(msgspec.Struct):
     """Counters of one operator."""
 
     text: str
@@ -42,7 +42,7 @@ class Meter(msgspec.Struct):
     bytes_mapped: int = 0
 
 
-class Meters:
+class TaskMeters:
     """Meters of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
 
     def __init__(
@@ -50,14 +50,14 @@ class Meters:
     ) -> None:
         self._id = id
         self._monotonic_ms = monotonic_ms
-        self._meters = {name: Meter(text) for name, text in operators.items()}
+        self._meters = {name: OperatorMeter(text) for name, text in operators.items()}
         self._told: tuple[OperatorStatistics, ...] = ()
 
-    def __getitem__(self, name: str) -> Meter:
+    def __getitem__(self, name: str) -> OperatorMeter:
         return self._meters[name]
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[Meter]:
+    def timed(self, name: str) -> Iterator[OperatorMeter]:
         """Add the time of the block to the operator's."""
         meter, began = self._meters[name], self._monotonic_ms()
         try:

@@ -18,15 +18,17 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.errors import Corrupt, Fenced
-from actors.ingest.staging import Batch, SourceFault
+from actors.errors import CorruptData, WriterFenced
+from actors.ingest.staging import IngestBatch, SourceFault
 from actors.memory_ledger import MemoryLedger
-from actors.persist import Append, Part, PersistClient, UpperMismatch
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.persist import BatchPart, PersistClient, ShardAppend, UpperMismatch
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import between, concat, consolidate, error_update
 from actors.progress import Frontier, ShardId, Time
 
-REMAP: Final = Schema((Column("position", "string", False), Column("failed", "string", False)))
+REMAP: Final = TableSchema(
+    (TableColumn("position", "string", False), TableColumn("failed", "string", False))
+)
 """Schema of a remap shard. `failed`: a JSON object, export → error."""
 
 
@@ -34,7 +36,7 @@ class ExportShard(msgspec.Struct, frozen=True):
     """Shard and schema of an export."""
 
     shard: ShardId
-    schema: Schema
+    schema: TableSchema
 
 
 class IngestShards:
@@ -82,7 +84,7 @@ class IngestShards:
         return not self._uppers[self.exports[export].shard]
 
     async def open(self) -> None:
-        """Read the durable position and uppers. Raises `UnknownObject`, `Corrupt`,
+        """Read the durable position and uppers. Raises `UnknownObject`, `CorruptData`,
         `StorageError`."""
         shards = [self._remap, *(export.shard for export in self.exports.values())]
         self._uppers = {shard: await self._persist.upper(shard) for shard in shards}
@@ -91,7 +93,7 @@ class IngestShards:
             return
         rows = consolidate((await self._contents()).drop_columns([TIME])).to_pylist()
         if len(rows) > 1 or any(row[DIFF] != 1 for row in rows):
-            raise Corrupt(
+            raise CorruptData(
                 f"remap shard {self._remap}: {len(rows)} positions at {self.upper - 1}, there "
                 "must be one; restore the state directory from a copy",
                 determinate=True,
@@ -130,17 +132,17 @@ class IngestShards:
             with anyio.CancelScope(shield=True):
                 await reader.close()
 
-    async def fetch(self, export: str, part: Part) -> pa.Table:
+    async def fetch(self, export: str, part: BatchPart) -> pa.Table:
         """Return the updates of a part that this task wrote. Raises `StorageError`."""
         return await self._persist.fetch(part, self.exports[export].schema)
 
-    async def write(self, export: str, updates: pa.Table) -> tuple[Part, ...]:
+    async def write(self, export: str, updates: pa.Table) -> tuple[BatchPart, ...]:
         """Write an export's updates as durable parts, which no append names yet."""
         return await self._persist.write_parts(self.exports[export].shard, updates)
 
-    async def write_all(self, tables: Mapping[str, pa.Table]) -> dict[str, tuple[Part, ...]]:
+    async def write_all(self, tables: Mapping[str, pa.Table]) -> dict[str, tuple[BatchPart, ...]]:
         """Write durable parts of several exports: all or none."""
-        written: dict[str, tuple[Part, ...]] = {}
+        written: dict[str, tuple[BatchPart, ...]] = {}
         try:
             for export, updates in tables.items():
                 written[export] = await self.write(export, updates)
@@ -150,14 +152,14 @@ class IngestShards:
             raise
         return written
 
-    async def discard(self, parts: list[Part]) -> None:
+    async def discard(self, parts: list[BatchPart]) -> None:
         """Delete parts that will not be appended."""
         await self._persist.discard_parts(parts)
 
-    async def commit(self, batch: Batch) -> Frontier:
-        """Append a batch; return the new upper. Raises `Fenced`, `StorageError` (indeterminate
-        unless it says otherwise: open again), `TypeMismatch`."""
-        parts: dict[str, list[Part]] = {name: list(held) for name, held in batch.parts.items()}
+    async def commit(self, batch: IngestBatch) -> Frontier:
+        """Append a batch; return the new upper. Raises `WriterFenced`, `StorageError`
+        (indeterminate unless it says otherwise: open again), `TypeMismatch`."""
+        parts: dict[str, list[BatchPart]] = {name: list(held) for name, held in batch.parts.items()}
         failed = self.failed | {each.export: each.error for each in batch.failed}
         # Without progress of the source the remap shard needs no row; its upper advances all the
         # same.
@@ -165,7 +167,7 @@ class IngestShards:
         # The first mark fills all exports, also those that it does not name.
         filled = batch.filled if self.begun else frozenset(self.exports)
         self._check_filled(batch, filled)
-        written: list[Part] = []
+        written: list[BatchPart] = []
         try:
             for export, tables in batch.tables.items():
                 updates = pa.concat_tables(tables)
@@ -189,7 +191,7 @@ class IngestShards:
         assert self.begun, "a source without contents is not sealed"
         return await self._append(upper, (), {})
 
-    def _check_filled(self, batch: Batch, filled: frozenset[str]) -> None:
+    def _check_filled(self, batch: IngestBatch, filled: frozenset[str]) -> None:
         for export in {*batch.tables, *batch.parts}:
             if export not in filled and not self._uppers[self.exports[export].shard]:
                 raise SourceFault(f"rows of {export} came before the mark that fills it")
@@ -209,20 +211,20 @@ class IngestShards:
     async def _append(
         self,
         upper: Frontier,
-        remap: tuple[Part, ...],
-        parts: Mapping[str, list[Part]],
+        remap: tuple[BatchPart, ...],
+        parts: Mapping[str, list[BatchPart]],
         filled: frozenset[str] = frozenset(),
     ) -> Frontier:
-        appends = [Append(self._remap, self.upper, upper, remap)]
+        appends = [ShardAppend(self._remap, self.upper, upper, remap)]
         for name, export in self.exports.items():
             if self._uppers[export.shard] or name in filled:
                 held = tuple(parts.get(name, ()))
-                appends.append(Append(export.shard, self._uppers[export.shard], upper, held))
+                appends.append(ShardAppend(export.shard, self._uppers[export.shard], upper, held))
         try:
             result = await self._persist.append(appends)
             # Another task has appended: a retry here would give its rows a second time.
             if isinstance(result, UpperMismatch):
-                raise Fenced(
+                raise WriterFenced(
                     f"shard {result.shard} of this source is at {result.current}, not at "
                     f"{result.expected}: another task writes to it; nothing was written",
                     determinate=True,

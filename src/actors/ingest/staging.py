@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import PenstockError
-from actors.persist import Part
+from actors.persist import BatchPart
 from actors.plan.schema import DIFF
 from actors.plan.updates import at_time
 from actors.progress import Frontier, Time
-from actors.sources.source import ExportFailed, Mark, Rows
+from actors.sources.source import ExportFailed, PositionMark, SourceRows
 from actors.threshold_probes import TRANSACTION_BYTES
 
 GATHER_MS_MAX: Final = 100
@@ -45,13 +45,13 @@ class SourceFault(PenstockError):
     """A source broke a rule of `sources.source`: a bug."""
 
 
-class Batch(msgspec.Struct, frozen=True):
+class IngestBatch(msgspec.Struct, frozen=True):
     """The rows of one append, at one time."""
 
     time: Time
     tables: dict[str, tuple[pa.Table, ...]]
     """Export → rows with `TIME`."""
-    parts: dict[str, tuple[Part, ...]]
+    parts: dict[str, tuple[BatchPart, ...]]
     """Export → spilled parts."""
     position: str
     outside_ms: int | None
@@ -68,7 +68,7 @@ class _Stage:
 
     def __init__(self) -> None:
         self.tables: dict[str, list[pa.Table]] = {}
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: dict[str, list[BatchPart]] = {}
         self.inserted: dict[str, int] = {}
         """Export → number of insertions among the rows."""
         self.rows = 0
@@ -94,7 +94,7 @@ class _Stage:
         self.rows += other.rows
         self.bytes += other.bytes
 
-    def without(self, export: str) -> list[Part]:
+    def without(self, export: str) -> list[BatchPart]:
         """Remove an export's rows; return its parts."""
         for table in self.tables.pop(export, ()):
             self.rows -= table.num_rows
@@ -105,7 +105,7 @@ class _Stage:
         return parts
 
 
-class Staging:
+class IngestStaging:
     """Open and complete rows of one source. `bytes_max`: bound of staged bytes, which one piece may
     exceed."""
 
@@ -115,7 +115,7 @@ class Staging:
         self.bytes_max = bytes_max
         self._open = _Stage()
         self._complete = _Stage()
-        self._mark: Mark | None = None
+        self._mark: PositionMark | None = None
         self._messages = 0
         self._filled: frozenset[str] = frozenset()
         self._outside_ms: int | None = None
@@ -128,13 +128,13 @@ class Staging:
 
     # -- input ---------------------------------------------------------------------------------
 
-    def rows(self, given: Rows) -> None:
+    def rows(self, given: SourceRows) -> None:
         """Stage a piece. Raises `SourceFault` for an export that is not its own."""
         self._check(given.export)
         if given.export not in self.failed and given.updates.num_rows:
             self._open.add(given.export, given.updates)
 
-    def fail(self, given: ExportFailed) -> list[Part]:
+    def fail(self, given: ExportFailed) -> list[BatchPart]:
         """End an export; return the parts of its open rows, to be discarded."""
         self._check(given.export)
         if given.export in self.failed:
@@ -143,13 +143,13 @@ class Staging:
         self._failing.append(given)
         return self.forget(given.export)
 
-    def forget(self, export: str) -> list[Part]:
+    def forget(self, export: str) -> list[BatchPart]:
         """Drop an export's open rows; return their parts, to be discarded."""
         parts = self._open.without(export)
         self.settle()
         return parts
 
-    def mark(self, given: Mark) -> None:
+    def mark(self, given: PositionMark) -> None:
         """Make all open rows complete, at one position."""
         self._complete.join(self._open)
         self._open = _Stage()
@@ -165,7 +165,7 @@ class Staging:
         if export not in self._exports:
             raise SourceFault(f"the source gave rows of {export!r}, which is none of its exports")
 
-    def open_rows(self, export: str) -> tuple[tuple[pa.Table, ...], tuple[Part, ...]]:
+    def open_rows(self, export: str) -> tuple[tuple[pa.Table, ...], tuple[BatchPart, ...]]:
         """Return rows and parts of an export after the last mark."""
         stage = self._open
         return tuple(stage.tables.get(export, ())), tuple(stage.parts.get(export, ()))
@@ -242,18 +242,18 @@ class Staging:
             self._time = max(now, upper)
         return self._time
 
-    def wrote(self, export: str, parts: Sequence[Part]) -> None:
+    def wrote(self, export: str, parts: Sequence[BatchPart]) -> None:
         """Replace spilled rows by their durable parts, which no append names yet."""
         self._open.parts.setdefault(export, []).extend(parts)
         self._open.rows += sum(part.rows for part in parts)
 
-    def take(self, now: Time, upper: Frontier) -> Batch:
+    def take(self, now: Time, upper: Frontier) -> IngestBatch:
         """Take the batch of all complete rows."""
         mark, stage = self._mark, self._complete
         assert mark is not None, "nothing is complete"
         assert not self._bytes_spilling, "parts of it are not durable yet"
         time = max(now, upper) if self._time is None else self._time
-        batch = Batch(
+        batch = IngestBatch(
             time,
             {
                 export: tuple(at_time(table, time) for table in tables)
@@ -282,7 +282,7 @@ class Staging:
         if not self._open.parts and not self._complete.parts:
             self._time = None
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BatchPart]:
         """Return all spilled parts in no batch, to be discarded when the task ends."""
         stages = (self._open, self._complete)
         return [p for stage in stages for parts in stage.parts.values() for p in parts]

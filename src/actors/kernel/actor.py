@@ -1,8 +1,8 @@
 """Actors, their addresses, and the context: an actor's only access to clocks, randomness and I/O.
 
 An actor handles one message at a time. It reads clocks, draws randomness, sets timers, spawns
-children and runs effects only through `Context`, so that a simulation can replace all of them. The
-result of an effect returns as a message of the actor itself, into reserved room.
+children and runs effects only through `ActorContext`, so that a simulation can replace all of them.
+The result of an effect returns as a message of the actor itself, into reserved room.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from actors.errors import AskCycle, DeadlineExceeded
-from actors.kernel.clock import Clock
-from actors.kernel.mailbox import Mailbox, MailboxStatistics, Reply
+from actors.kernel.clock import ActorClock
+from actors.kernel.mailbox import BoundedMailbox, MailboxStatistics, ReplySlot
 
 if TYPE_CHECKING:
-    from actors.kernel.cell import ActorStatistics, Cell, Timer
-    from actors.kernel.policy import Policy
+    from actors.kernel.cell import ActorCell, ActorStatistics, MessageTimer
+    from actors.kernel.policy import CrashPolicy
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -28,15 +28,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-HANDLING: ContextVar[Mailbox[Any] | None] = ContextVar("handling", default=None)
+HANDLING: ContextVar[BoundedMailbox[Any] | None] = ContextVar("handling", default=None)
 """Mailbox whose message is being handled; None beside actors, and in effects, which block no
 actor."""
 
 
-def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
+def _cycle(asker: BoundedMailbox[Any], asked: BoundedMailbox[Any]) -> str | None:
     """Return the path of asks from `asked` back to `asker`, as text; None when there is none."""
-    ways: list[tuple[Mailbox[Any], ...]] = [(asker, asked)]
-    seen: set[Mailbox[Any]] = set()
+    ways: list[tuple[BoundedMailbox[Any], ...]] = [(asker, asked)]
+    seen: set[BoundedMailbox[Any]] = set()
     while ways:
         way = ways.pop()
         if way[-1] is asker:
@@ -49,12 +49,12 @@ def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
     return None
 
 
-class Address(Generic[M]):
+class ActorAddress(Generic[M]):
     """Sends messages to an actor. Cheap to copy, safe to keep after its death."""
 
     __slots__ = ("_mailbox",)
 
-    def __init__(self, mailbox: Mailbox[M]) -> None:
+    def __init__(self, mailbox: BoundedMailbox[M]) -> None:
         self._mailbox = mailbox
 
     @property
@@ -66,11 +66,12 @@ class Address(Generic[M]):
         return f"<{self.path}>"
 
     def send(self, message: M) -> Coroutine[Any, Any, None]:
-        """Send, waiting for room (backpressure): to be awaited. Raises `Closed` or `Broken`."""
+        """Send, waiting for room (backpressure): to be awaited. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         return self._mailbox.send(message)
 
     def send_nowait(self, message: M) -> None:
-        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `ResourceClosed` or `ConnectionBroken`."""
         self._mailbox.send_nowait(message)
 
     def reply(self, message: M) -> bool:
@@ -80,7 +81,7 @@ class Address(Generic[M]):
         """
         return self._mailbox.deliver(message)
 
-    async def ask(self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None) -> R:
+    async def ask(self, make: Callable[[ReplySlot[R]], M], deadline_ms: float | None = None) -> R:
         """Send ``make(reply)`` and wait for the answer.
 
         Raises what the actor failed the reply with, `ActorDead` when it stops first,
@@ -96,7 +97,7 @@ class Address(Generic[M]):
             and (cycle := _cycle(asker, mailbox)) is not None
         ):
             raise AskCycle(f"an ask that can never be answered: {cycle}")
-        reply: Reply[R] = Reply(mailbox.asks)
+        reply: ReplySlot[R] = ReplySlot(mailbox.asks)
         # Recorded before the send, which may wait for room, too.
         waits = (mailbox, reply)
         if asker is not None:
@@ -121,12 +122,12 @@ class Address(Generic[M]):
         return self._mailbox.statistics()
 
 
-class Effect:
+class RunningEffect:
     """A running effect or timer, which can be cancelled."""
 
     __slots__ = ("_running",)
 
-    def __init__(self, running: anyio.CancelScope | Timer[Any]) -> None:
+    def __init__(self, running: anyio.CancelScope | MessageTimer[Any]) -> None:
         self._running = running
 
     def cancel(self) -> None:
@@ -134,16 +135,16 @@ class Effect:
         self._running.cancel()
 
 
-class Context(Generic[M]):
+class ActorContext(Generic[M]):
     """An actor's only access to its surroundings."""
 
     __slots__ = ("_cell",)
 
-    def __init__(self, cell: Cell[M]) -> None:
+    def __init__(self, cell: ActorCell[M]) -> None:
         self._cell = cell
 
     @property
-    def self(self) -> Address[M]:
+    def self(self) -> ActorAddress[M]:
         """Return this actor's own address."""
         return self._cell.address
 
@@ -153,7 +154,7 @@ class Context(Generic[M]):
         return self._cell.path
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> ActorClock:
         """Return the clock (also for code below that needs one)."""
         return self._cell.system.clock
 
@@ -182,16 +183,16 @@ class Context(Generic[M]):
         name: str,
         *,
         mailbox: int | None = None,
-        policy: Policy | None = None,
-    ) -> Address[N]:
+        policy: CrashPolicy | None = None,
+    ) -> ActorAddress[N]:
         """Start a child; it is stopped with (before) this actor."""
         return self._cell.system.spawn_below(self._cell, factory, name, mailbox, policy)
 
-    async def stop_child(self, child: Address[Any]) -> None:
+    async def stop_child(self, child: ActorAddress[Any]) -> None:
         """Stop a child and wait until it has stopped."""
         await self._cell.stop_child(child)
 
-    def watch(self, other: Address[Any], message: M) -> None:
+    def watch(self, other: ActorAddress[Any], message: M) -> None:
         """Deliver `message` here when `other` stops (at once if it has)."""
         self._cell.system.watch(other, self._cell.address, message)
 
@@ -203,9 +204,9 @@ class Context(Generic[M]):
         """Stop this actor after the current message."""
         self._cell.request_stop()
 
-    def after(self, delay_ms: float, message: M) -> Effect:
+    def after(self, delay_ms: float, message: M) -> RunningEffect:
         """Set a timer: deliver `message` here after `delay_ms`."""
-        return Effect(self._cell.after(delay_ms, message))
+        return RunningEffect(self._cell.after(delay_ms, message))
 
     def effect(
         self,
@@ -213,19 +214,19 @@ class Context(Generic[M]):
         *,
         done: Callable[[T], M | None],
         failed: Callable[[Exception], M | None] | None = None,
-    ) -> Effect:
+    ) -> RunningEffect:
         """Run a coroutine beside the actor; its result comes back as a message.
 
         ``done(result)`` (or ``failed(error)``) makes the message; None sends nothing. Without
         `failed` an error crashes the actor. Effects are cancelled when the actor stops.
         """
-        return Effect(self._cell.start(run, done, failed))
+        return RunningEffect(self._cell.start(run, done, failed))
 
 
 class Actor(Generic[M]):
     """One mailbox, one task, no shared mutable state. Subclass and write `receive`."""
 
-    ctx: Context[M]
+    ctx: ActorContext[M]
 
     async def on_start(self) -> None:
         """Run before the first message."""

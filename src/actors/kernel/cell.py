@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 import msgspec
 
-from actors.kernel.actor import HANDLING, Actor, Address, Context
-from actors.kernel.flag import Flag
-from actors.kernel.mailbox import Mailbox, Traced
-from actors.kernel.policy import ActorCrashed, Policy
+from actors.kernel.actor import HANDLING, Actor, ActorAddress, ActorContext
+from actors.kernel.flag import LatchedFlag
+from actors.kernel.mailbox import BoundedMailbox, TracedMessage
+from actors.kernel.policy import ActorCrashed, CrashPolicy
 from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
 
 if TYPE_CHECKING:
-    from actors.kernel.supervisor import System
+    from actors.kernel.supervisor import ActorSystem
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -68,12 +68,12 @@ class _Stop:
     """The only control message."""
 
 
-class Timer(Generic[M]):
+class MessageTimer(Generic[M]):
     """A message that is delivered later. It has no task, only a handle of the event loop."""
 
     __slots__ = ("_cell", "_message", "handle")
 
-    def __init__(self, cell: Cell[M], message: M) -> None:
+    def __init__(self, cell: ActorCell[M], message: M) -> None:
         self._cell = cell
         self._message = message
         self.handle: asyncio.TimerHandle | None = None
@@ -92,7 +92,7 @@ class Timer(Generic[M]):
             self._cell.forget(self)
 
 
-class Cell(Generic[M]):
+class ActorCell(Generic[M]):
     """A running actor."""
 
     __slots__ = (
@@ -122,23 +122,23 @@ class Cell(Generic[M]):
 
     def __init__(
         self,
-        system: System,
-        parent: Cell[Any] | None,
+        system: ActorSystem,
+        parent: ActorCell[Any] | None,
         factory: Callable[[], Actor[M]],
         path: str,
         limit: int,
-        policy: Policy,
+        policy: CrashPolicy,
     ) -> None:
         self.system = system
         self.parent = parent
         self.factory = factory
         self.path = path
         self.policy = policy
-        self.mailbox: Mailbox[M] = system.mailbox_type(path, limit)
-        self.address: Address[M] = Address(self.mailbox)
-        self.children: dict[str, Cell[Any]] = {}
-        self.stopped = Flag()
-        self.watchers: tuple[tuple[Address[Any], Any], ...] = ()
+        self.mailbox: BoundedMailbox[M] = system.mailbox_type(path, limit)
+        self.address: ActorAddress[M] = ActorAddress(self.mailbox)
+        self.children: dict[str, ActorCell[Any]] = {}
+        self.stopped = LatchedFlag()
+        self.watchers: tuple[tuple[ActorAddress[Any], Any], ...] = ()
         self.actor: Actor[M] | None = None
         self.task: asyncio.Task[None] | None = None
         self.context = contextvars.copy_context()
@@ -150,8 +150,10 @@ class Cell(Generic[M]):
         self._stopping = False
         self._crash: Exception | None = None
         """Failure of an effect or a child."""
-        self._effects: dict[anyio.CancelScope | Timer[M], asyncio.Task[None] | None] | None = None
-        self._idle: Flag | None = None
+        self._effects: (
+            dict[anyio.CancelScope | MessageTimer[M], asyncio.Task[None] | None] | None
+        ) = None
+        self._idle: LatchedFlag | None = None
         """Set when the last effect has ended."""
         self._crashes: tuple[float, ...] = ()
         self._story: deque[type[Any]] | None = None
@@ -162,7 +164,7 @@ class Cell(Generic[M]):
         self._stopping = True
         self.mailbox.control(_Stop)
 
-    async def stop_child(self, child: Address[Any]) -> None:
+    async def stop_child(self, child: ActorAddress[Any]) -> None:
         """Stop one child and wait."""
         for cell in list(self.children.values()):
             if cell.address is child or cell.path == child.path:
@@ -215,10 +217,10 @@ class Cell(Generic[M]):
             self._effects[scope] = asyncio.get_running_loop().create_task(body)
         return scope
 
-    def after(self, delay_ms: float, message: M) -> Timer[M]:
+    def after(self, delay_ms: float, message: M) -> MessageTimer[M]:
         """Deliver `message` to the actor itself after the delay, unless it is cancelled or has
         ended."""
-        timer = Timer(self, message)
+        timer = MessageTimer(self, message)
         if self._serving and not self._stopping:
             if self._effects is None:
                 self._effects = {}
@@ -228,7 +230,7 @@ class Cell(Generic[M]):
             )
         return timer
 
-    def fired(self, timer: Timer[M], message: M) -> None:
+    def fired(self, timer: MessageTimer[M], message: M) -> None:
         """Deliver a timer's message."""
         self.forget(timer)
         # The message being handled meanwhile is not the timer's cause.
@@ -236,7 +238,7 @@ class Cell(Generic[M]):
         self.mailbox.deliver_own(message)
         TRACEPARENT.reset(token)
 
-    def forget(self, effect: anyio.CancelScope | Timer[M]) -> None:
+    def forget(self, effect: anyio.CancelScope | MessageTimer[M]) -> None:
         """Remove an effect or timer that is over."""
         assert self._effects is not None, "it was started"
         self._effects.pop(effect, None)
@@ -288,7 +290,7 @@ class Cell(Generic[M]):
     async def _end_effects(self) -> None:
         self.cancel_effects()
         if self._effects:
-            self._idle = Flag()
+            self._idle = LatchedFlag()
             await self._idle.wait()
             self._idle = None
 
@@ -315,7 +317,7 @@ class Cell(Generic[M]):
 
     async def _live(self) -> None:
         actor = self.factory()
-        actor.ctx = Context(self)
+        actor.ctx = ActorContext(self)
         self.actor = actor
         self._serving = True
         try:
@@ -358,7 +360,7 @@ class Cell(Generic[M]):
                 for message in batch:
                     taken += 1
                     mailbox.current = message
-                    if isinstance(message, Traced):
+                    if isinstance(message, TracedMessage):
                         await self._traced(actor, batch, taken - 1)
                     elif (waits := receive(message)) is not None:
                         await waits
@@ -378,9 +380,9 @@ class Cell(Generic[M]):
                 self._story.extend(map(type, batch[max(0, taken - STORY_MESSAGES_MAX) : taken]))
                 mailbox.batch, mailbox.current = [], None
 
-    async def _traced(self, actor: Actor[M], batch: list[M | Traced[M]], place: int) -> None:
+    async def _traced(self, actor: Actor[M], batch: list[M | TracedMessage[M]], place: int) -> None:
         traced = batch[place]
-        assert isinstance(traced, Traced), "the caller has looked"
+        assert isinstance(traced, TracedMessage), "the caller has looked"
         self.mailbox.current = batch[place] = message = traced.message
         token = activate_context(traced.traceparent)
         try:
@@ -414,7 +416,7 @@ class Cell(Generic[M]):
                 guardian.crash(ActorCrashed(story))
         return False
 
-    def _guardian(self) -> Cell[Any] | None:
+    def _guardian(self) -> ActorCell[Any] | None:
         """Return the nearest ancestor whose policy restarts it."""
         above = self.parent
         while above is not None and above.policy.kind != "restart":

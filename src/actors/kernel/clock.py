@@ -16,7 +16,7 @@ class CallOverdue(Exception):
     """A blocking call did not end in time. It goes on, and its result is dropped."""
 
 
-class Clock(Protocol):
+class ActorClock(Protocol):
     """Time and blocking calls, as an actor may use them."""
 
     def now_ms(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Flag:
+class LatchedFlag:
     """An event that is set once, and stays set."""
 
     __slots__ = ("_up", "_waiters")

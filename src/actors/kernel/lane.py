@@ -17,17 +17,17 @@ from collections import deque
 from typing import TypeVar
 
 from actors.errors import WouldBlock
-from actors.kernel.actor import Address
+from actors.kernel.actor import ActorAddress
 
 M = TypeVar("M")
 
 
-class Lane(Address[M]):
+class FlowWindow(ActorAddress[M]):
     """An address whose messages are bounded until they are done."""
 
     __slots__ = ("_limit", "_under_way", "_waiting")
 
-    def __init__(self, to: Address[M], limit: int) -> None:
+    def __init__(self, to: ActorAddress[M], limit: int) -> None:
         super().__init__(to._mailbox)
         self._limit = limit
         self._under_way = 0
@@ -40,7 +40,8 @@ class Lane(Address[M]):
         return self._under_way
 
     async def send(self, message: M) -> None:
-        """Send, waiting for room on the lane and in the mailbox. Raises `Closed` or `Broken`."""
+        """Send, waiting for room on the lane and in the mailbox. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         if self._under_way >= self._limit:
             await self._room()
         else:
@@ -53,8 +54,8 @@ class Lane(Address[M]):
             raise
 
     def send_nowait(self, message: M) -> None:
-        """Send if there is room on the lane and in the mailbox. Raises `WouldBlock`, `Closed` or
-        `Broken`."""
+        """Send if there is room on the lane and in the mailbox. Raises `WouldBlock`,
+        `ResourceClosed` or `ConnectionBroken`."""
         if self._under_way >= self._limit:
             raise WouldBlock(f"{self.path}: {self._under_way} messages of a lane are under way")
         self._mailbox.send_nowait(message)
@@ -83,7 +84,7 @@ class Lane(Address[M]):
 
     def closed(self) -> None:
         """Release all waiting senders: the mailbox has closed."""
-        # Later senders must reach the mailbox, which raises `Closed`.
+        # Later senders must reach the mailbox, which raises `ResourceClosed`.
         self._limit = sys.maxsize
         while self._waiting:
             self.done()

@@ -12,8 +12,8 @@ An idle mailbox allocates no lanes, waiting senders or owed replies.
 
 Invariants: ``len(queue) - delivered + granted <= limit`` at every send (*granted* room belongs to
 senders that waited for it and have not run yet, so that no sender overtakes them); a message is
-received once or counted as unhandled at the close; after `close` every unanswered `Reply` opened
-through this mailbox fails with `ActorDead`. It knows no actors and no time.
+received once or counted as unhandled at the close; after `close` every unanswered `ReplySlot`
+opened through this mailbox fails with `ActorDead`. It knows no actors and no time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from actors.errors import ActorDead, Broken, Closed, PenstockError, WouldBlock
+from actors.errors import ActorDead, ConnectionBroken, PenstockError, ResourceClosed, WouldBlock
 from actors.telemetry import HELD, TRACEPARENT
 
 M = TypeVar("M")
 R = TypeVar("R")
 
 
-class Traced(msgspec.Struct, Generic[M], gc=False):
+class TracedMessage(msgspec.Struct, Generic[M], gc=False):
     """A message of a sampled trace, with the context of its sender; all others go without."""
 
     message: M
@@ -51,7 +51,7 @@ class MailboxStatistics(msgspec.Struct, frozen=True):
     senders_waiting: int
 
 
-class Reply(Generic[R]):
+class ReplySlot(Generic[R]):
     """The slot for one answer, carried by the request message.
 
     Answered once, by `set` or `fail`; later answers are ignored, because the asker may have left (a
@@ -60,7 +60,7 @@ class Reply(Generic[R]):
 
     __slots__ = ("_owner", "future")
 
-    def __init__(self, owner: dict[Reply[Any], None] | None = None) -> None:
+    def __init__(self, owner: dict[ReplySlot[Any], None] | None = None) -> None:
         self.future: asyncio.Future[R] = get_running_loop().create_future()
         self._owner = owner
         if owner is not None:
@@ -99,7 +99,7 @@ class Reply(Generic[R]):
             self._owner.pop(self, None)
 
 
-class Mailbox(Generic[M]):
+class BoundedMailbox(Generic[M]):
     """A bounded first-in, first-out queue with a control lane."""
 
     __slots__ = (
@@ -127,18 +127,18 @@ class Mailbox(Generic[M]):
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
         self.limit = limit
-        self.asking: tuple[tuple[Mailbox[Any], Reply[Any]], ...] = ()
+        self.asking: tuple[tuple[BoundedMailbox[Any], ReplySlot[Any]], ...] = ()
         """Asks that the receiver waits for, while it handles no other message."""
         self.current: Any = None
         """The message being handled."""
-        self.batch: list[M | Traced[M]] = []
+        self.batch: list[M | TracedMessage[M]] = []
         """The batch that was received with it."""
         self.urgent: list[Any] | None = None
         """The control lane."""
         self.lanes: tuple[Any, ...] = ()
         """Lanes to this mailbox (`kernel.lane`)."""
-        self._asks: dict[Reply[Any], None] | None = None
-        self._queue: list[M | Traced[M]] = []
+        self._asks: dict[ReplySlot[Any], None] | None = None
+        self._queue: list[M | TracedMessage[M]] = []
         self._senders: deque[asyncio.Future[None]] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._bound = limit
@@ -152,7 +152,7 @@ class Mailbox(Generic[M]):
         self._broken: str | None = None
 
     @property
-    def asks(self) -> dict[Reply[Any], None]:
+    def asks(self) -> dict[ReplySlot[Any], None]:
         """Return the replies that the receiver owes."""
         if self._asks is None:
             self._asks = {}
@@ -160,9 +160,9 @@ class Mailbox(Generic[M]):
 
     def _check_open(self) -> None:
         if self._broken is not None:
-            raise Broken(f"{self.path} crashed: {self._broken}")
+            raise ConnectionBroken(f"{self.path} crashed: {self._broken}")
         if self._closed:
-            raise Closed(f"{self.path} has stopped")
+            raise ResourceClosed(f"{self.path} has stopped")
 
     def _rebound(self) -> None:
         self._bound = -1 if self._closed else self.limit + self._reserved - self._granted
@@ -173,24 +173,24 @@ class Mailbox(Generic[M]):
             wake.set_result(None)
 
     async def send(self, message: M) -> None:
-        """Send, waiting for room. Raises `Closed` or `Broken`."""
+        """Send, waiting for room. Raises `ResourceClosed` or `ConnectionBroken`."""
         if len(self._queue) >= self._bound:
             await self._room()
         # Checked first: without sampled traces the context lookup is saved.
         if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
-            self._queue.append(Traced(message, traceparent))
+            self._queue.append(TracedMessage(message, traceparent))
         else:
             self._queue.append(message)
         if self._wake is not None:
             self._notify()
 
     def send_nowait(self, message: M) -> None:
-        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `ResourceClosed` or `ConnectionBroken`."""
         if len(self._queue) >= self._bound:
             self._check_open()
             raise WouldBlock(f"{self.path} holds {len(self._queue)} messages (limit {self.limit})")
         if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
-            self._queue.append(Traced(message, traceparent))
+            self._queue.append(TracedMessage(message, traceparent))
         else:
             self._queue.append(message)
         if self._wake is not None:
@@ -233,7 +233,7 @@ class Mailbox(Generic[M]):
             self._unhandled += 1
             return False
         if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
-            self._queue.append(Traced(message, traceparent))
+            self._queue.append(TracedMessage(message, traceparent))
         else:
             self._queue.append(message)
         self._reserved += 1
@@ -252,7 +252,7 @@ class Mailbox(Generic[M]):
             self.urgent = [*(self.urgent or ()), message]
             self._notify()
 
-    async def receive(self) -> list[M | Traced[M]]:
+    async def receive(self) -> list[M | TracedMessage[M]]:
         """Return all waiting messages; wait while there are none and none is `urgent`."""
         while not self._queue and self.urgent is None:
             await self.arrival()
@@ -263,7 +263,7 @@ class Mailbox(Generic[M]):
         self._wake = wake = get_running_loop().create_future()
         return wake
 
-    def take(self) -> list[M | Traced[M]]:
+    def take(self) -> list[M | TracedMessage[M]]:
         """Return all waiting messages, possibly none."""
         # With an empty queue, too, waiting senders may need a grant.
         if not self._queue and not self._senders:
@@ -289,7 +289,7 @@ class Mailbox(Generic[M]):
         self._rebound()
         while self._senders:
             waiter = self._senders.popleft()
-            # Woken without room: `_room` raises `Closed` or `Broken`.
+            # Woken without room: `_room` raises `ResourceClosed` or `ConnectionBroken`.
             if not waiter.done():
                 waiter.set_result(None)
         for lane in self.lanes:
@@ -306,7 +306,7 @@ class Mailbox(Generic[M]):
         if not self._asks:
             return
         # By identity: a field ``reply`` may hold anything.
-        bare = (m.message if isinstance(m, Traced) else m for m in self._queue)
+        bare = (m.message if isinstance(m, TracedMessage) else m for m in self._queue)
         waiting = {id(getattr(message, "reply", None)) for message in bare}
         for reply in list(self._asks):
             if id(reply) in waiting:
@@ -315,12 +315,14 @@ class Mailbox(Generic[M]):
             error.determinate = False
             reply.fail(error)
 
-    def must_still_answer(self, reply: Reply[Any]) -> bool:
+    def must_still_answer(self, reply: ReplySlot[Any]) -> bool:
         """Return whether the receiver is still to handle the message that carries `reply` (in its
         field of this name), or handles it now."""
         if reply.answered:
             return False
-        bare = [m.message if isinstance(m, Traced) else m for m in (*self.batch, *self._queue)]
+        bare = [
+            m.message if isinstance(m, TracedMessage) else m for m in (*self.batch, *self._queue)
+        ]
         # Messages before the current one were handled: their answers were deferred.
         places = [i for i, m in enumerate(bare) if getattr(m, "reply", None) is reply]
         now = [i for i, m in enumerate(bare) if m is self.current]
@@ -334,7 +336,7 @@ class Mailbox(Generic[M]):
             return True
         return bool(self.batch) and self.batch[-1] is not self.current
 
-    def put_back(self, messages: Sequence[M | Traced[M]]) -> None:
+    def put_back(self, messages: Sequence[M | TracedMessage[M]]) -> None:
         """Put messages received but not handled back to the front (the receiver crashed).
 
         Their room may have been granted meanwhile: they are not counted against the bound.

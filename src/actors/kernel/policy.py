@@ -13,7 +13,7 @@ class ActorCrashed(PenstockError):
     """An actor failed by its own fault; the text has the types of its last messages."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class CrashPolicy(msgspec.Struct, frozen=True):
     """The consequence of a crash: ``escalate``, ``stop`` or ``restart``."""
 
     kind: str
@@ -22,10 +22,10 @@ class Policy(msgspec.Struct, frozen=True):
     delay_ms: int = 0
 
 
-ESCALATE: Final = Policy("escalate")
-STOP: Final = Policy("stop")
+ESCALATE: Final = CrashPolicy("escalate")
+STOP: Final = CrashPolicy("stop")
 
 
-def restart(restarts_max: int = 5, within_ms: int = 60_000, delay_ms: int = 50) -> Policy:
+def restart(restarts_max: int = 5, within_ms: int = 60_000, delay_ms: int = 50) -> CrashPolicy:
     """Start afresh after `delay_ms` (doubling), at most `restarts_max` times per `within_ms`."""
-    return Policy("restart", restarts_max, within_ms, delay_ms)
+    return CrashPolicy("restart", restarts_max, within_ms, delay_ms)

@@ -1,10 +1,10 @@
 """Supervision: every actor is a task of one system, and every crash has a named consequence.
 
-A `System` owns the actors' tasks, the clock and the randomness. Stopping goes children first, in
-reverse order of their start; messages left over are counted. A crash does what the actor's `Policy`
-says: escalate, stop (watchers are notified), or restart with backoff and an intensity limit, beyond
-which it escalates. An escalation crashes the nearest ancestor that is restarted; without one the
-system halts with `ActorCrashed`. `actors.kernel.cell` is one actor's life.
+A `ActorSystem` owns the actors' tasks, the clock and the randomness. Stopping goes children first,
+in reverse order of their start; messages left over are counted. A crash does what the actor's
+`CrashPolicy` says: escalate, stop (watchers are notified), or restart with backoff and an intensity
+limit, beyond which it escalates. An escalation crashes the nearest ancestor that is restarted;
+without one the system halts with `ActorCrashed`. `actors.kernel.cell` is one actor's life.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any, Self, TypeVar
 
 import anyio
 
-from actors.kernel.actor import Actor, Address
-from actors.kernel.cell import ActorStatistics, Cell
-from actors.kernel.clock import Clock, SystemClock
-from actors.kernel.mailbox import Mailbox
-from actors.kernel.policy import ESCALATE, ActorCrashed, Policy
+from actors.kernel.actor import Actor, ActorAddress
+from actors.kernel.cell import ActorCell, ActorStatistics
+from actors.kernel.clock import ActorClock, SystemClock
+from actors.kernel.mailbox import BoundedMailbox
+from actors.kernel.policy import ESCALATE, ActorCrashed, CrashPolicy
 
 M = TypeVar("M")
 N = TypeVar("N")
 
 
-class System:
+class ActorSystem:
     """The root of a service's actors; an async context manager."""
 
-    mailbox_type: type[Mailbox[Any]] = Mailbox
+    mailbox_type: type[BoundedMailbox[Any]] = BoundedMailbox
     """Tests set one that copies messages, or that records which actor waits for which."""
 
     def __init__(
-        self, *, clock: Clock | None = None, seed: int | None = None, mailbox: int = 1024
+        self, *, clock: ActorClock | None = None, seed: int | None = None, mailbox: int = 1024
     ) -> None:
-        self.clock: Clock = clock or SystemClock()
+        self.clock: ActorClock = clock or SystemClock()
         self.random = random.Random(seed)
         self.mailbox_messages_max = mailbox
-        self.cells: dict[str, Cell[Any]] = {}
+        self.cells: dict[str, ActorCell[Any]] = {}
         self.failure: ActorCrashed | None = None
         self._failure_cause: BaseException | None = None
         self.unhandled = 0
@@ -47,7 +47,7 @@ class System:
         self._entered = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed = anyio.Event()
-        self._roots: list[Cell[Any]] = []
+        self._roots: list[ActorCell[Any]] = []
 
     async def __aenter__(self) -> Self:
         self._entered = True
@@ -73,32 +73,32 @@ class System:
         name: str,
         *,
         mailbox: int | None = None,
-        policy: Policy | None = None,
-    ) -> Address[M]:
+        policy: CrashPolicy | None = None,
+    ) -> ActorAddress[M]:
         """Start a root actor."""
         return self.spawn_below(None, factory, name, mailbox, policy)
 
     def spawn_below(
         self,
-        parent: Cell[Any] | None,
+        parent: ActorCell[Any] | None,
         factory: Callable[[], Actor[M]],
         name: str,
         mailbox: int | None,
-        policy: Policy | None,
-    ) -> Address[M]:
+        policy: CrashPolicy | None,
+    ) -> ActorAddress[M]:
         """Start an actor below `parent` (None: a root)."""
         assert self._entered, "the system has not been entered"
         path = f"{parent.path if parent else ''}/{name}"
         if path in self.cells:
             raise ValueError(f"an actor named {path} is alive")
         limit = mailbox or self.mailbox_messages_max
-        cell = Cell(self, parent, factory, path, limit, policy or ESCALATE)
+        cell = ActorCell(self, parent, factory, path, limit, policy or ESCALATE)
         self.cells[path] = cell
         if parent is None:
             self._roots.append(cell)
         else:
             parent.children[path] = cell
-        # In a copy of the spawner's context, which `Cell.run` cleans.
+        # In a copy of the spawner's context, which `ActorCell.run` cleans.
         cell.task = asyncio.get_running_loop().create_task(
             cell.run(), name=path, context=cell.context
         )
@@ -106,12 +106,12 @@ class System:
         cell.task.add_done_callback(self._tasks.discard)
         return cell.address
 
-    def ended(self, cell: Cell[Any]) -> None:
+    def ended(self, cell: ActorCell[Any]) -> None:
         """Remove an actor that has ended."""
         self.cells.pop(cell.path, None)
         self.unhandled += cell.mailbox.statistics().unhandled
 
-    def watch(self, other: Address[Any], watcher: Address[N], message: N) -> None:
+    def watch(self, other: ActorAddress[Any], watcher: ActorAddress[N], message: N) -> None:
         """Deliver `message` to `watcher` when `other` stops."""
         cell = self.cells.get(other.path)
         # It has stopped already; a new actor may have its path.
@@ -134,7 +134,7 @@ class System:
             await cell.stopped.wait()
         self._roots.clear()
 
-    async def stop_root(self, address: Address[Any]) -> None:
+    async def stop_root(self, address: ActorAddress[Any]) -> None:
         """Stop one root, and wait."""
         for cell in list(self._roots):
             if cell.address is address:

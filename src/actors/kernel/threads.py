@@ -19,7 +19,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from actors.errors import Closed
+from actors.errors import ResourceClosed
 from actors.kernel.clock import CallOverdue, SystemClock
 
 R = TypeVar("R")
@@ -70,13 +70,13 @@ class ThreadedClock(SystemClock):
         self._closed = False
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
-        """Run `function` in one of the threads. Raises `Closed` after `close`."""
+        """Run `function` in one of the threads. Raises `ResourceClosed` after `close`."""
         result: R = await self._begun(function).future
         return result
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
         """Run `function` in one of the threads for at most `within_ms`. Raises `CallOverdue`,
-        `Closed`."""
+        `ResourceClosed`."""
         call = self._begun(function)
         # A timer, as a cancel scope costs five times as much.
         timer = call.loop.call_later(within_ms / 1000, call.give_up)
@@ -91,7 +91,7 @@ class ThreadedClock(SystemClock):
         call = _Call(function)
         with self._lock:
             if self._closed:
-                raise Closed("the threads for blocking calls have ended")
+                raise ResourceClosed("the threads for blocking calls have ended")
             if self._idle:
                 self._idle.pop().put(call)
             elif len(self._threads) < self._threads_max:

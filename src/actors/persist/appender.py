@@ -11,33 +11,33 @@ from collections.abc import Iterator, Sequence
 import anyio
 from msgspec.structs import replace
 
-from actors.errors import Fenced, PenstockError, StorageError
-from actors.kernel import Clock
+from actors.errors import PenstockError, StorageError, WriterFenced
+from actors.kernel import ActorClock
 from actors.persist.appending import append_all, check_append, trace_appends, trace_refusal
-from actors.persist.change import Documents, Mismatch, Outcome
-from actors.persist.location import Cas
-from actors.persist.machine import Machine
+from actors.persist.change import ChangeOutcome, SeqnoMismatch, ShardDocuments
+from actors.persist.location import CompareAndSet
+from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore
-from actors.persist.shard import Append, Appended, Part, PartList, UpperMismatch
-from actors.persist.upkeep import Upkeep
+from actors.persist.shard import AppendCommitted, BatchPart, PartList, ShardAppend, UpperMismatch
+from actors.persist.upkeep import ShardUpkeep
 from actors.progress import Frontier
 from actors.settings import Settings
 from actors.spans import measure, span
 from actors.telemetry import APPEND, APPEND_SECONDS
-from actors.tracing.trail import Trail
+from actors.tracing.trail import AppendTraceIndex
 
 
-class Appender:
+class ShardAppender:
     """The appends of one process; see `PersistClient.append`."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: ShardMachine,
         parts: PartStore,
-        upkeep: Upkeep,
+        upkeep: ShardUpkeep,
         settings: Settings,
-        clock: Clock,
-        trail: Trail,
+        clock: ActorClock,
+        trail: AppendTraceIndex,
         calls: Iterator[int],
     ) -> None:
         self._machine = machine
@@ -50,10 +50,10 @@ class Appender:
 
     async def append(
         self,
-        appends: Sequence[Append],
+        appends: Sequence[ShardAppend],
         tables_upper: tuple[Frontier, Frontier] | None,
-        extra: Sequence[Cas],
-    ) -> Appended | UpperMismatch:
+        extra: Sequence[CompareAndSet],
+    ) -> AppendCommitted | UpperMismatch:
         """Append to all shards in one set; see `PersistClient.append`, which raises the same
         errors."""
         check_append(appends, tables_upper)
@@ -76,16 +76,16 @@ class Appender:
                     raise type(error)(str(error), determinate=True) from error
                 raise
             outcome = await self._change(appends, tables_upper, extra, begun, lists)
-            if opened is not None and not isinstance(outcome, Appended):
+            if opened is not None and not isinstance(outcome, AppendCommitted):
                 trace_refusal(opened, self._trail, appends, outcome)
-        if isinstance(outcome, Appended):
+        if isinstance(outcome, AppendCommitted):
             self._parts.named((*parts, *lists))
         else:
             await self._refused(begun, lists)
         measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
 
-    async def _listed(self, append: Append, lists: list[PartList]) -> Append:
+    async def _listed(self, append: ShardAppend, lists: list[PartList]) -> ShardAppend:
         listed = await self._parts.write_list(append.shard, append.parts)
         if listed is None:
             return append
@@ -94,19 +94,19 @@ class Appender:
 
     async def _change(
         self,
-        appends: Sequence[Append],
+        appends: Sequence[ShardAppend],
         tables_upper: tuple[Frontier, Frontier] | None,
-        extra: Sequence[Cas],
-        begun: Sequence[Part],
+        extra: Sequence[CompareAndSet],
+        begun: Sequence[BatchPart],
         lists: Sequence[PartList],
-    ) -> Appended | UpperMismatch:
+    ) -> AppendCommitted | UpperMismatch:
         call = next(self._calls)
         shards = [append.shard for append in appends]
         shards += [shard for append in appends for shard, _, _ in append.holds]
         parts = [part for append in appends for part in append.parts]
         uncertain = False
 
-        def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[AppendCommitted | UpperMismatch]:
             nonlocal uncertain
             uncertain = documents.uncertain
             outcome = append_all(documents, appends, tables_upper, self._parts.writer, call)
@@ -120,10 +120,10 @@ class Appender:
             return await self._machine.change(
                 shards, change, tables=tables_upper is not None, extra=extra
             )
-        except Mismatch:
+        except SeqnoMismatch:
             await self._refused(begun, lists)
             keys = ", ".join(op.key for op in extra)
-            raise Fenced(
+            raise WriterFenced(
                 f"nothing was appended: another process changed one of {keys}; read again",
                 determinate=True,
             ) from None
@@ -137,7 +137,7 @@ class Appender:
                 self._parts.leave((*begun, *lists), self._settings.stash_orphan_ms)
             raise
 
-    async def _refused(self, begun: Sequence[Part], lists: Sequence[PartList]) -> None:
+    async def _refused(self, begun: Sequence[BatchPart], lists: Sequence[PartList]) -> None:
         """Give the parts back to their caller and delete the lists: nothing was appended."""
         self._parts.end(begun, self._settings.stash_orphan_ms)
         if lists:

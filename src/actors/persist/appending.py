@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from actors.errors import InvalidUsage, StorageError
-from actors.persist.change import Documents, Outcome
+from actors.persist.change import ChangeOutcome, ShardDocuments
 from actors.persist.shard import (
     TABLES_UPPER,
     WRITERS_MAX,
-    Append,
-    Appended,
+    AppendCommitted,
+    ShardAppend,
     ShardState,
     TablesUpper,
     UpperMismatch,
@@ -22,11 +22,13 @@ from actors.persist.shard import (
     with_hold,
 )
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
-from actors.spans import Opened
-from actors.tracing.trail import Trail
+from actors.spans import OpenSpan
+from actors.tracing.trail import AppendTraceIndex
 
 
-def check_append(appends: Sequence[Append], tables_upper: tuple[Frontier, Frontier] | None) -> None:
+def check_append(
+    appends: Sequence[ShardAppend], tables_upper: tuple[Frontier, Frontier] | None
+) -> None:
     """Raise `InvalidUsage` for a call that can never be right."""
     shards = [append.shard for append in appends]
     if not shards and tables_upper is None:
@@ -40,12 +42,12 @@ def check_append(appends: Sequence[Append], tables_upper: tuple[Frontier, Fronti
 
 
 def append_all(
-    documents: Documents,
-    appends: Sequence[Append],
+    documents: ShardDocuments,
+    appends: Sequence[ShardAppend],
     tables_upper: tuple[Frontier, Frontier] | None,
     writer: str,
     call: int,
-) -> Outcome[Appended | UpperMismatch]:
+) -> ChangeOutcome[AppendCommitted | UpperMismatch]:
     """Apply all appends, their holds and the move of the tables' upper; or report the first
     mismatch.
 
@@ -53,11 +55,11 @@ def append_all(
     idempotency token (`shard.Mark`) is gone.
     """
     tables = documents.tables
-    done = Appended(tuple((append.shard, append.upper) for append in appends))
+    done = AppendCommitted(tuple((append.shard, append.upper) for append in appends))
     witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
     # A retry whose first answer was lost finds its own token: done once, not twice.
     if is_applied(witness, writer, call):
-        return Outcome(done)
+        return ChangeOutcome(done)
     # Without room for the token its absence proves nothing: only the caller can decide.
     if documents.uncertain and is_forgotten(witness, writer):
         raise StorageError(
@@ -69,7 +71,7 @@ def append_all(
     if tables_upper is not None:
         expected, new = tables_upper
         if tables.upper != expected:
-            return Outcome(UpperMismatch(TABLES_UPPER, expected, tables.upper))
+            return ChangeOutcome(UpperMismatch(TABLES_UPPER, expected, tables.upper))
         moved = replace(tables, upper=new, writers=mark(tables.writers, writer, call, new))
     become: dict[ShardId, ShardState | None] = {}
     for append in appends:
@@ -77,15 +79,17 @@ def append_all(
         floor = tables.upper if state.tables else TIME_MIN
         then = appended(state, append, floor, writer, call)
         if isinstance(then, UpperMismatch):
-            return Outcome(then)
+            return ChangeOutcome(then)
         become[append.shard] = then
     holds = [hold for append in appends for hold in append.holds]
     # Times must not lie below the tables' upper, so it is compared in the same set (`machine.py`).
     floored = any(append.parts and documents.shard(append.shard).tables for append in appends)
-    return Outcome(done, with_holds(documents, become, holds), moved, floored=floored)
+    return ChangeOutcome(done, with_holds(documents, become, holds), moved, floored=floored)
 
 
-def trace_appends(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
+def trace_appends(
+    opened: OpenSpan, trail: AppendTraceIndex, appends: Sequence[ShardAppend]
+) -> None:
     """Describe the appends to the span, and record its traceparent for each of them in the
     trail."""
     parts = [part for append in appends for part in append.parts]
@@ -102,7 +106,10 @@ def trace_appends(opened: Opened, trail: Trail, appends: Sequence[Append]) -> No
 
 
 def trace_refusal(
-    opened: Opened, trail: Trail, appends: Sequence[Append], mismatch: UpperMismatch
+    opened: OpenSpan,
+    trail: AppendTraceIndex,
+    appends: Sequence[ShardAppend],
+    mismatch: UpperMismatch,
 ) -> None:
     """Mark the span as failed, and remove its traceparent from the trail: nothing was appended."""
     opened.fail(f"the upper of {mismatch.shard} was {mismatch.current}")
@@ -117,7 +124,7 @@ def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:
 
 
 def with_holds(
-    documents: Documents,
+    documents: ShardDocuments,
     become: dict[ShardId, ShardState | None],
     holds: Sequence[tuple[ShardId, str, Time]],
 ) -> dict[ShardId, ShardState | None]:

@@ -23,12 +23,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from actors.errors import InvalidUsage, StateDirectoryError, StorageError, UnknownObject
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.client import PersistClient
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import FORMAT, StateDirectory
-from actors.persist.location import Blob, Consensus
+from actors.persist.location import BlobStore, ConsensusStore
 from actors.persist.places import open_blob, open_consensus
 from actors.progress import ShardId
 from actors.settings import Settings, without_user
@@ -37,7 +37,7 @@ _NAMED_MAX: Final = 8
 """Limit of names in a message."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ShardPlace(msgspec.Struct, frozen=True):
     """Location of shards: blobs and documents each at a URL, or in a state directory."""
 
     state_dir: str | None = None
@@ -50,7 +50,7 @@ class Place(msgspec.Struct, frozen=True):
         return " with ".join(without_user(one) for one in given if one)
 
 
-def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> Place:
+def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> ShardPlace:
     """Return the place; a state directory is needed only where a URL is missing. Raises
     `InvalidUsage` when neither is given."""
     if state_dir is None and (blob_url is None or consensus_url is None):
@@ -59,25 +59,25 @@ def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | N
             " state directory and the URL of what is not in it"
         )
     directory = None if blob_url is not None and consensus_url is not None else state_dir
-    return Place(
+    return ShardPlace(
         state_dir=None if directory is None else str(Path(directory).absolute()),
         blob_url=blob_url,
         consensus_url=consensus_url,
     )
 
 
-class Attached(msgspec.Struct, frozen=True):
+class AttachedClient(msgspec.Struct, frozen=True):
     """An open client, and the stores that it stands on."""
 
     client: PersistClient
-    blob: Blob
-    consensus: Consensus
-    place: Place
+    blob: BlobStore
+    consensus: ConsensusStore
+    place: ShardPlace
     name: str
     """Name of this guest in leases; "" for an owner."""
 
 
-async def open_blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
+async def open_blobs(place: ShardPlace, settings: Settings, clock: ActorClock) -> BlobStore:
     """Open only the blobs of a place, to read parts that another process holds under a lease.
     Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
     if place.blob_url is None:
@@ -89,9 +89,9 @@ async def open_blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
 
 
 async def open_documents(
-    place: Place, settings: Settings, clock: Clock, random: Random
-) -> Consensus:
-    """Open only the documents of a place. Raises as `open_blobs` does, and `Corrupt`."""
+    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random
+) -> ConsensusStore:
+    """Open only the documents of a place. Raises as `open_blobs` does, and `CorruptData`."""
     if place.consensus_url is None:
         assert place.state_dir is not None
         path = _looked_at(place.state_dir).consensus
@@ -105,12 +105,12 @@ async def open_documents(
 
 @asynccontextmanager
 async def open_as_guest(
-    place: Place, settings: Settings, clock: Clock, random: Random | None = None
-) -> AsyncGenerator[Attached]:
+    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random | None = None
+) -> AsyncGenerator[AttachedClient]:
     """Open the stores as a guest; its leases are dropped at the end.
 
     The caller renews them (`Upkeep.heartbeat`, `maintain`). Raises `InvalidUsage`,
-    `StateDirectoryError`, `StorageError`, `Corrupt`.
+    `StateDirectoryError`, `StorageError`, `CorruptData`.
     """
     random = random or SystemRandom()
     name = f"{random.getrandbits(64):016x}"
@@ -131,11 +131,13 @@ async def open_as_guest(
         # Pushed first, hence run last: the client may spill to it until it is closed.
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         stack.push_async_callback(client.close)
-        yield Attached(client, blob, consensus, place, name)
+        yield AttachedClient(client, blob, consensus, place, name)
 
 
 @asynccontextmanager
-async def open_as_owner(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[Attached]:
+async def open_as_owner(
+    place: ShardPlace, settings: Settings, clock: ActorClock
+) -> AsyncGenerator[AttachedClient]:
     """Open the stores as their owner, as a service would; by URL, as one of several processes.
 
     Raises as `open_as_guest` does, and `StateDirectoryError` while a service runs in that
@@ -156,7 +158,7 @@ async def open_as_owner(place: Place, settings: Settings, clock: Clock) -> Async
         alone = place.consensus_url is None
         client = PersistClient(blob, consensus, settings, clock, random=random, exclusive=alone)
         stack.push_async_callback(client.close)
-        yield Attached(client, blob, consensus, place, "")
+        yield AttachedClient(client, blob, consensus, place, "")
 
 
 async def find_shard(client: PersistClient, shard: str) -> ShardId:
@@ -231,7 +233,7 @@ def _check_there(url: str) -> None:
         )
 
 
-def _check_shared(place: Place) -> None:
+def _check_shared(place: ShardPlace) -> None:
     """Raise `InvalidUsage` for a URL that points into a state directory."""
     # Only that directory's lock tells whether a service, its single owner, runs there.
     for url in (place.blob_url or "", place.consensus_url or ""):

@@ -19,9 +19,9 @@ from typing import Final
 
 import anyio
 
-from actors.buckets.bucket_store import PIECE_BYTES, PIECES_AT_ONCE, BucketStore, Listed
+from actors.buckets.bucket_store import PIECE_BYTES, PIECES_AT_ONCE, BucketStore, ListedObject
 from actors.errors import InvalidUsage, StorageError, storage_error
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.location import BlobInfo, check_blob_key
 from actors.settings import Settings
 from actors.threshold_probes import BUCKET_PIECE, BUCKET_READ
@@ -33,14 +33,16 @@ _LOOKS_MAX: Final = 3
 
 
 class BucketBlob:
-    """A `Blob` below a prefix of a bucket (``""``, or ending in a slash)."""
+    """A `BlobStore` below a prefix of a bucket (``""``, or ending in a slash)."""
 
-    def __init__(self, store: BucketStore, prefix: str, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, store: BucketStore, prefix: str, settings: Settings, clock: ActorClock
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self._clock = clock
         self._requests = anyio.Semaphore(settings.store_requests_in_flight_max)
-        self._bytes = Room(settings.store_bytes_in_flight_max)
+        self._bytes = ByteBudget(settings.store_bytes_in_flight_max)
 
     async def get(self, key: str) -> bytes | None:
         """Return the object, or None. Raises `StorageError`."""
@@ -61,7 +63,7 @@ class BucketBlob:
             f"could not read blob {key}: somebody replaces it all the time", determinate=True
         )
 
-    async def _in_pieces(self, found: Listed) -> bytes | None:
+    async def _in_pieces(self, found: ListedObject) -> bytes | None:
         """Read an object by range requests; None when it was replaced or deleted meanwhile."""
         starts = deque(range(0, found.size, PIECE_BYTES))
         data = bytearray(found.size)
@@ -162,7 +164,7 @@ class BucketBlob:
                 found += [info for each in page if (info := self._info(each, prefix)) is not None]
         return sorted(found, key=lambda info: info.key)
 
-    def _info(self, each: Listed, prefix: str) -> BlobInfo | None:
+    def _info(self, each: ListedObject, prefix: str) -> BlobInfo | None:
         """Return the listed blob; None for an object outside `prefix`, or whose name is no blob
         key."""
         key = each.key.removeprefix(self._prefix)
@@ -183,7 +185,7 @@ class BucketBlob:
         return f"{self._prefix}{folder}/{name}"
 
 
-class Room:
+class ByteBudget:
     """A semaphore of bytes, first come, first served; a request beyond the bound takes all of
     it."""
 

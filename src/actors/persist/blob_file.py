@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.deadline import DISK_TIMEOUT_MS, run_with_timeout
 from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
@@ -31,9 +31,9 @@ _LEFT_MS: Final = 24 * 60 * 60 * 1000
 
 
 class FileBlob:
-    """A `Blob` on a local file system."""
+    """A `BlobStore` on a local file system."""
 
-    def __init__(self, root: Path, clock: Clock, timeout_ms: int = DISK_TIMEOUT_MS) -> None:
+    def __init__(self, root: Path, clock: ActorClock, timeout_ms: int = DISK_TIMEOUT_MS) -> None:
         """Take the folder; `timeout_ms` bounds an operation, which then goes on without its
         caller."""
         self._timeout_ms = timeout_ms

@@ -5,14 +5,14 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
 
 class MemoryBlob:
-    """A `Blob` that several clients of one test may share."""
+    """A `BlobStore` that several clients of one test may share."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ActorClock) -> None:
         self._clock = clock
         self._objects: dict[str, tuple[bytes, int]] = {}
 

@@ -17,7 +17,7 @@ ATTEMPTS_MAX = 8
 """Bound of attempts of one change with an indeterminate failure, and of reading back after it."""
 
 
-class Documents(msgspec.Struct, frozen=True):
+class ShardDocuments(msgspec.Struct, frozen=True):
     """Holds the documents that a change reads; an absent shard is None."""
 
     shards: Mapping[ShardId, ShardState | None]
@@ -34,7 +34,7 @@ class Documents(msgspec.Struct, frozen=True):
         return state
 
 
-class Outcome(Generic[R]):
+class ChangeOutcome(Generic[R]):
     """Holds the new documents (None: deleted) and the answer to the caller. Without documents
     nothing is written."""
 
@@ -59,14 +59,14 @@ class Outcome(Generic[R]):
         return bool(self.shards) or self.tables is not None
 
 
-Change = Callable[[Documents], Outcome[R]]
+Change = Callable[[ShardDocuments], ChangeOutcome[R]]
 
 
-class Mismatch(PenstockError):
+class SeqnoMismatch(PenstockError):
     """Internal to this package: an extra key was not at its expected seqno."""
 
 
-class Tries:
+class ChangeAttempts:
     """Counts the failed attempts of one change."""
 
     def __init__(self, fresh: bool) -> None:

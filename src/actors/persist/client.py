@@ -15,33 +15,39 @@ from random import Random
 import anyio
 import pyarrow as pa
 
-from actors.errors import Closed, InvalidUsage, StorageError
-from actors.kernel import Clock
+from actors.errors import InvalidUsage, ResourceClosed, StorageError
+from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryLedger
-from actors.persist.appender import Appender
+from actors.persist.appender import ShardAppender
 from actors.persist.appending import with_holds
 from actors.persist.blob_memory import MemoryBlob
-from actors.persist.change import Documents, Mismatch, Outcome
+from actors.persist.change import ChangeOutcome, SeqnoMismatch, ShardDocuments
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.creating import create_all, drop_all
 from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import FencedConsensus
 from actors.persist.following import follow
-from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
-from actors.persist.machine import Machine
+from actors.persist.location import (
+    BlobStore,
+    CompareAndSet,
+    ConsensusStore,
+    VersionedData,
+    check_name,
+)
+from actors.persist.machine import ShardMachine
 from actors.persist.opening import open_stores, process_name
-from actors.persist.orphans import Orphans
+from actors.persist.orphans import OrphanCollector
 from actors.persist.part_lists import PartLists
 from actors.persist.part_store import PartStore
-from actors.persist.reader import LeaseBook, Reader, why_missing
+from actors.persist.reader import LeaseBook, LeasedReader, why_missing
 from actors.persist.schemas import SchemaRegistry
 from actors.persist.shard import (
     TABLES_UPPER,
-    Append,
-    Appended,
+    AppendCommitted,
+    BatchPart,
     NewShard,
-    Part,
+    ShardAppend,
     ShardState,
     UpperMismatch,
     created,
@@ -50,14 +56,14 @@ from actors.persist.shard import (
     without_hold,
 )
 from actors.persist.stashed import StashedBlobs
-from actors.persist.upkeep import Upkeep
-from actors.persist.waiting import Waiters
-from actors.plan.schema import Schema
+from actors.persist.upkeep import ShardUpkeep
+from actors.persist.waiting import DocumentWaiters
+from actors.plan.schema import TableSchema
 from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
 from actors.threshold_probes import INLINE_ROOM
-from actors.tracing.trail import Trail
+from actors.tracing.trail import AppendTraceIndex
 
 
 class PersistClient:
@@ -65,10 +71,10 @@ class PersistClient:
 
     def __init__(
         self,
-        blob: Blob,
-        consensus: Consensus,
+        blob: BlobStore,
+        consensus: ConsensusStore,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
         *,
         exclusive: bool = True,
         random: Random | None = None,
@@ -84,13 +90,11 @@ class PersistClient:
         compaction to spill to, where there is no state directory.
         """
         self.consensus = consensus
-        self._settings = settings
-        self._clock = clock
+        self._settings, self._clock = settings, clock
         self.exclusive = exclusive = exclusive and not guest
-        self._directory = directory
-        self.trail = Trail()
+        self._directory, self.trail = directory, AppendTraceIndex()
         """Index from appends to their traces."""
-        self._waiters = Waiters()
+        self._waiters = DocumentWaiters()
         self._closed, self._calls = False, count(1)
         random = random or Random()
         process = process or process_name(random)
@@ -102,7 +106,7 @@ class PersistClient:
         )
         self.lists = PartLists(blob, clock)
         """Reader of lists of parts."""
-        self._machine = Machine(
+        self._machine = ShardMachine(
             consensus,
             self.lists,
             settings,
@@ -131,27 +135,29 @@ class PersistClient:
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
         scratch = scratch if directory is None else directory.scratch
-        self.upkeep = Upkeep(
+        self.upkeep = ShardUpkeep(
             self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
         )
         """Compaction and collection, for callers that maintain single shards."""
-        self._appender = Appender(
+        self._appender = ShardAppender(
             self._machine, self._parts, self.upkeep, settings, clock, self.trail, self._calls
         )
-        self._orphans = Orphans(self._machine, self._parts, blob, self._book, settings, clock)
+        self._orphans = OrphanCollector(
+            self._machine, self._parts, blob, self._book, settings, clock
+        )
 
     @classmethod
     async def open(
         cls,
         directory: Path,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
         random: Random | None = None,
     ) -> PersistClient:
         """Open or create a state directory, with its lock, and the stores that the settings name.
 
         Raises `StateDirectoryError` when another process has it, when it is of a newer format, or
-        when it cannot be used; `BadSettings`, `InvalidUsage`, `Corrupt`, `StorageError`.
+        when it cannot be used; `BadSettings`, `InvalidUsage`, `CorruptData`, `StorageError`.
         """
         random = random or Random()
         stores = await open_stores(directory, settings, clock, random)
@@ -168,13 +174,13 @@ class PersistClient:
 
     @classmethod
     async def in_memory(
-        cls, settings: Settings, clock: Clock, random: Random | None = None
+        cls, settings: Settings, clock: ActorClock, random: Random | None = None
     ) -> PersistClient:
         """Return a client over fresh stores in memory, for tests."""
         return cls(MemoryBlob(clock), MemoryConsensus(), settings, clock, random=random)
 
     async def close(self) -> None:
-        """Close readers, wake waiters (`Closed`), and release the stores; idempotent."""
+        """Close readers, wake waiters (`ResourceClosed`), and release the stores; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -193,7 +199,7 @@ class PersistClient:
         """Return a consensus document (of the catalog, of the oracle), or None."""
         return await self.consensus.head(key)
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change documents other than shards, all or none. The caller resolves an indeterminate
         failure."""
         return await self.consensus.compare_and_set(ops)
@@ -209,7 +215,9 @@ class PersistClient:
 
     # -- shards -----------------------------------------------------------------------------------
 
-    async def create_shards(self, new: Sequence[NewShard], extra: Sequence[Cas] = ()) -> bool:
+    async def create_shards(
+        self, new: Sequence[NewShard], extra: Sequence[CompareAndSet] = ()
+    ) -> bool:
         """Create all shards, with the `extra` keys, or none; return False when a shard exists or an
         extra key was changed. Raises `InvalidUsage`, `StorageError`."""
         if not new:
@@ -221,25 +229,27 @@ class PersistClient:
             if check_name(shard.id)
         }
 
-        def change(documents: Documents) -> Outcome[bool]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
             return create_all(documents, states, self._parts.writer, call)
 
         try:
             return await self._machine.change(list(states), change, extra=extra)
-        except Mismatch:
+        except SeqnoMismatch:
             return False
 
-    async def drop_shards(self, ids: Sequence[ShardId], extra: Sequence[Cas] = ()) -> bool:
+    async def drop_shards(
+        self, ids: Sequence[ShardId], extra: Sequence[CompareAndSet] = ()
+    ) -> bool:
         """Remove all shards, with the `extra` keys, or none; return False when one does not exist
         or an extra key was changed. Blobs are deleted now, or when their readers are done."""
         gone: dict[ShardId, ShardState] = {}
 
-        def change(documents: Documents) -> Outcome[bool]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
             return drop_all(documents, ids, gone)
 
         try:
             done = await self._machine.change(list(ids), change, extra=extra)
-        except Mismatch:
+        except SeqnoMismatch:
             return False
         if not done:
             return False
@@ -248,7 +258,7 @@ class PersistClient:
         await self.upkeep.dropped(list(gone.values()))
         return await self._applied(extra)
 
-    async def _applied(self, extra: Sequence[Cas]) -> bool:
+    async def _applied(self, extra: Sequence[CompareAndSet]) -> bool:
         for op in extra:
             try:
                 head = await self.consensus.head(op.key)
@@ -292,13 +302,14 @@ class PersistClient:
         """Wait until the upper is beyond a frontier, and return it.
 
         Raises `UnknownObject` (also when the shard is dropped meanwhile), `InvalidUsage` (`beyond`
-        is the empty frontier), `Closed`, and what `check` raises, which runs after each change.
+        is the empty frontier), `ResourceClosed`, and what `check` raises, which runs after each
+        change.
         """
         if beyond >= EMPTY:
             raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
         while True:
             if self._closed:
-                raise Closed("the state directory is closed")
+                raise ResourceClosed("the state directory is closed")
             state, upper = await self._observe(shard)
             check()
             if upper > beyond:
@@ -309,12 +320,13 @@ class PersistClient:
 
     async def follow(self) -> None:
         """Follow changes that other processes make to the same stores, and renew leases, until
-        cancelled or the store is closed. Raises `Fenced` once another service owns the stores."""
+        cancelled or the store is closed. Raises `WriterFenced` once another service owns the
+        stores."""
         await follow(self._machine, self.consensus, self._settings, self.upkeep.renew_leases)
 
     # -- writing ----------------------------------------------------------------------------------
 
-    async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[Part, ...]:
+    async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[BatchPart, ...]:
         """Write the updates as durable parts, sorted by time, small ones inline.
 
         The caller appends them or gives them to `discard_parts`. Raises `UnknownObject`,
@@ -338,13 +350,13 @@ class PersistClient:
         time_min: Time,
         time_max: Time,
         has_errors: bool = False,
-    ) -> Part:
+    ) -> BatchPart:
         """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
         state, times = await self.state(shard), (time_min, time_max)
         return await self._parts.adopt(state, path, rows, times, has_errors)
 
-    async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[Part, ...]:
+    async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[BatchPart, ...]:
         """Write updates without a time as durable parts, always files, all at time 0.
 
         The caller has them `placed` when their time is known, and appends them, or gives them to
@@ -354,11 +366,11 @@ class PersistClient:
         # Not kept decoded: nobody reads them before they are placed.
         return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
 
-    def offer_parts(self, parts: Sequence[Part]) -> None:
+    def offer_parts(self, parts: Sequence[BatchPart]) -> None:
         """Offer parts to any claimant for `stash_orphan_ms`; unclaimed parts become orphans."""
         self._parts.offer(parts, self._settings.stash_orphan_ms)
 
-    async def discard_parts(self, parts: Sequence[Part]) -> None:
+    async def discard_parts(self, parts: Sequence[BatchPart]) -> None:
         """Delete parts that will not be appended; parts of an append under way are left alone."""
         await self._parts.discard(parts)
 
@@ -367,25 +379,25 @@ class PersistClient:
         yet."""
         return self._parts.pending_keys()
 
-    async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
+    async def claim(self, shard: ShardId, parts: Sequence[BatchPart]) -> bool:
         """Take over parts that an earlier process wrote and did not append; return False, having
         taken none, when one is gone. Raises `StorageError`."""
         return await self._parts.claim(shard, parts)
 
     async def append(
         self,
-        appends: Sequence[Append],
+        appends: Sequence[ShardAppend],
         *,
         tables_upper: tuple[Frontier, Frontier] | None = None,
-        extra: Sequence[Cas] = (),
-    ) -> Appended | UpperMismatch:
+        extra: Sequence[CompareAndSet] = (),
+    ) -> AppendCommitted | UpperMismatch:
         """Append to all shards, move the holds and the tables' upper, and change the `extra` keys:
         all or none, and at most once, whatever fails. Waits (backpressure) for the upkeep of a
         shard whose state has grown too large.
 
         Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
-        `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another), `StoreFull`,
-        `StorageError` (indeterminate: read the uppers again).
+        `ReadBelowSince` (a new hold), `WriterFenced` (an extra key was changed by another),
+        `StoreFull`, `StorageError` (indeterminate: read the uppers again).
         """
         return await self._appender.append(appends, tables_upper, extra)
 
@@ -402,8 +414,8 @@ class PersistClient:
         for a new one below it, `UnknownObject`.
         """
 
-        def change(documents: Documents) -> Outcome[None]:
-            return Outcome(None, with_holds(documents, {}, holds))
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
+            return ChangeOutcome(None, with_holds(documents, {}, holds))
 
         if holds:
             await self._machine.change([shard for shard, _, _ in holds], change)
@@ -411,29 +423,31 @@ class PersistClient:
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
         """Drop a hold; no error if there is none, or no shard."""
 
-        def change(documents: Documents) -> Outcome[None]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             state = documents.shards[shard]
             then = state and without_hold(state, holder)
-            return Outcome(None) if then is state else Outcome(None, {shard: then})
+            return ChangeOutcome(None) if then is state else ChangeOutcome(None, {shard: then})
 
         await self._machine.change([shard], change)
 
     # -- reading ----------------------------------------------------------------------------------
 
-    async def open_reader(self, shard: ShardId, reader_id: str) -> Reader:
+    async def open_reader(self, shard: ShardId, reader_id: str) -> LeasedReader:
         """Open a reader under a lease at the shard's since. Raises `UnknownObject`."""
-        made: list[Reader] = []
+        made: list[LeasedReader] = []
 
-        def change(documents: Documents) -> Outcome[None]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             # Under the shard's lock: no change is under way that does not know this lease.
             since = documents.shard(shard).since
             if not made:
                 made.append(
-                    Reader(shard, reader_id, since, self.wait_upper, self._book, self._observe)
+                    LeasedReader(
+                        shard, reader_id, since, self.wait_upper, self._book, self._observe
+                    )
                 )
             made[0].since = since
             # Where others write, a lease counts once it is durable: this change writes it.
-            return Outcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
+            return ChangeOutcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
 
         try:
             await self._machine.change([shard], change)
@@ -443,25 +457,25 @@ class PersistClient:
             raise
         return made[0]
 
-    async def fetch(self, part: Part, schema: Schema) -> pa.Table:
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
         """Return a part's updates, verified, with this schema of its shard.
 
-        Raises `Corrupt` (a byte differs, or a file is missing that a state names), `LeaseLost` (it
-        was deleted), `TypeMismatch` (a value fits a newer schema only).
+        Raises `CorruptData` (a byte differs, or a file is missing that a state names), `LeaseLost`
+        (it was deleted), `TypeMismatch` (a value fits a newer schema only).
         """
         return await self._parts.fetch(part, schema)
 
-    async def save(self, part: Part, path: Path) -> None:
+    async def save(self, part: BatchPart, path: Path) -> None:
         """Copy a blob to `path`, verified. Raises as `fetch` does."""
         await self._parts.save(part, path)
 
-    def path(self, part: Part) -> str | None:
+    def path(self, part: BatchPart) -> str | None:
         """Return the file of a part for Spark to read; None for an inline part or in memory."""
         return self._parts.path(part)
 
-    async def heartbeat(self, reader: Reader) -> None:
-        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired, `Closed`,
-        `UnknownObject`, `StorageError`."""
+    async def heartbeat(self, reader: LeasedReader) -> None:
+        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,
+        `ResourceClosed`, `UnknownObject`, `StorageError`."""
         reader.check()
         # Checked before and after: the write reads the state, and may find the lease lost.
         await self.upkeep.heartbeat(reader.shard)
@@ -475,7 +489,7 @@ class PersistClient:
 
     async def maintain(self, shard: ShardId) -> None:
         """Compact the shard if it is due, delete unneeded parts, renew leases; safe at any time.
-        Raises `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
+        Raises `UnknownObject`, `StoreFull`, `CorruptData`, `StorageError`."""
         await self.upkeep.maintain(shard)
 
     async def collect_orphans(self) -> int:

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.persist.statistics import column_of
-from actors.plan.schema import TIME, Schema
+from actors.plan.schema import TIME, TableSchema
 
 POINTS: Final = 64
 """Sample points that stand for the values of one part."""
 
 
-def sort_by_key(updates: pa.Table, schema: Schema) -> pa.Table:
+def sort_by_key(updates: pa.Table, schema: TableSchema) -> pa.Table:
     """Return the updates in a part's order."""
     keys = [name for name in schema.key if not pa.types.is_nested(updates[name].type)]
     if not keys or updates.num_rows < 2:
@@ -32,7 +32,7 @@ def sort_by_key(updates: pa.Table, schema: Schema) -> pa.Table:
     return updates.take(pc.sort_indices(updates, sort_keys=order))
 
 
-class Ranges:
+class KeyRanges:
     """Ranges of a key's first column, of about as many rows each."""
 
     def __init__(self, column: str, cuts: Any) -> None:
@@ -55,7 +55,7 @@ class Ranges:
         return found
 
 
-def choose_ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges | None:
+def choose_ranges(schema: TableSchema, parts: Iterable[BatchPart], count: int) -> KeyRanges | None:
     """Return at most `count` ranges for the rows of the parts; None without usable statistics."""
     if not schema.key or count < 2:
         return None
@@ -82,7 +82,7 @@ def choose_ranges(schema: Schema, parts: Iterable[Part], count: int) -> Ranges |
     cuts = np.unique(values[order][np.searchsorted(below, wanted)])
     # A cut at the least value would leave the first range empty.
     cuts = cuts[cuts > values.min()]
-    return Ranges(column, cuts) if len(cuts) else None
+    return KeyRanges(column, cuts) if len(cuts) else None
 
 
 def _as_numbers(values: pa.Array) -> Any:

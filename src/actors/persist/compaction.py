@@ -27,11 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.persist.clustering import Ranges, choose_ranges, sort_by_key
+from actors.persist.clustering import KeyRanges, choose_ranges, sort_by_key
 from actors.persist.location import storage_error
 from actors.persist.parts import part_schema
-from actors.persist.shard import Batch, Part, ShardState, compact_to
-from actors.plan.schema import DIFF, ERROR, Schema
+from actors.persist.shard import BatchPart, ShardBatch, ShardState, compact_to
+from actors.plan.schema import DIFF, ERROR, TableSchema
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
 from actors.threshold_probes import (
@@ -50,7 +50,7 @@ FILES_MAX: Final = 256
 
 def choose_batches(
     state: ShardState, batches_max: int, inline_bytes_max: int
-) -> tuple[tuple[Batch, ...], bool] | None:
+) -> tuple[tuple[ShardBatch, ...], bool] | None:
     """Return the adjacent batches to merge, and whether the result must be a blob; None: no merge
     is due."""
     batches = state.batches
@@ -79,19 +79,19 @@ def worth_merging(state: ShardState) -> bool:
     return len(filled) > 1 or any(part.time_min < to for part in filled[0].parts)
 
 
-class Merger:
+class UpdateMerger:
     """Merges updates, spilling beyond a budget. Blocking; calls are serialised."""
 
     def __init__(
         self,
-        schema: Schema,
+        schema: TableSchema,
         *,
         to: Time,
         rows: int,
         errors: bool,
         bytes_max: int,
         scratch: Path | None,
-        parts: Sequence[Part] = (),
+        parts: Sequence[BatchPart] = (),
         part_bytes: int = 0,
     ) -> None:
         """Take the bounds; without `scratch` nothing is spilled.
@@ -101,7 +101,7 @@ class Merger:
         """
         self._schema = schema
         self._parts = parts
-        self._ranges: Ranges | None = None
+        self._ranges: KeyRanges | None = None
         self._shape = part_schema(schema, errors=errors)
         self._names = list(schema.names)
         self._to = to
@@ -278,7 +278,7 @@ def concat_to_size(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def input_rows(inputs: Sequence[Batch]) -> int:
+def input_rows(inputs: Sequence[ShardBatch]) -> int:
     """Return the number of rows in all parts."""
     return sum(batch.rows for batch in inputs)
 

@@ -22,9 +22,9 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
-from actors.buckets.bucket_store import BucketStore, Version
-from actors.errors import Closed, Corrupt, StorageError, StoreBusy
-from actors.persist.location import Cas, OneKeyOnly, VersionedData, check_key, check_ops
+from actors.buckets.bucket_store import BucketStore, ObjectVersion
+from actors.errors import CorruptData, ResourceClosed, StorageError, StoreBusy
+from actors.persist.location import CompareAndSet, OneKeyOnly, VersionedData, check_key, check_ops
 from actors.settings import Settings
 
 R = TypeVar("R")
@@ -43,13 +43,13 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]")
 class _Seen(msgspec.Struct, frozen=True):
     """An object as it was read; `document` None: a tombstone."""
 
-    version: Version
+    version: ObjectVersion
     nonce: bytes
     document: VersionedData | None
 
 
 class BucketConsensus:
-    """A `Consensus` below a prefix of a bucket (``""``, or ending in a slash)."""
+    """A `ConsensusStore` below a prefix of a bucket (``""``, or ending in a slash)."""
 
     several_at_once: Final = False
 
@@ -64,7 +64,7 @@ class BucketConsensus:
         self._closed = False
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None. Raises `StorageError`, `Corrupt`."""
+        """Return the document, or None. Raises `StorageError`, `CorruptData`."""
         check_key(key)
 
         async def head() -> VersionedData | None:
@@ -89,8 +89,8 @@ class BucketConsensus:
         await self._run(list_all)
         return sorted(keys)
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """Change one key. Raises `OneKeyOnly`, `StorageError`, `Corrupt`."""
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
+        """Change one key. Raises `OneKeyOnly`, `StorageError`, `CorruptData`."""
         check_ops(ops)
         if len(ops) > 1:
             raise OneKeyOnly(
@@ -99,7 +99,7 @@ class BucketConsensus:
             )
         return await self._run(lambda: self._set(ops[0]))
 
-    async def _set(self, op: Cas) -> bool:
+    async def _set(self, op: CompareAndSet) -> bool:
         limits = self._settings
         for attempt in range(limits.store_request_retries_max + 1):
             seen = await self._read(op.key)
@@ -169,7 +169,7 @@ class BucketConsensus:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the bucket's documents are closed")
+            raise ResourceClosed("the bucket's documents are closed")
 
     async def close(self) -> None:
         """Wait for requests under way, and refuse later ones."""
@@ -195,8 +195,8 @@ def _checksum(nonce: bytes, seqno: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(nonce + seqno.to_bytes(8, "big")))
 
 
-def _decoded(key: str, body: bytes, version: Version) -> _Seen:
-    """Decode and verify an object. Raises `Corrupt`."""
+def _decoded(key: str, body: bytes, version: ObjectVersion) -> _Seen:
+    """Decode and verify an object. Raises `CorruptData`."""
     if body[:4] == _MAGIC and len(body) == _TOMBSTONE.size:
         _, nonce, checksum = _TOMBSTONE.unpack(body)
         if zlib.crc32(nonce) == checksum:
@@ -206,7 +206,7 @@ def _decoded(key: str, body: bytes, version: Version) -> _Seen:
         data = body[_HEAD.size :]
         if seqno >= 0 and _checksum(nonce, seqno, data) == checksum:
             return _Seen(version, nonce, VersionedData(seqno, data))
-    raise Corrupt(
+    raise CorruptData(
         f"document {key!r} in the bucket is not what was written: restore the object from a copy",
         determinate=True,
     )

@@ -7,11 +7,11 @@ from typing import Final
 
 import anyio.lowlevel
 
-from actors.persist.location import Cas, VersionedData, check_key, check_ops
+from actors.persist.location import CompareAndSet, VersionedData, check_key, check_ops
 
 
 class MemoryConsensus:
-    """A `Consensus` that several clients of one test may share."""
+    """A `ConsensusStore` that several clients of one test may share."""
 
     several_at_once: Final = True
 
@@ -22,7 +22,7 @@ class MemoryConsensus:
         """Return the document, or None."""
         return self._documents.get(check_key(key))
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none."""
         check_ops(ops)
         # Yield as any other store does, so that tests meet the same interleavings.

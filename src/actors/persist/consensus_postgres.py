@@ -35,9 +35,9 @@ import anyio
 import psycopg
 from psycopg import sql
 
-from actors.errors import Closed
-from actors.persist.group_commit import GroupCommit, Pending, fail
-from actors.persist.location import Cas, VersionedData, check_key
+from actors.errors import ResourceClosed
+from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
+from actors.persist.location import CompareAndSet, VersionedData, check_key
 from actors.persist.postgres_link import (
     FAILURES,
     PostgresLink,
@@ -89,7 +89,7 @@ _CLIENT_LETTERS: Final = 16
 
 
 class PostgresConsensus:
-    """A `Consensus` in one schema of a database."""
+    """A `ConsensusStore` in one schema of a database."""
 
     several_at_once: Final = True
 
@@ -107,7 +107,7 @@ class PostgresConsensus:
         self._reader = PostgresLink(place, settings)
         self._writing = anyio.Lock(fast_acquire=True)
         self._reading = anyio.Lock(fast_acquire=True)
-        self._sets = GroupCommit(self._writing, self._check_open, self._commit)
+        self._sets = ConsensusGroupCommit(self._writing, self._check_open, self._commit)
         self._listeners: set[anyio.CancelScope] = set()
         self._closed = False
 
@@ -192,12 +192,12 @@ class PostgresConsensus:
 
     # -- changing ---------------------------------------------------------------------------------
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none, in a transaction shared with waiting sets. Raises
         `StorageError`."""
         return await self._sets.set(ops)
 
-    async def _commit(self, group: Sequence[Pending]) -> None:
+    async def _commit(self, group: Sequence[PendingSet]) -> None:
         """Set the answer of every pending set; never raises `StorageError`."""
         failures = 0
         while True:
@@ -223,7 +223,7 @@ class PostgresConsensus:
                 pending.answer = answer
             return
 
-    async def _transaction(self, group: Sequence[Pending], under_way: _UnderWay) -> list[bool]:
+    async def _transaction(self, group: Sequence[PendingSet], under_way: _UnderWay) -> list[bool]:
         connection = await self._writer.connected()
         # Ascending, in one statement: transactions cannot deadlock.
         locks = sorted({self._lock_of(op.key) for pending in group for op in pending.ops})
@@ -243,7 +243,7 @@ class PostgresConsensus:
     async def _send(
         self,
         connection: psycopg.AsyncConnection[Any],
-        ops: Sequence[Cas],
+        ops: Sequence[CompareAndSet],
         before: list[psycopg.AsyncCursor[Any]],
     ) -> psycopg.AsyncCursor[Any]:
         values = {
@@ -267,7 +267,7 @@ class PostgresConsensus:
     # -- hearing of changes -----------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """Yield the keys that other clients changed; see `Watched`. Ends when the store is
+        """Yield the keys that other clients changed; see `WatchedConsensus`. Ends when the store is
         closed."""
         link = PostgresLink(self._place, self._settings)
         try:
@@ -324,7 +324,7 @@ class PostgresConsensus:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"{self._place.shown} is closed")
+            raise ResourceClosed(f"{self._place.shown} is closed")
 
     async def close(self) -> None:
         """Wait for requests under way, and end `changes`."""

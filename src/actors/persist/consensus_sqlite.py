@@ -19,12 +19,12 @@ from typing import Any, Final, TypeVar
 import anyio
 import apsw
 
-from actors.errors import Closed, Corrupt, StorageError, StoreFull
-from actors.kernel import Clock
+from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull
+from actors.kernel import ActorClock
 from actors.persist.blob_file import sync_folder
 from actors.persist.deadline import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
-from actors.persist.group_commit import GroupCommit, Pending, fail
-from actors.persist.location import Cas, VersionedData, check_key, storage_error
+from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
+from actors.persist.location import CompareAndSet, VersionedData, check_key, storage_error
 
 R = TypeVar("R")
 
@@ -37,14 +37,14 @@ _CHANGE: Final = "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?"
 
 
 class SqliteConsensus:
-    """A `Consensus` in one SQLite file."""
+    """A `ConsensusStore` in one SQLite file."""
 
     several_at_once: Final = True
 
     def __init__(
         self,
         path: Path,
-        clock: Clock,
+        clock: ActorClock,
         poll_ms: int = 500,
         timeout_ms: int = DISK_TIMEOUT_MS,
     ) -> None:
@@ -60,16 +60,16 @@ class SqliteConsensus:
         # runs: this lock, which no cancel frees, keeps the next thread out of its transaction.
         self._in_use = threading.Lock()
 
-        async def commit(group: Sequence[Pending]) -> None:
+        async def commit(group: Sequence[PendingSet]) -> None:
             try:
                 await self._in_thread("write", lambda: self._commit(group), determinate=False)
             except StorageError as error:
                 fail(group, error)
 
-        self._sets = GroupCommit(self._lock, self._check_open, commit)
+        self._sets = ConsensusGroupCommit(self._lock, self._check_open, commit)
 
     async def open(self) -> None:
-        """Open or creates the file. Raises `StorageError`, `Corrupt`."""
+        """Open or creates the file. Raises `StorageError`, `CorruptData`."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 await self._in_thread("open", self._open)
@@ -148,12 +148,12 @@ class SqliteConsensus:
                 result = await self._in_thread("read", guarded)
         return result
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none, in a transaction shared with waiting sets. Raises
         `StorageError`."""
         return await self._sets.set(ops)
 
-    def _commit(self, group: Sequence[Pending]) -> None:
+    def _commit(self, group: Sequence[PendingSet]) -> None:
         """Set the answer of every pending set; never raises `StorageError`."""
         answers: list[bool] = []
         started = False
@@ -172,7 +172,7 @@ class SqliteConsensus:
         for pending, answer in zip(group, answers, strict=True):
             pending.answer = answer
 
-    def _apply(self, ops: Sequence[Cas]) -> bool:
+    def _apply(self, ops: Sequence[CompareAndSet]) -> bool:
         run = self._connection.execute
         if len(ops) == 1 and ops[0].expected is not None and ops[0].data is not None:
             only = ops[0]  # the common case: compare and change in one statement
@@ -203,7 +203,7 @@ class SqliteConsensus:
             return
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """Yield None whenever another connection may have changed a key; see `Watched`."""
+        """Yield None whenever another connection may have changed a key; see `WatchedConsensus`."""
         seen = None
         while self._connection is not None:
             try:
@@ -212,7 +212,7 @@ class SqliteConsensus:
                 version = await self._locked(
                     lambda: self._connection.execute("PRAGMA data_version").get
                 )
-            except Closed:
+            except ResourceClosed:
                 return
             except StorageError:
                 version = None  # unknown: report a change
@@ -223,7 +223,7 @@ class SqliteConsensus:
 
     def _check_open(self) -> None:
         if self._connection is None:
-            raise Closed(f"{self._path} is closed")
+            raise ResourceClosed(f"{self._path} is closed")
 
     def _failed(self, what: str, error: apsw.Error, *, determinate: bool = True) -> StorageError:
         if isinstance(error, apsw.FullError):
@@ -232,7 +232,7 @@ class SqliteConsensus:
                 determinate=determinate,
             )
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
-            return Corrupt(
+            return CorruptData(
                 f"{self._path} is damaged ({error}): restore the state directory from a copy",
                 determinate=determinate,
             )

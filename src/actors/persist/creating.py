@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from actors.errors import StorageError
 from actors.persist.appending import is_forgotten
-from actors.persist.change import Documents, Outcome
+from actors.persist.change import ChangeOutcome, ShardDocuments
 from actors.persist.shard import WRITERS_MAX, ShardState, is_applied
 from actors.progress import ShardId
 
 
 def create_all(
-    documents: Documents, states: Mapping[ShardId, ShardState], writer: str, call: int
-) -> Outcome[bool]:
+    documents: ShardDocuments, states: Mapping[ShardId, ShardState], writer: str, call: int
+) -> ChangeOutcome[bool]:
     """Create all of these shards, or none; the answer is False when one exists.
 
     Raises `StorageError` (indeterminate) when an earlier attempt may have created them and its mark
@@ -22,7 +22,7 @@ def create_all(
     held = [documents.shards[shard] for shard in states]
     first = held[0]
     if first is not None and is_applied(first, writer, call):
-        return Outcome(True)
+        return ChangeOutcome(True)
     # A shard that exists may be ours or another's: without the token nobody can tell.
     if documents.uncertain and first is not None and is_forgotten(first, writer):
         raise StorageError(
@@ -31,13 +31,13 @@ def create_all(
             determinate=False,
         )
     if any(state is not None for state in held):
-        return Outcome(False)
-    return Outcome(True, states)
+        return ChangeOutcome(False)
+    return ChangeOutcome(True, states)
 
 
 def drop_all(
-    documents: Documents, ids: Sequence[ShardId], gone: dict[ShardId, ShardState]
-) -> Outcome[bool]:
+    documents: ShardDocuments, ids: Sequence[ShardId], gone: dict[ShardId, ShardState]
+) -> ChangeOutcome[bool]:
     """Delete all of these shards, or none; the answer is False when one does not exist.
 
     `gone` collects the states that this attempt and earlier ones found.
@@ -45,11 +45,11 @@ def drop_all(
     held = {shard: documents.shards[shard] for shard in ids}
     # By `born`, not by presence: another process may have created one of that name since.
     if documents.uncertain and all(_is_gone(gone[id_], held[id_]) for id_ in held):
-        return Outcome(True)  # by our attempt whose answer was lost, or by another process
+        return ChangeOutcome(True)  # by our attempt whose answer was lost, or by another process
     if any(state is None for state in held.values()):
-        return Outcome(False)
+        return ChangeOutcome(False)
     gone.update({shard: state for shard, state in held.items() if state is not None})
-    return Outcome(True, dict.fromkeys(held))
+    return ChangeOutcome(True, dict.fromkeys(held))
 
 
 def _is_gone(before: ShardState, now: ShardState | None) -> bool:

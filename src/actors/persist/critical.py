@@ -3,8 +3,8 @@
 A hold is durable, has a name, never expires, and holds the since alone, no parts. Any process that
 knows its name may move it. A *critical reader* is a hold with a token of opaque bytes (an epoch, a
 nonce): it moves only by compare-and-set on the token. So a process that took over cannot be
-disturbed by its predecessor, whose old token is `Fenced`. Losing the token pins the since for ever;
-the state names the holder.
+disturbed by its predecessor, whose old token is `WriterFenced`. Losing the token pins the since for
+ever; the state names the holder.
 
 Rules
 - ``since(shard) <= since(critical reader)``, as for every hold; it never goes back.
@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Fenced, InvalidUsage
-from actors.persist.change import Change, Documents, Outcome
-from actors.persist.machine import Machine
+from actors.errors import InvalidUsage, WriterFenced
+from actors.persist.change import Change, ChangeOutcome, ShardDocuments
+from actors.persist.machine import ShardMachine
 from actors.persist.shard import ShardState, is_applied, marked, with_hold
 from actors.progress import ShardId, Time
 
@@ -63,7 +63,7 @@ def downgraded(
     state: ShardState, name: str, expected: bytes, token: bytes, since: Time
 ) -> ShardState:
     """Return the state with the reader moved to `since`, if that is later, and the new token.
-    Raises `Fenced`."""
+    Raises `WriterFenced`."""
     _check_token(name, token)
     _check_owner(state, name, expected)
     # A hold never goes back; the token changes all the same.
@@ -73,7 +73,7 @@ def downgraded(
 
 
 def closed(state: ShardState, name: str, expected: bytes) -> ShardState:
-    """Return the state without the reader; no error if there is none. Raises `Fenced`."""
+    """Return the state without the reader; no error if there is none. Raises `WriterFenced`."""
     if name not in state.tokens:
         return state
     _check_owner(state, name, expected)
@@ -92,9 +92,11 @@ def _check_token(name: str, token: bytes) -> None:
 def _check_owner(state: ShardState, name: str, expected: bytes) -> None:
     found = state.tokens.get(name)
     if found is None:
-        raise Fenced(f"shard {state.id}: there is no critical reader {name}", determinate=True)
+        raise WriterFenced(
+            f"shard {state.id}: there is no critical reader {name}", determinate=True
+        )
     if found != expected:
-        raise Fenced(
+        raise WriterFenced(
             f"shard {state.id}: critical reader {name} has the token {found.hex()} now, not"
             f" {expected.hex()}: another process took it over; stop, or open it again",
             determinate=True,
@@ -104,7 +106,7 @@ def _check_owner(state: ShardState, name: str, expected: bytes) -> None:
 class CriticalReaders:
     """Critical readers of all shards; each call is durable."""
 
-    def __init__(self, machine: Machine, writer: str, calls: Iterator[int]) -> None:
+    def __init__(self, machine: ShardMachine, writer: str, calls: Iterator[int]) -> None:
         self._machine = machine
         self._writer = writer
         self._calls = calls
@@ -113,12 +115,12 @@ class CriticalReaders:
         """Open the reader at the shard's since, or return the existing one, whose token names its
         owner. Raises `InvalidUsage`, `UnknownObject`, `StorageError`."""
 
-        def change(documents: Documents) -> Outcome[CriticalReader]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[CriticalReader]:
             state = documents.shard(shard)
             then = opened(state, name, token)
             found = critical_reader(then, name)
             assert found is not None
-            return Outcome(found, {} if then is state else {shard: then})
+            return ChangeOutcome(found, {} if then is state else {shard: then})
 
         return await self._machine.change([shard], change)
 
@@ -127,38 +129,38 @@ class CriticalReaders:
     ) -> CriticalReader:
         """Advance the reader to `since` and set its new token, if its token is `expected`.
 
-        Raises `Fenced`, `InvalidUsage`, `UnknownObject`, `StorageError`.
+        Raises `WriterFenced`, `InvalidUsage`, `UnknownObject`, `StorageError`.
         """
         call = next(self._calls)
 
-        def change(documents: Documents) -> Outcome[CriticalReader]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[CriticalReader]:
             state = documents.shard(shard)
             found = critical_reader(state, name)
             # Before the token is compared: an attempt of ours may have changed it already.
             if found is not None and is_applied(state, self._writer, call):
-                return Outcome(found)
+                return ChangeOutcome(found)
             then = downgraded(state, name, expected, token, since)
             answer = CriticalReader(name, then.holds[name], token)
-            return Outcome(answer, {shard: marked(then, self._writer, call)})
+            return ChangeOutcome(answer, {shard: marked(then, self._writer, call)})
 
         return await self._changed(shard, change)
 
     async def close(self, shard: ShardId, name: str, expected: bytes) -> None:
         """Drop the reader and its hold. Raises as `downgrade` does."""
 
-        def change(documents: Documents) -> Outcome[None]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             state = documents.shard(shard)
             then = closed(state, name, expected)
             # A retry finds no reader, which is no error: done once.
-            return Outcome(None) if then is state else Outcome(None, {shard: then})
+            return ChangeOutcome(None) if then is state else ChangeOutcome(None, {shard: then})
 
         await self._changed(shard, change)
 
     async def _changed(self, shard: ShardId, change: Change[R]) -> R:
-        """Apply the change; on `Fenced` read the shard again and retry once."""
+        """Apply the change; on `WriterFenced` read the shard again and retry once."""
         try:
             return await self._machine.change([shard], change)
-        except Fenced as error:
+        except WriterFenced as error:
             if not error.determinate:  # an earlier attempt of this call may have changed the token
                 raise
             # The cached token may be older than the store's: only a fresh one proves the fencing.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from actors.errors import StorageError
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.kernel.clock import CallOverdue
 
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def timeout_error(what: str, timeout_ms: int, *, determinate: bool) -> StorageEr
 
 
 async def run_with_timeout(
-    clock: Clock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
+    clock: ActorClock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
 ) -> R:
     """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline."""
     try:

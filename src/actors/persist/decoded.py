@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import anyio
 import pyarrow as pa
 
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.threshold_probes import DECODED_EVICTION, DECODED_ROOM
 
 LARGEST_SHARE: Final = 8
@@ -47,7 +47,7 @@ class DecodedParts:
         """Return the number of rows of all tables that are kept."""
         return sum(table.num_rows for table, _ in self._tables.values())
 
-    async def get(self, part: Part, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
+    async def get(self, part: BatchPart, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
         """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
         key = _key(part)
         while True:
@@ -72,7 +72,7 @@ class DecodedParts:
             del self._reading[key]
             event.set()
 
-    def put(self, part: Part, table: pa.Table) -> None:
+    def put(self, part: BatchPart, table: pa.Table) -> None:
         """Cache a part's updates. `table` must not be a slice of a larger one."""
         key = _key(part)
         size = held_bytes(key, table)
@@ -101,6 +101,6 @@ def held_bytes(key: Key, table: pa.Table) -> int:
     return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
 
 
-def _key(part: Part) -> Key:
+def _key(part: BatchPart) -> Key:
     """Return the part's key, or the bytes of an inline part."""
     return part.key if part.inline is None else part.inline

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, StorageError
+from actors.errors import CorruptData, StorageError
 from actors.persist.invariants import validate
 from actors.persist.part_lists import without_parts
 from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
@@ -88,7 +88,7 @@ def _length(data: bytes) -> int:
 
 def decode_shard(key: str, data: bytes) -> ShardState:
     """Decode a state, which is whole once its lists of parts were read (`part_lists.py`). Raises
-    `Corrupt`, `StorageError` (written by a newer version)."""
+    `CorruptData`, `StorageError` (written by a newer version)."""
     data = unsealed(key, data)
     try:
         state = _states.decode(data)
@@ -114,7 +114,7 @@ def decode_tables(data: bytes) -> TablesUpper:
 
 
 def unsealed(key: str, data: bytes) -> bytes:
-    """Verify the envelope and return the document. `key` is for errors. Raises `Corrupt`,
+    """Verify the envelope and return the document. `key` is for errors. Raises `CorruptData`,
     `StorageError` (written by a newer version)."""
     try:
         outer = _sealed.decode(data)
@@ -124,7 +124,7 @@ def unsealed(key: str, data: bytes) -> bytes:
     _check_format(key, outer.version, PACKED)
     found = zlib.crc32(outer.document)
     if found != outer.checksum or outer.version < SEALED:
-        raise Corrupt(
+        raise CorruptData(
             f"document {key}: {len(outer.document)} bytes with crc32 {found:08x}, written were"
             f" bytes with {outer.checksum:08x}; restore the stores from a copy",
             determinate=True,
@@ -136,21 +136,21 @@ def _unpacked(key: str, data: bytes) -> bytes:
     length = _length(data)
     # Checked before the buffer of that length is allocated.
     if length > len(data) * _LZ4_RATIO_MAX:
-        raise Corrupt(
+        raise CorruptData(
             f"document {key}: {len(data)} packed bytes cannot be {length}", determinate=True
         )
     try:
         return bytes(_LZ4.decompress(data[_LENGTH_BYTES:], length, asbytes=True))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Corrupt(f"document {key} cannot be unpacked: {error}", determinate=True) from None
+        raise CorruptData(f"document {key} cannot be unpacked: {error}", determinate=True) from None
 
 
 def _check_own(key: str, state: ShardState) -> None:
-    """Raise `Corrupt` unless the document, and all of its parts, belong to the shard."""
+    """Raise `CorruptData` unless the document, and all of its parts, belong to the shard."""
     strange = sorted(name for name in state.own_keys() if not name.startswith(f"{state.id}/"))
     if shard_key(state.id) != key or strange:
         whose = f"the parts {', '.join(strange[:3])}" if strange else f"shard {state.id}"
-        raise Corrupt(
+        raise CorruptData(
             f"document {key} names {whose}: it is another shard's, or damaged", determinate=True
         )
 
@@ -168,7 +168,7 @@ def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:
             _check_format(key, version, max(FORMAT, SEALED))
         except StorageError as newer:
             return newer
-    return Corrupt(f"document {key} cannot be decoded: {error}", determinate=True)
+    return CorruptData(f"document {key} cannot be decoded: {error}", determinate=True)
 
 
 def _check_format(key: str, version: int, newest: int = FORMAT) -> None:

@@ -7,8 +7,8 @@ is durable no set of the older service succeeds: there is no clock, no lease tha
 instant in which both write. The successor reads after its epoch, hence sees all acknowledged sets.
 
 The older service learns of it at its next set, by a notification, or by polling (`following`): as
-`Fenced`, which names the successor. Then it halts. Until then it may answer reads of times that it
-had sealed, which stay true.
+`WriterFenced`, which names the successor. Then it halts. Until then it may answer reads of times
+that it had sealed, which stay true.
 
 Not fenced: blobs (written under unique names; a fenced process deletes only blobs that no state
 names any more), and guests that write beside a service.
@@ -24,9 +24,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from actors.errors import Corrupt, Fenced, StorageError
-from actors.kernel import Clock
-from actors.persist.location import Cas, Consensus, VersionedData
+from actors.errors import CorruptData, StorageError, WriterFenced
+from actors.kernel import ActorClock
+from actors.persist.location import CompareAndSet, ConsensusStore, VersionedData
 from actors.settings import Settings
 
 EPOCH_KEY: Final = "epoch"
@@ -34,7 +34,7 @@ VERSION: Final = 1
 _ATTEMPTS_MAX: Final = 16
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class FenceEpoch(msgspec.Struct, frozen=True):
     """Identity of the service that owns the stores."""
 
     version: int
@@ -51,11 +51,11 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class FencedConsensus:
-    """A `Consensus` whose sets fail once another service owns the stores."""
+    """A `ConsensusStore` whose sets fail once another service owns the stores."""
 
     several_at_once: Final = True
 
-    def __init__(self, inner: Consensus, own: Epoch, seqno: int, former: str) -> None:
+    def __init__(self, inner: ConsensusStore, own: FenceEpoch, seqno: int, former: str) -> None:
         """Take the seqno of our epoch document, and the name of the `former` process."""
         self.inner = inner
         self.own = own
@@ -72,12 +72,12 @@ class FencedConsensus:
         """Return keys that start with `prefix`. Raises `StorageError`."""
         return await self.inner.list_keys(prefix)
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """Change all keys or none. Raises `Fenced`, and as the store does."""
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
+        """Change all keys or none. Raises `WriterFenced`, and as the store does."""
         # Saves a request: after a takeover no set can succeed.
         self.check()
         # Only compared (`kept`): the store fences atomically with the caller's changes.
-        fence = Cas(EPOCH_KEY, self._seqno, None, kept=True)
+        fence = CompareAndSet(EPOCH_KEY, self._seqno, None, kept=True)
         if await self.inner.compare_and_set([*ops, fence]):
             return True
         # A mismatch may be of the epoch or of the caller's keys: only the former raises.
@@ -85,7 +85,7 @@ class FencedConsensus:
         return False
 
     async def look(self) -> None:
-        """Read the epoch; raise `Fenced` once another service owns the stores. Raises
+        """Read the epoch; raise `WriterFenced` once another service owns the stores. Raises
         `StorageError`."""
         self.check()
         head = await self.inner.head(EPOCH_KEY)
@@ -95,9 +95,9 @@ class FencedConsensus:
             self.check()
 
     def check(self) -> None:
-        """Raise `Fenced` once the takeover is known."""
+        """Raise `WriterFenced` once the takeover is known."""
         if self.fenced.is_set():
-            raise Fenced(
+            raise WriterFenced(
                 f"another service took over the stores ({self._by}); this one ({self.own}) has"
                 " stopped writing: nothing was done. Stop one of them, or give it stores of its"
                 " own (consensus_url)",
@@ -110,9 +110,9 @@ class FencedConsensus:
 
 
 async def acquire_epoch(
-    inner: Consensus, process: str, clock: Clock, settings: Settings
+    inner: ConsensusStore, process: str, clock: ActorClock, settings: Settings
 ) -> FencedConsensus:
-    """Make this process the owner of the stores. Raises `StorageError`, `Corrupt`."""
+    """Make this process the owner of the stores. Raises `StorageError`, `CorruptData`."""
     former, failures = "", 0
     while True:
         try:
@@ -122,7 +122,7 @@ async def acquire_epoch(
                 # An earlier attempt succeeded, and its answer was lost.
                 return FencedConsensus(inner, held, head.seqno, former)
             former = "" if held is None else held.process
-            own = Epoch(
+            own = FenceEpoch(
                 VERSION,
                 1 if held is None else held.epoch + 1,
                 process,
@@ -130,7 +130,9 @@ async def acquire_epoch(
                 os.getpid(),
                 clock.now_ms(),
             )
-            cas = Cas(EPOCH_KEY, None if head is None else head.seqno, _ENCODER.encode(own))
+            cas = CompareAndSet(
+                EPOCH_KEY, None if head is None else head.seqno, _ENCODER.encode(own)
+            )
             if await inner.compare_and_set([cas]):
                 return FencedConsensus(inner, own, cas.seqno, former)
         except StorageError as error:
@@ -149,14 +151,14 @@ async def acquire_epoch(
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Epoch)
+_DECODER: Final = msgspec.msgpack.Decoder(FenceEpoch)
 
 
-def _decoded(data: bytes) -> Epoch:
+def _decoded(data: bytes) -> FenceEpoch:
     try:
         found = _DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise Corrupt(
+        raise CorruptData(
             f"document {EPOCH_KEY} cannot be decoded: {error}", determinate=True
         ) from None
     # A newer version may fence by other rules.

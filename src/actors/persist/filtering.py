@@ -7,7 +7,7 @@ value of its column can meet. In every other case it is `KEEP`.
 
 Soundness: with sound statistics (`statistics.py`), a row that passes is never in a discarded part.
 `PartFilter.passing` is the same rule row by row; readers prove with it, on a sample of the
-discarded parts, that the verdict was right (`Audit`).
+discarded parts, that the verdict was right (`FilterAudit`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, PenstockError
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.persist.statistics import ColumnStatistics, Value, column_of, has_bounds
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import Comparison
+from actors.protocol.compute import ColumnComparison
 from actors.threshold_probes import FILTER_AUDIT, FILTER_KEYS
 
 Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
 
-class Verdict(enum.Enum):
+class PartVerdict(enum.Enum):
     """Decision on a part: to read it, or to skip it."""
 
     KEEP = "keep"
     DISCARD = "discard"
 
 
-class Condition(msgspec.Struct, frozen=True, gc=False):
+class PartCondition(msgspec.Struct, frozen=True, gc=False):
     """A test of one column. `values`: scalars of the column's very Arrow type; one, or for ``in``
     any number, or none for the two tests of NULL."""
 
@@ -68,7 +68,7 @@ _EXACT: Final = decimal.Context(prec=76)
 class PartFilter:
     """Conjunctions of conditions on the columns of one schema."""
 
-    def __init__(self, schema: Schema, *conjunctions: Sequence[Condition]) -> None:
+    def __init__(self, schema: TableSchema, *conjunctions: Sequence[PartCondition]) -> None:
         """Check the conjunctions. Raises `InvalidUsage` without any, for a column that does not
         exist, a type without an order, a value that is NULL or of another type, and a wrong number
         of values."""
@@ -93,7 +93,10 @@ class PartFilter:
 
     @classmethod
     def of(
-        cls, schema: Schema, comparisons: Sequence[Comparison], keys: pa.Table | None = None
+        cls,
+        schema: TableSchema,
+        comparisons: Sequence[ColumnComparison],
+        keys: pa.Table | None = None,
     ) -> PartFilter | None:
         """Make a filter of a peek's comparisons and its key values (of the columns' types), as far
         as they can prune; None if they cannot."""
@@ -106,16 +109,16 @@ class PartFilter:
         # Each key is compared with each part's bounds: the limit bounds that cost.
         if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
-            found += [Condition(name, "in", tuple(keys[name])) for name in helping]
+            found += [PartCondition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
 
-    def verdict(self, part: Part) -> Verdict:
+    def verdict(self, part: BatchPart) -> PartVerdict:
         """Decide whether a part must be read."""
         # An inline part costs nothing to read; error updates count whatever the filter.
         if part.inline is not None or part.has_errors:
-            return Verdict.KEEP
+            return PartVerdict.KEEP
         may = any(_may_pass(conjunction, part) for conjunction in self._stored)
-        return Verdict.KEEP if may else Verdict.DISCARD
+        return PartVerdict.KEEP if may else PartVerdict.DISCARD
 
     @property
     def name(self) -> tuple[object, ...]:
@@ -135,7 +138,7 @@ class PartFilter:
         return rows.filter(passed)
 
 
-def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:
+def _check(condition: PartCondition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:
     where = f"filter on {condition.column} {condition.op}"
     if condition.column not in kinds:
         raise InvalidUsage(f"{where}: no such column; there are {', '.join(kinds)}")
@@ -154,17 +157,17 @@ def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -
             raise InvalidUsage(f"{where}: {value!r} is no {kind}")
 
 
-def _of_comparison(given: Comparison, kind: pa.DataType) -> Condition | None:
+def _of_comparison(given: ColumnComparison, kind: pa.DataType) -> PartCondition | None:
     """Convert a comparison to a condition; None if it cannot prune, or its value does not cast."""
     if given.op == "is null" or given.op == "is not null":
-        return Condition(given.column, given.op)
+        return PartCondition(given.column, given.op)
     if given.op == "<>":
         return None
     try:
         value = from_ipc(given.value).column(0).cast(kind)[0]
     except (PenstockError, pa.ArrowException, IndexError):
         return None  # the evaluation of the rows reports the error
-    return Condition(given.column, given.op, (value,)) if value.is_valid else None
+    return PartCondition(given.column, given.op, (value,)) if value.is_valid else None
 
 
 def stored(value: pa.Scalar) -> Value:
@@ -181,7 +184,7 @@ def stored(value: pa.Scalar) -> Value:
     return plain
 
 
-def _may_pass(conjunction: Sequence[tuple[str, Op, tuple[Any, ...]]], part: Part) -> bool:
+def _may_pass(conjunction: Sequence[tuple[str, Op, tuple[Any, ...]]], part: BatchPart) -> bool:
     for column, op, values in conjunction:
         known = column_of(part.statistics, column)
         # A column without statistics may hold anything.
@@ -212,7 +215,7 @@ def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
     return (low is None or low <= value) and (high is None or value <= high)
 
 
-def _mask(condition: Condition, values: Any) -> Any:
+def _mask(condition: PartCondition, values: Any) -> Any:
     """Return the mask of values that meet the condition; never NULL."""
     if condition.op in _NULL_TESTS:
         found = pc.is_null(values)
@@ -238,18 +241,18 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     return pc.is_valid(values) if op == "<=" else pc.and_(nan, pc.invert(nan))
 
 
-class Audit:
+class FilterAudit:
     """Chooses discarded parts that are read all the same, to prove that the filter was right."""
 
     def __init__(self, one_in: int, bytes_max: int) -> None:
         self._one_in = one_in
         self._bytes = bytes_max
 
-    def kept(self, part: Part) -> None:
+    def kept(self, part: BatchPart) -> None:
         """Add a share of a part that is read anyway to the byte budget."""
         self._bytes += part.bytes // self._one_in
 
-    def chooses(self, part: Part) -> bool:
+    def chooses(self, part: BatchPart) -> bool:
         """Return whether a discarded part is to be read, and charge its bytes to the budget."""
         # By a hash of the key: every process chooses the same parts, at any time. The byte budget
         # bounds what audits cost beside the kept parts.

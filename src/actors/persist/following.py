@@ -1,8 +1,8 @@
 """Keeps the cached documents up to date while other processes change them.
 
 Correctness does not depend on it: compare-and-set finds every stale document. It wakes readers that
-wait for a shard which another process appends to. The store notifies of changes (`Watched`), or all
-known documents are polled.
+wait for a shard which another process appends to. The store notifies of changes
+(`WatchedConsensus`), or all known documents are polled.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import partial
 
 import anyio
 
-from actors.errors import Fenced, StorageError
+from actors.errors import StorageError, WriterFenced
 from actors.persist.fence import EPOCH_KEY, FencedConsensus
-from actors.persist.location import Consensus, Watched
-from actors.persist.machine import Machine
+from actors.persist.location import ConsensusStore, WatchedConsensus
+from actors.persist.machine import ShardMachine
 from actors.persist.reader import RENEWALS
 from actors.persist.shard import TABLES_UPPER, shard_key
 from actors.settings import Settings
@@ -27,13 +27,13 @@ log = logging.getLogger("penstock.persist")
 
 
 async def follow(
-    machine: Machine,
-    consensus: Consensus,
+    machine: ShardMachine,
+    consensus: ConsensusStore,
     settings: Settings,
     renew: Callable[[], Awaitable[None]],
 ) -> None:
     """Follow changes until cancelled, or until the store's notifications end. `renew` is called
-    several times in a lease. Raises `Fenced` once another service owns the stores."""
+    several times in a lease. Raises `WriterFenced` once another service owns the stores."""
     fence = consensus if isinstance(consensus, FencedConsensus) else None
     async with anyio.create_task_group() as group:
         group.start_soon(_renewing, renew, settings)
@@ -58,9 +58,12 @@ async def _until_fenced(fence: FencedConsensus, scope: anyio.CancelScope) -> Non
 
 
 async def _changes(
-    machine: Machine, consensus: Consensus, fence: FencedConsensus | None, settings: Settings
+    machine: ShardMachine,
+    consensus: ConsensusStore,
+    fence: FencedConsensus | None,
+    settings: Settings,
 ) -> None:
-    if not isinstance(consensus, Watched):
+    if not isinstance(consensus, WatchedConsensus):
         while True:
             await anyio.sleep(settings.store_poll_ms / 1000)
             await _look(machine, fence, {None: None})
@@ -93,7 +96,7 @@ async def _changes(
 
 
 async def _look(
-    machine: Machine, fence: FencedConsensus | None, due: dict[str | None, None]
+    machine: ShardMachine, fence: FencedConsensus | None, due: dict[str | None, None]
 ) -> dict[str | None, None]:
     """Read the due keys again (None: all known documents), and return those that failed."""
     whole, failed = None in due, list[str]()
@@ -101,7 +104,7 @@ async def _look(
     async def read(key: str, what: Callable[[], Awaitable[object]]) -> None:
         try:
             await what()
-        except Fenced:
+        except WriterFenced:
             return  # `follow` raises it
         except StorageError as error:
             log.warning("changes of %s by other processes are not seen yet: %s", key, error)

@@ -25,7 +25,7 @@ UNNAMED = "unnamed"
 STASHED = "stashed"
 
 
-class Waste(msgspec.Struct, frozen=True):
+class GarbageBlob(msgspec.Struct, frozen=True):
     """One garbage blob, and why it is kept ("": deletable)."""
 
     key: str
@@ -43,7 +43,7 @@ def list_garbage(
     grace_ms: int,
     stash_ms: int,
     ignored: frozenset[str] = frozenset(),
-) -> list[Waste]:
+) -> list[GarbageBlob]:
     """Return all garbage blobs, by key; leases in `ignored` (of dead processes) hold nothing.
 
     `states` must have been read after the listing: else a blob that was appended in between looks
@@ -68,11 +68,11 @@ def list_garbage(
         if info.key in live:
             continue
         if info.key in retired:
-            found.append(Waste(info.key, info.bytes, age, RETIRED, retired[info.key]))
+            found.append(GarbageBlob(info.key, info.bytes, age, RETIRED, retired[info.key]))
         elif info.key.startswith(f"{FOLDER}/"):
             kept = "" if age >= stash_ms else f"taken within {stash_ms} ms"
-            found.append(Waste(info.key, info.bytes, age, STASHED, kept))
+            found.append(GarbageBlob(info.key, info.bytes, age, STASHED, kept))
         else:
             kept = "" if age >= grace_ms else f"younger than {grace_ms} ms"
-            found.append(Waste(info.key, info.bytes, age, UNNAMED, kept))
+            found.append(GarbageBlob(info.key, info.bytes, age, UNNAMED, kept))
     return found

@@ -16,21 +16,21 @@ import anyio
 import anyio.lowlevel
 
 from actors.errors import StorageError
-from actors.kernel.flag import Flag
-from actors.persist.location import Cas, check_ops
+from actors.kernel.flag import LatchedFlag
+from actors.persist.location import CompareAndSet, check_ops
 from actors.threshold_probes import GROUP_COMMIT
 
 BYTES_MAX: Final = 16 * 1024 * 1024
 """Bound of one transaction; a larger set goes alone."""
 
 
-class Pending:
+class PendingSet:
     """One caller's set, and its answer."""
 
-    def __init__(self, ops: Sequence[Cas]) -> None:
+    def __init__(self, ops: Sequence[CompareAndSet]) -> None:
         self.ops = ops
         self.answer: bool | StorageError | None = None
-        self.woken = Flag()
+        self.woken = LatchedFlag()
         """Set once the answer is there, or once its caller is to lead."""
 
     @property
@@ -39,7 +39,7 @@ class Pending:
         return sum(len(op.data or b"") for op in self.ops)
 
 
-class GroupCommit:
+class ConsensusGroupCommit:
     """The queue in front of one connection.
 
     `commit` fills in the answers of a group, and does not raise; `check` raises when the store is
@@ -50,22 +50,22 @@ class GroupCommit:
         self,
         lock: anyio.Lock,
         check: Callable[[], None],
-        commit: Callable[[Sequence[Pending]], Awaitable[None]],
+        commit: Callable[[Sequence[PendingSet]], Awaitable[None]],
     ) -> None:
         self._lock = lock
         self._check = check
         self._commit = commit
-        self._queue: deque[Pending] = deque()
-        self._leader: Pending | None = None
+        self._queue: deque[PendingSet] = deque()
+        self._leader: PendingSet | None = None
         """The first of the queue, or of the group under way; None if there is neither."""
         self._several = False
         """True if the last group had more than one set."""
 
-    async def set(self, ops: Sequence[Cas]) -> bool:
-        """Queue a set, commit or await its group, and answer as `Consensus.compare_and_set`. Raises
-        what `check` raises, `InvalidUsage`, `StorageError`."""
+    async def set(self, ops: Sequence[CompareAndSet]) -> bool:
+        """Queue a set, commit or await its group, and answer as `ConsensusStore.compare_and_set`.
+        Raises what `check` raises, `InvalidUsage`, `StorageError`."""
         check_ops(ops)
-        pending = Pending(ops)
+        pending = PendingSet(ops)
         self._queue.append(pending)
         if self._leader is None:
             self._leader = pending
@@ -98,7 +98,7 @@ class GroupCommit:
         if self._leader is not None:
             self._leader.woken.set()
 
-    def _gathered(self) -> list[Pending]:
+    def _gathered(self) -> list[PendingSet]:
         group, size = [self._queue.popleft()], 0
         size = group[0].bytes
         while self._queue and len(group) < GROUP_COMMIT.limit:
@@ -109,7 +109,7 @@ class GroupCommit:
         GROUP_COMMIT.crossed(bool(self._queue))
         return group
 
-    async def _lead(self, group: Sequence[Pending]) -> None:
+    async def _lead(self, group: Sequence[PendingSet]) -> None:
         # The leader's cancellation must not fail the sets of the others.
         with anyio.CancelScope(shield=True):
             try:
@@ -123,7 +123,7 @@ class GroupCommit:
                     pending.woken.set()
 
 
-def fail(group: Sequence[Pending], failure: StorageError) -> None:
+def fail(group: Sequence[PendingSet], failure: StorageError) -> None:
     """Set the same failure for all: one object a caller, as each raise adds to its traceback."""
     for pending in group:
         pending.answer = type(failure)(str(failure), determinate=failure.determinate)

@@ -24,8 +24,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from actors.errors import Busy
-from actors.persist.shard import Lease, ShardState
+from actors.errors import ResourceBusy
+from actors.persist.shard import ReaderLease, ShardState
 
 PREFIX: Final = "guest/"
 GUEST_LEASES_MAX: Final = 512
@@ -47,10 +47,10 @@ def is_guest(lease: str) -> bool:
 
 
 def renewed_by_guest(
-    state: ShardState, own: Mapping[str, Lease], gone: Iterable[str], now_ms: int
+    state: ShardState, own: Mapping[str, ReaderLease], gone: Iterable[str], now_ms: int
 ) -> ShardState:
     """Return the state with the guest's leases renewed, without the `gone` ones and those of guests
-    that expired long ago. Neither the since nor holds change. Raises `Busy`."""
+    that expired long ago. Neither the since nor holds change. Raises `ResourceBusy`."""
     dropped = set(gone)
     leases = {
         name: lease
@@ -63,7 +63,7 @@ def renewed_by_guest(
     count = sum(map(is_guest, leases))
     # Renewals always pass: only a new lease is refused.
     if count > GUEST_LEASES_MAX and own.keys() - state.leases.keys():
-        raise Busy(
+        raise ResourceBusy(
             f"shard {state.id} has {count - len(own)} leases of readers from outside, at most"
             f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
         )

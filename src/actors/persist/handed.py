@@ -19,8 +19,8 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Busy, LeaseLost, ReadBelowSince, StorageError, UnknownObject
-from actors.kernel import Clock
+from actors.errors import LeaseLost, ReadBelowSince, ResourceBusy, StorageError, UnknownObject
+from actors.kernel import ActorClock
 from actors.persist.documents import decode_shard, decode_tables, encode
 from actors.persist.guests import (
     CLOCKS_APART_MS_MAX,
@@ -30,11 +30,11 @@ from actors.persist.guests import (
     is_guest,
 )
 from actors.persist.invariants import validate
-from actors.persist.location import Blob, Cas, Consensus
+from actors.persist.location import BlobStore, CompareAndSet, ConsensusStore
 from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, list_lost_error, with_parts
 from actors.persist.shard import (
     TABLES_UPPER,
-    Lease,
+    ReaderLease,
     ShardState,
     sealed,
     shard_key,
@@ -60,7 +60,7 @@ def consumer_hold(consumer: str) -> str:
     return f"{CONSUMER}{consumer}"
 
 
-class Handed(msgspec.Struct, frozen=True):
+class SplitLease(msgspec.Struct, frozen=True):
     """A lease for `tasks` tasks; `name` is unique."""
 
     shard: ShardId
@@ -73,7 +73,9 @@ class Handed(msgspec.Struct, frozen=True):
 class HandedLeases:
     """The leases in the documents of one store. Most changes of leases read no lists of parts."""
 
-    def __init__(self, consensus: Consensus, blob: Blob, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, consensus: ConsensusStore, blob: BlobStore, settings: Settings, clock: ActorClock
+    ) -> None:
         self._consensus = consensus
         self._lists = PartLists(blob, clock)
         self._settings = settings
@@ -127,7 +129,7 @@ class HandedLeases:
                 then = replace(then, seqno=state.seqno + 1)
                 validate(then)
                 if await self._consensus.compare_and_set(
-                    [Cas(shard_key(shard), state.seqno, encode(then))]
+                    [CompareAndSet(shard_key(shard), state.seqno, encode(then))]
                 ):
                     return answer
             except StorageError as error:
@@ -145,7 +147,7 @@ class HandedLeases:
             determinate=True,
         )
 
-    def _with(self, state: ShardState, name: str, lease: Lease) -> ShardState:
+    def _with(self, state: ShardState, name: str, lease: ReaderLease) -> ShardState:
         # Clocks of processes differ: long expired leases only.
         old = self._clock.now_ms() - CLOCKS_APART_MS_MAX
         leases = {
@@ -155,7 +157,7 @@ class HandedLeases:
         }
         count = sum(map(is_guest, leases))
         if name not in leases and count >= GUEST_LEASES_MAX:
-            raise Busy(
+            raise ResourceBusy(
                 f"shard {state.id} has {count} leases of readers from outside, at most"
                 f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
             )
@@ -167,7 +169,8 @@ class HandedLeases:
     async def hold_load(self, shard: ShardId, name: str, since: Time) -> None:
         """Take a lease that pins a time, and no blob, for a read to come; it is never renewed.
 
-        The oldest beyond `LOADS_MAX` on a shard are dropped. Raises `ReadBelowSince`, `Busy`.
+        The oldest beyond `LOADS_MAX` on a shard are dropped. Raises `ReadBelowSince`,
+        `ResourceBusy`.
         """
 
         def change(state: ShardState) -> tuple[ShardState, None]:
@@ -175,7 +178,7 @@ class HandedLeases:
             loads = [held for held in state.leases if held.startswith(_LOAD)]  # in order of taking
             old = set(loads[: max(0, len(loads) + 1 - LOADS_MAX)])
             leases = {other: held for other, held in state.leases.items() if other not in old}
-            lease = Lease(since, NO_BLOB, self._until())
+            lease = ReaderLease(since, NO_BLOB, self._until())
             return self._with(replace(state, leases=leases), f"{_LOAD}{name}", lease), None
 
         await self._change(shard, change)
@@ -186,7 +189,7 @@ class HandedLeases:
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
-            lease = Lease(since, NO_BLOB, self._until())
+            lease = ReaderLease(since, NO_BLOB, self._until())
             return self._with(state, f"{_STREAM}{name}", lease), None
 
         await self._change(shard, change)
@@ -203,16 +206,16 @@ class HandedLeases:
 
         await self._change(shard, change)
 
-    async def take(self, shard: ShardId, name: str, since: Time) -> tuple[ShardState, Handed]:
+    async def take(self, shard: ShardId, name: str, since: Time) -> tuple[ShardState, SplitLease]:
         """Take a lease on all parts of the returned state, for one task at first. Raises
-        `ReadBelowSince`, `Busy`."""
+        `ReadBelowSince`, `ResourceBusy`."""
 
-        def change(state: ShardState) -> tuple[ShardState, tuple[ShardState, Handed]]:
+        def change(state: ShardState) -> tuple[ShardState, tuple[ShardState, SplitLease]]:
             _check_since(state, since)
             # The seqno read, not the one to be written: the parts come from the state as it was
             # read.
-            handed = Handed(shard, name, since, state.seqno, 1)
-            lease = Lease(since, state.seqno, self._until())
+            handed = SplitLease(shard, name, since, state.seqno, 1)
+            lease = ReaderLease(since, state.seqno, self._until())
             return self._with(state, _lease_of(name, 0), lease), (state, handed)
 
         state, handed = await self._change(shard, change)
@@ -232,19 +235,19 @@ class HandedLeases:
             raise list_lost_error(state.id, missed)
         return with_parts(state, known)
 
-    async def shared(self, handed: Handed, tasks: int) -> Handed:
+    async def shared(self, handed: SplitLease, tasks: int) -> SplitLease:
         """Return the lease for `tasks` tasks; with none it is dropped."""
         if not tasks:
             await self.drop(handed)
         return replace(handed, tasks=max(1, tasks))
 
-    async def keep(self, handed: Handed, keys: Collection[str]) -> None:
+    async def keep(self, handed: SplitLease, keys: Collection[str]) -> None:
         """Renew the lease when half of its time is over, or take it anew when it is gone. Raises
         `LeaseLost` when one of the blobs is no longer named."""
 
         def change(state: ShardState) -> tuple[ShardState, bool]:
             found = _found(state, handed)
-            lease = Lease(max(handed.since, state.since), handed.seqno, self._until())
+            lease = ReaderLease(max(handed.since, state.since), handed.seqno, self._until())
             if found is None:
                 if not state.is_whole:  # ask again, with all lists of parts
                     return state, False
@@ -267,7 +270,7 @@ class HandedLeases:
         if not await self._change(handed.shard, change):
             await self._change(handed.shard, change, TIME_MIN)
 
-    async def done(self, handed: Handed, task: int) -> None:
+    async def done(self, handed: SplitLease, task: int) -> None:
         """Mark one task as done; idempotent. The last one drops the lease."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
@@ -284,7 +287,7 @@ class HandedLeases:
 
         await self._change(handed.shard, change)
 
-    async def drop(self, handed: Handed) -> None:
+    async def drop(self, handed: SplitLease) -> None:
         """Drop the lease."""
         await self.done(replace(handed, tasks=1), 0)
 
@@ -321,7 +324,7 @@ def _done(lease: str) -> int:
     return int(lease.partition("tasks-")[2].partition("@")[0], 16)
 
 
-def _found(state: ShardState, handed: Handed) -> tuple[str, Lease] | None:
+def _found(state: ShardState, handed: SplitLease) -> tuple[str, ReaderLease] | None:
     for name, lease in state.leases.items():
         if is_guest(name) and name.endswith(f"@{handed.name}") and "tasks-" in name:
             return name, lease

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from actors.errors import Corrupt
-from actors.persist.shard import Batch, Part, ShardState
+from actors.errors import CorruptData
+from actors.persist.shard import BatchPart, ShardBatch, ShardState
 from actors.progress import EMPTY, TIME_MIN, Frontier, format_frontier
 
 
 def validate(state: ShardState, before: ShardState | None = None) -> None:
-    """Check the invariants. Raises `Corrupt` naming the one that is broken.
+    """Check the invariants. Raises `CorruptData` naming the one that is broken.
 
     Parts of batches that `before` has, too (identical, or with the same list), are skipped.
     """
@@ -62,7 +62,7 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
         _break(state, "a blob is named once")
 
 
-def _validate_part(state: ShardState, batch: Batch, part: Part) -> None:
+def _validate_part(state: ShardState, batch: ShardBatch, part: BatchPart) -> None:
     if not batch.lower <= part.time_min <= part.time_max < batch.upper:
         _break(state, "lower <= time_min <= time_max < upper", part.key, batch)
     if part.rows <= 0:
@@ -77,7 +77,7 @@ def _validate_part(state: ShardState, batch: Batch, part: Part) -> None:
 
 def _break(state: ShardState, rule: str, *operands: object) -> NoReturn:
     shown = ", ".join(repr(operand)[:200] for operand in operands)
-    raise Corrupt(
+    raise CorruptData(
         f"shard {state.id} at seqno {state.seqno} (since {state.since}, upper"
         f" {format_frontier(state.upper)}) breaks {rule!r}: {shown}",
         determinate=True,

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from actors.kernel.flag import Flag
+from actors.kernel.flag import LatchedFlag
 
 # An `anyio.Lock` costs five times as much, and every change of a document takes one.
-Held: TypeAlias = dict[str, deque[Flag]]
+Held: TypeAlias = dict[str, deque[LatchedFlag]]
 """Locks that are taken, and the waiters of each."""
 
 
@@ -35,8 +35,8 @@ class KeyLocks:
             self._release()
             raise
 
-    async def _turn(self, key: str, waiting: deque[Flag]) -> None:
-        turn = Flag()
+    async def _turn(self, key: str, waiting: deque[LatchedFlag]) -> None:
+        turn = LatchedFlag()
         waiting.append(turn)
         try:
             await turn.wait()

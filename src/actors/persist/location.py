@@ -6,9 +6,9 @@ small documents by key, each with a seqno, one more at every change. `compare_an
 several keys at once, all or none, durable when it returns; it answers False, having changed
 nothing, when one key is not at its expected seqno. Both are linearizable.
 
-*A key that was deleted and is created again* starts at its creator's seqno (`Cas.first`, 0 by
-default). A client that remembers the deleted document would take the new one for it once the seqnos
-meet (ABA), and overwrite it. So the creator of such a key draws `first` at random from
+*A key that was deleted and is created again* starts at its creator's seqno (`CompareAndSet.first`,
+0 by default). A client that remembers the deleted document would take the new one for it once the
+seqnos meet (ABA), and overwrite it. So the creator of such a key draws `first` at random from
 `FIRST_BITS`: shards do.
 
 Not every store changes several keys at once: see `several_at_once`, `OneKeyOnly`.
@@ -38,7 +38,7 @@ class VersionedData(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Cas(msgspec.Struct, frozen=True):
+class CompareAndSet(msgspec.Struct, frozen=True):
     """One key of a compare-and-set: `expected` None means absent, `data` None means delete."""
 
     key: str
@@ -64,7 +64,7 @@ class BlobInfo(msgspec.Struct, frozen=True):
     """Wall clock of the last write, milliseconds since the epoch."""
 
 
-class Blob(Protocol):
+class BlobStore(Protocol):
     """Immutable objects by key ``folder/name``."""
 
     async def get(self, key: str) -> bytes | None:
@@ -92,14 +92,14 @@ class Blob(Protocol):
         ...
 
 
-class Consensus(Protocol):
+class ConsensusStore(Protocol):
     """Small documents by key, changed by compare-and-set."""
 
     async def head(self, key: str) -> VersionedData | None:
         """Return the document, or None. Raises `StorageError`."""
         ...
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none; return False on a mismatch. Raises `StorageError`, `StoreFull`,
         `InvalidUsage`, `OneKeyOnly`."""
         ...
@@ -114,8 +114,8 @@ class Consensus(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
-    """A `Consensus` that notifies of changes by other clients."""
+class WatchedConsensus(Protocol):
+    """A `ConsensusStore` that notifies of changes by other clients."""
 
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Yield keys that other clients changed, from now on, until the store is closed; None: any
@@ -168,7 +168,7 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_ops(ops: Sequence[Cas]) -> None:
+def check_ops(ops: Sequence[CompareAndSet]) -> None:
     """Raise `InvalidUsage` for a set without keys, with one key twice, or with an invalid key."""
     keys = [check_key(op.key) for op in ops]
     if not keys:
@@ -177,6 +177,6 @@ def check_ops(ops: Sequence[Cas]) -> None:
         raise InvalidUsage(f"a compare-and-set names a key twice: {', '.join(sorted(keys))}")
 
 
-def several_at_once(consensus: Consensus) -> bool:
+def several_at_once(consensus: ConsensusStore) -> bool:
     """Return whether the store changes several keys at once."""
     return getattr(consensus, "several_at_once", True)

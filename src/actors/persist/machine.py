@@ -6,7 +6,7 @@ compare-and-set, and only then updates the cache and wakes waiters. Documents ar
 order of their keys meanwhile, so that changes of one process do not fail each other.
 
 - Mismatch: another process changed a document; all are read again and the change is applied anew.
-  When none of ours moved, an `extra` key did: `Mismatch`.
+  When none of ours moved, an `extra` key did: `SeqnoMismatch`.
 - Stale cache: a set finds a stale document out; an answer without a set (a mismatch of uppers, an
   error) does not. Such an answer holds only for documents that were read within the call.
 - Indeterminate failure: all are read again, with backoff; the change finds its own idempotency
@@ -29,11 +29,18 @@ import anyio
 from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, UnknownObject
-from actors.persist.change import ATTEMPTS_MAX, Change, Documents, Mismatch, Outcome, Tries
+from actors.persist.change import (
+    ATTEMPTS_MAX,
+    Change,
+    ChangeAttempts,
+    ChangeOutcome,
+    SeqnoMismatch,
+    ShardDocuments,
+)
 from actors.persist.documents import decode_shard, decode_tables, encode, encode_sized, size_of
 from actors.persist.invariants import validate
 from actors.persist.key_locks import Held, KeyLocks
-from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
+from actors.persist.location import FIRST_BITS, CompareAndSet, ConsensusStore, VersionedData
 from actors.persist.part_lists import (
     LOOKS_MAX,
     PartLists,
@@ -57,12 +64,12 @@ _AT_ONCE = 2
 """Mismatches after which the change is retried without a pause."""
 
 
-class Machine:
+class ShardMachine:
     """The cached documents of one process, and the changes of them."""
 
     def __init__(
         self,
-        consensus: Consensus,
+        consensus: ConsensusStore,
         lists: PartLists,
         settings: Settings,
         random: Random,
@@ -171,7 +178,7 @@ class Machine:
             return state
         # Written again as it is: the later of the two sets loses, so the set in doubt fails, or
         # has happened before this read.
-        await self._write_again(Cas(key, state.seqno, encode(state)))
+        await self._write_again(CompareAndSet(key, state.seqno, encode(state)))
         return await self._read_shard(shard)
 
     async def _believed_tables(self) -> None:
@@ -180,10 +187,12 @@ class Machine:
     async def _settle_tables(self) -> None:
         await self._read_tables()
         if TABLES_UPPER in self._in_doubt:
-            await self._write_again(Cas(TABLES_UPPER, self._tables_seqno, encode(self._tables)))
+            await self._write_again(
+                CompareAndSet(TABLES_UPPER, self._tables_seqno, encode(self._tables))
+            )
             await self._read_tables()
 
-    async def _write_again(self, op: Cas) -> None:
+    async def _write_again(self, op: CompareAndSet) -> None:
         try:
             await self._consensus.compare_and_set([op])
         except StorageError as error:  # not the caller's failure: the key stays in doubt
@@ -275,15 +284,15 @@ class Machine:
         change: Change[R],
         *,
         tables: bool = False,
-        extra: Sequence[Cas] = (),
+        extra: Sequence[CompareAndSet] = (),
     ) -> R:
         """Apply `change` to these shards (and the tables' upper) with the `extra` keys, all in one
-        set. Raises what `change` raises, `Mismatch` and `StorageError`."""
+        set. Raises what `change` raises, `SeqnoMismatch` and `StorageError`."""
         names = sorted(set(shards))
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
         async with self._locked(keys):
-            tries = Tries(self._exclusive)
+            tries = ChangeAttempts(self._exclusive)
             try:
                 return await self._change(names, change, tables, extra, tries)
             except StorageError as error:
@@ -304,14 +313,14 @@ class Machine:
         names: Sequence[ShardId],
         change: Change[R],
         tables: bool,
-        extra: Sequence[Cas],
-        tries: Tries,
+        extra: Sequence[CompareAndSet],
+        tries: ChangeAttempts,
     ) -> R:
         while True:
             held = {shard: await self._known(shard) for shard in names}
             outcome, refusal = None, None
             try:
-                outcome = change(Documents(held, self._tables, tries.uncertain))
+                outcome = change(ShardDocuments(held, self._tables, tries.uncertain))
             except PenstockError as error:
                 refusal = error
             if outcome is None or not outcome.writes:
@@ -353,7 +362,9 @@ class Machine:
         keys = [shard_key(name) for name in names] + ([TABLES_UPPER] if tables else [])
         return not self._in_doubt.keys().isdisjoint(keys)
 
-    async def _settle_all(self, names: Sequence[ShardId], tables: bool, tries: Tries) -> None:
+    async def _settle_all(
+        self, names: Sequence[ShardId], tables: bool, tries: ChangeAttempts
+    ) -> None:
         """Settle the documents, which may be torn across an attempt with an open outcome."""
         if tables:
             await self._settle_tables()
@@ -370,7 +381,7 @@ class Machine:
         held: Mapping[ShardId, ShardState | None],
         late: int,
     ) -> None:
-        """Read what another process changed. Raises `Mismatch`, `StorageError`."""
+        """Read what another process changed. Raises `SeqnoMismatch`, `StorageError`."""
         before = {name: state and state.seqno for name, state in held.items()}
         tables_before = self._tables_seqno
         if late > _AT_ONCE:
@@ -380,7 +391,7 @@ class Machine:
         await self._read_all(names, tables)
         after = {name: self._seqno(name) for name in names}
         if before == after and tables_before == self._tables_seqno:
-            raise Mismatch("an extra key was not at the seqno expected of it")
+            raise SeqnoMismatch("an extra key was not at the seqno expected of it")
 
     def _seqno(self, shard: ShardId) -> int | None:
         state = self._shards.get(shard)
@@ -388,9 +399,9 @@ class Machine:
 
     async def _set(
         self,
-        outcome: Outcome[R],
+        outcome: ChangeOutcome[R],
         held: Mapping[ShardId, ShardState | None],
-        extra: Sequence[Cas],
+        extra: Sequence[CompareAndSet],
     ) -> bool:
         if not outcome.writes:
             return True
@@ -410,12 +421,14 @@ class Machine:
                 data, sizes[shard] = encode_sized(state)
             become[shard] = state
             first = 0 if state is None or old is not None else state.seqno
-            ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data, first))
+            ops.append(
+                CompareAndSet(shard_key(shard), None if old is None else old.seqno, data, first)
+            )
         if outcome.tables is not None:
-            ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
+            ops.append(CompareAndSet(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
         elif outcome.floored and not (self._exclusive and self._tables_known):
             # Others may move the tables' upper: compare it in the same set, unchanged.
-            ops.append(Cas(TABLES_UPPER, self._tables_seqno, None, kept=True))
+            ops.append(CompareAndSet(TABLES_UPPER, self._tables_seqno, None, kept=True))
         try:
             # A cancelled scope waits for the answer; `Task.cancel` does not, and leaves the outcome
             # open.
@@ -430,7 +443,7 @@ class Machine:
                 self._doubt(op for op in ops[len(extra) :] if not op.kept)
             raise
 
-    def _doubt(self, ops: Iterable[Cas]) -> None:
+    def _doubt(self, ops: Iterable[CompareAndSet]) -> None:
         for op in ops:
             self._in_doubt[op.key] = op.expected
             if op.key == TABLES_UPPER:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import Corrupt, InvalidUsage, UnknownObject
+from actors.errors import CorruptData, InvalidUsage, UnknownObject
 from actors.persist.attach import suggest_names
 from actors.persist.location import VersionedData
 from actors.progress import ShardId
@@ -23,7 +23,7 @@ _READ: Final = ("table", "source table", "view")
 """Kinds whose shard holds rows of a user's schema."""
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedShards(msgspec.Struct, frozen=True):
     """An object of the catalog, and its shards."""
 
     name: str
@@ -37,11 +37,11 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    objects: tuple[Named, ...]
+    objects: tuple[NamedShards, ...]
 
 
-def objects_of(head: VersionedData | None) -> tuple[Named, ...]:
-    """Return all objects; none without a catalog. Raises `Corrupt`, `InvalidUsage` (an unknown
+def objects_of(head: VersionedData | None) -> tuple[NamedShards, ...]:
+    """Return all objects; none without a catalog. Raises `CorruptData`, `InvalidUsage` (an unknown
     format)."""
     if head is None:
         return ()
@@ -54,10 +54,10 @@ def objects_of(head: VersionedData | None) -> tuple[Named, ...]:
             )
         return msgspec.msgpack.decode(head.data, type=_Document).objects
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"the catalog cannot be decoded: {error}", determinate=True) from None
+        raise CorruptData(f"the catalog cannot be decoded: {error}", determinate=True) from None
 
 
-def owners(objects: Sequence[Named]) -> dict[ShardId, str]:
+def owners(objects: Sequence[NamedShards]) -> dict[ShardId, str]:
     """Map each shard to its owner: ``view by_carrier``, ``view by_carrier, hidden``."""
     told: dict[ShardId, str] = {}
     for found in objects:
@@ -68,7 +68,7 @@ def owners(objects: Sequence[Named]) -> dict[ShardId, str]:
     return told
 
 
-def shard_of(objects: Sequence[Named], name: str) -> ShardId:
+def shard_of(objects: Sequence[NamedShards], name: str) -> ShardId:
     """Return the shard with an object's rows; names are compared without regard to case, as in the
     catalog. Raises `UnknownObject`, which lists names close to it, `InvalidUsage`."""
     for found in objects:

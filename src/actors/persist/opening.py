@@ -13,23 +13,23 @@ from random import Random
 import msgspec
 
 from actors.errors import BadSettings
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import acquire_epoch
-from actors.persist.location import Blob, Consensus, several_at_once
+from actors.persist.location import BlobStore, ConsensusStore, several_at_once
 from actors.persist.places import open_blob, open_consensus
 from actors.settings import Settings, without_user
 
 log = logging.getLogger("penstock.persist")
 
 
-class Stores(msgspec.Struct, frozen=True):
+class OpenStores(msgspec.Struct, frozen=True):
     """Open stores of one service."""
 
-    blob: Blob
-    consensus: Consensus
+    blob: BlobStore
+    consensus: ConsensusStore
     directory: StateDirectory
     process: str
     """Name of this process in the documents."""
@@ -42,9 +42,11 @@ def process_name(random: Random) -> str:
     return f"{random.getrandbits(64):016x}"
 
 
-async def open_stores(directory: Path, settings: Settings, clock: Clock, random: Random) -> Stores:
+async def open_stores(
+    directory: Path, settings: Settings, clock: ActorClock, random: Random
+) -> OpenStores:
     """Open the stores. Raises `StateDirectoryError`, `BadSettings` (documents that change one at a
-    time), `InvalidUsage` (an unknown URL), `Corrupt`, `StorageError`."""
+    time), `InvalidUsage` (an unknown URL), `CorruptData`, `StorageError`."""
     place = await clock.run_blocking(lambda: StateDirectory.open(directory))
     try:
         return await _opened(place, settings, clock, random)
@@ -55,10 +57,10 @@ async def open_stores(directory: Path, settings: Settings, clock: Clock, random:
 
 
 async def _opened(
-    place: StateDirectory, settings: Settings, clock: Clock, random: Random
-) -> Stores:
+    place: StateDirectory, settings: Settings, clock: ActorClock, random: Random
+) -> OpenStores:
     process, shared = process_name(random), bool(settings.consensus_url)
-    blob: Blob
+    blob: BlobStore
     if settings.blob_url:
         blob = await open_blob(settings.blob_url, settings, clock, exclusive=not shared)
     else:
@@ -70,7 +72,7 @@ async def _opened(
             place.consensus, clock, settings.store_poll_ms, settings.disk_timeout_ms
         )
         await own.open()
-        return Stores(blob, own, place, process, exclusive=True)
+        return OpenStores(blob, own, place, process, exclusive=True)
     if place.consensus.exists():
         log.warning(
             "%s holds documents that are not used: consensus_url names others", place.consensus
@@ -89,4 +91,4 @@ async def _opened(
         await consensus.close()
         raise
     log.info("the stores are ours: %s", fenced.own)
-    return Stores(blob, fenced, place, process, exclusive=False)
+    return OpenStores(blob, fenced, place, process, exclusive=False)

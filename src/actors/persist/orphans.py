@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import anyio
 
 from actors.errors import StorageError, UnknownObject
-from actors.kernel import Clock
-from actors.persist.location import Blob
-from actors.persist.machine import Machine
+from actors.kernel import ActorClock
+from actors.persist.location import BlobStore
+from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.stashed import FOLDER
@@ -26,7 +26,7 @@ from actors.progress import ShardId
 from actors.settings import Settings
 
 
-class Suspects:
+class SuspectBlobs:
     """Blobs that were unnamed in every listing since the first that had them: pure."""
 
     def __init__(self, grace_ms: int) -> None:
@@ -44,25 +44,25 @@ class Suspects:
         return [key for key, since in self._since.items() if since <= limit]
 
 
-class Orphans:
+class OrphanCollector:
     """Collects the orphans of one store; one collection at a time."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: ShardMachine,
         parts: PartStore,
-        blob: Blob,
+        blob: BlobStore,
         book: LeaseBook,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
     ) -> None:
         self._machine = machine
         self._parts = parts
         self._blob = blob
         self._book = book
         self._clock = clock
-        self._unnamed = Suspects(settings.blob_orphan_grace_ms)
-        self._stashed = Suspects(settings.stash_orphan_ms)
+        self._unnamed = SuspectBlobs(settings.blob_orphan_grace_ms)
+        self._stashed = SuspectBlobs(settings.stash_orphan_ms)
         self._one = anyio.Lock()
 
     async def collect(self) -> int:

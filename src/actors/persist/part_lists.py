@@ -19,20 +19,20 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Corrupt
-from actors.kernel import Clock
+from actors.errors import CorruptData
+from actors.kernel import ActorClock
 from actors.persist.invariants import validate
-from actors.persist.location import Blob
-from actors.persist.shard import Part, PartList, ShardState
+from actors.persist.location import BlobStore
+from actors.persist.shard import BatchPart, PartList, ShardState
 from actors.progress import TIME_MIN, Frontier
 from actors.threshold_probes import LOOP_BYTES
 
-Parts: TypeAlias = tuple[Part, ...]
+Parts: TypeAlias = tuple[BatchPart, ...]
 LOOKS_MAX: Final = 16
 """Bound of reads of a document whose lists are deleted meanwhile."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Part, ...])
+_decoder = msgspec.msgpack.Decoder(tuple[BatchPart, ...])
 
 
 def encode_list(parts: Parts) -> bytes:
@@ -41,10 +41,10 @@ def encode_list(parts: Parts) -> bytes:
 
 
 def decode_list(listed: PartList, data: bytes) -> Parts:
-    """Decode a list and verify it. Raises `Corrupt` for any byte that differs."""
+    """Decode a list and verify it. Raises `CorruptData` for any byte that differs."""
     found = zlib.crc32(data)
     if len(data) != listed.bytes or found != listed.checksum:
-        raise Corrupt(
+        raise CorruptData(
             f"list of parts {listed.key}: {len(data)} bytes with crc32 {found:08x}, described were"
             f" {listed.bytes} with {listed.checksum:08x}; restore the file from a copy",
             determinate=True,
@@ -52,12 +52,12 @@ def decode_list(listed: PartList, data: bytes) -> Parts:
     try:
         parts = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(
+        raise CorruptData(
             f"list of parts {listed.key} cannot be decoded: {error}", determinate=True
         ) from None
     folder = f"{listed.key.partition('/')[0]}/"
     if not parts or not all(part.key.startswith(folder) for part in parts if part.key):
-        raise Corrupt(
+        raise CorruptData(
             f"list of parts {listed.key} names {len(parts)} parts, not all of its shard: it is"
             " damaged",
             determinate=True,
@@ -78,7 +78,7 @@ def with_parts(
     state: ShardState, known: Mapping[str, Parts], before: ShardState | None = None
 ) -> ShardState:
     """Return the state with the parts of its known lists, validated except for those that `before`
-    had. Raises `Corrupt`."""
+    had. Raises `CorruptData`."""
     if state.is_whole:
         return state
     batches = tuple(
@@ -107,9 +107,9 @@ def without_parts(state: ShardState) -> ShardState:
     return replace(state, batches=batches)
 
 
-def list_lost_error(shard: str, listed: PartList) -> Corrupt:
+def list_lost_error(shard: str, listed: PartList) -> CorruptData:
     """Return the error for a list that a document names and that does not exist."""
-    return Corrupt(
+    return CorruptData(
         f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"
         " from a copy",
         determinate=True,
@@ -119,12 +119,12 @@ def list_lost_error(shard: str, listed: PartList) -> Corrupt:
 class PartLists:
     """Reads lists of one blob store."""
 
-    def __init__(self, blob: Blob, clock: Clock) -> None:
+    def __init__(self, blob: BlobStore, clock: ActorClock) -> None:
         self._blob = blob
         self._clock = clock
 
     async def read(self, listed: PartList) -> Parts | None:
-        """Return the contents of a list; None if it does not exist. Raises `Corrupt`,
+        """Return the contents of a list; None if it does not exist. Raises `CorruptData`,
         `StorageError`."""
         data = await self._blob.get(listed.key)
         if data is None:
@@ -143,7 +143,7 @@ class PartLists:
                 parts = await self.read(listed)
                 # The reader has no lease yet: a compaction may have deleted the list. The caller
                 # reads the document again, and only the same document without its list is
-                # `Corrupt`.
+                # `CorruptData`.
                 if parts is None:
                     return listed
                 known[listed.key] = parts

@@ -30,14 +30,14 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from actors.errors import InvalidUsage, StorageError, storage_error
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryUse
 from actors.persist.decoded import DecodedParts
-from actors.persist.location import Blob
+from actors.persist.location import BlobStore
 from actors.persist.part_lists import encode_list
 from actors.persist.parts import (
     VERSION,
-    Encoded,
+    EncodedPart,
     at_its_time,
     check_bytes,
     decode_written,
@@ -45,9 +45,9 @@ from actors.persist.parts import (
     takes_at_most,
 )
 from actors.persist.schemas import SchemaRegistry, read_as, schema_of
-from actors.persist.shard import Part, PartList, ShardState
+from actors.persist.shard import BatchPart, PartList, ShardState
 from actors.persist.statistics import ColumnStatistics, of_footer
-from actors.plan.schema import SYSTEM_COLUMNS, Schema
+from actors.plan.schema import SYSTEM_COLUMNS, TableSchema
 from actors.progress import ShardId, Time
 from actors.settings import Settings
 from actors.threshold_probes import LOOP_BYTES, PART_LIST
@@ -76,8 +76,8 @@ class PartStore:
 
     def __init__(
         self,
-        blob: Blob,
-        clock: Clock,
+        blob: BlobStore,
+        clock: ActorClock,
         writer: str,
         settings: Settings,
         missing: Callable[[ShardId, str], Awaitable[StorageError]],
@@ -115,7 +115,7 @@ class PartStore:
         inline_bytes_max: int,
         *,
         keep: bool = True,
-    ) -> tuple[Part, ...]:
+    ) -> tuple[BatchPart, ...]:
         """Write the updates as durable parts with the shard's newest schema; `keep` caches them
         decoded.
 
@@ -130,10 +130,10 @@ class PartStore:
         )
         # A thread costs more than the encoding of a small table.
         small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
-        parts: list[Part] = []
+        parts: list[BatchPart] = []
         try:
             while True:
-                piece: Encoded | None
+                piece: EncodedPart | None
                 if small:
                     piece = next(pieces, None)
                 else:
@@ -165,7 +165,7 @@ class PartStore:
         rows: int,
         times: tuple[Time, Time],
         has_errors: bool,
-    ) -> Part:
+    ) -> BatchPart:
         """Take over a Parquet file, with the statistics of its footer. Raises `InvalidUsage`,
         `StoreFull`, `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
@@ -179,7 +179,7 @@ class PartStore:
         except BaseException:
             self._pending.pop(key, None)
             raise
-        return Part(
+        return BatchPart(
             key=key,
             rows=rows,
             bytes=size,
@@ -213,7 +213,7 @@ class PartStore:
             f" {state.schema.ddl()}"
         )
 
-    async def write_list(self, shard: ShardId, parts: tuple[Part, ...]) -> PartList | None:
+    async def write_list(self, shard: ShardId, parts: tuple[BatchPart, ...]) -> PartList | None:
         """Write a list of the parts of one batch, pending as they are; None if the document
         describes so few. Raises `StoreFull`, `StorageError`."""
         if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
@@ -234,15 +234,15 @@ class PartStore:
         self._pending[key] = _Pending(self._clock.monotonic_ms())
         return key
 
-    async def fetch(self, part: Part, schema: Schema) -> pa.Table:
-        """Return the part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
+        """Return the part's updates. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
         # Cached as written: it may be read before the part is placed and after, and as any schema.
         own = self._schemas.written_with(part)
         written = await self._decoded.get(part, lambda: self._read(part, own))
         name = f"part {part.key}" if part.key else "inline part"
         return at_its_time(part, read_as(name, written, schema))
 
-    async def _read(self, part: Part, schema: Schema | None) -> pa.Table:
+    async def _read(self, part: BatchPart, schema: TableSchema | None) -> pa.Table:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
@@ -251,14 +251,14 @@ class PartStore:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
 
-    async def _bytes(self, part: Part) -> bytes:
+    async def _bytes(self, part: BatchPart) -> bytes:
         data = await self._blob.get(part.key)
         if data is None:
             raise await self._missing(part.key.partition("/")[0], part.key)
         return data
 
-    async def save(self, part: Part, path: Path) -> None:
-        """Write the part's blob to a file. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+    async def save(self, part: BatchPart, path: Path) -> None:
+        """Write the part's blob to a file. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
         data = await self._bytes(part)
 
         def write() -> None:
@@ -271,7 +271,7 @@ class PartStore:
         except OSError as error:
             raise storage_error(f"write {path}", error) from error
 
-    def path(self, part: Part) -> str | None:
+    def path(self, part: BatchPart) -> str | None:
         """Return the file's path, if there is one."""
         return self._blob.path(part.key) if part.key else None
 
@@ -283,7 +283,7 @@ class PartStore:
         """Return the keys of all pending blobs."""
         return sorted(self._pending)
 
-    async def claim(self, shard: ShardId, parts: Iterable[Part]) -> bool:
+    async def claim(self, shard: ShardId, parts: Iterable[BatchPart]) -> bool:
         """Make another process's parts pending here; return False when one of them is gone."""
         keys = {part.key for part in parts if part.inline is None}
         self.give_up()
@@ -303,7 +303,7 @@ class PartStore:
             self._pending.pop(key, None)
         return False
 
-    def offer(self, parts: Iterable[Part], within_ms: int) -> None:
+    def offer(self, parts: Iterable[BatchPart], within_ms: int) -> None:
         """Make the parts orphans unless they are claimed in time."""
         until = self._clock.monotonic_ms() + within_ms
         self._offered |= {part.key: until for part in parts if self._free(part.key)}
@@ -312,7 +312,7 @@ class PartStore:
         found = self._pending.get(key)
         return found is not None and found.free and not found.appending
 
-    def check_kept(self, parts: Iterable[Part]) -> None:
+    def check_kept(self, parts: Iterable[BatchPart]) -> None:
         """Raise `InvalidUsage` when this process wrote a part that is no longer pending, and may be
         deleted. Call it right before a state names the parts."""
         for part in parts:
@@ -320,7 +320,7 @@ class PartStore:
             if own and part.key not in self._pending:
                 raise _given_up(part)
 
-    def check_young(self, parts: Iterable[Part | PartList], *, uncertain: bool) -> None:
+    def check_young(self, parts: Iterable[BatchPart | PartList], *, uncertain: bool) -> None:
         """Raise `StorageError` when another process may have collected a part. Call it right before
         a state names the parts; `uncertain`: an earlier attempt may have named them."""
         if self._link_within_ms is None:
@@ -345,7 +345,7 @@ class PartStore:
             del self._offered[key]
             self._pending.pop(key, None)
 
-    def begin(self, parts: Iterable[Part]) -> tuple[Part, ...]:
+    def begin(self, parts: Iterable[BatchPart]) -> tuple[BatchPart, ...]:
         """Pin the parts for an append; return those to pass to `end` or `leave`: not pinned by
         another. Raises `InvalidUsage` when a placed part is not pending here."""
         given = tuple(parts)
@@ -364,7 +364,7 @@ class PartStore:
                 begun.append(part)
         return tuple(begun)
 
-    def end(self, parts: Iterable[Part], within_ms: int) -> None:
+    def end(self, parts: Iterable[BatchPart], within_ms: int) -> None:
         """Unpin parts that surely were not appended; they become orphans unless they are appended,
         claimed or discarded in time."""
         until = self._clock.monotonic_ms() + within_ms
@@ -374,7 +374,7 @@ class PartStore:
                 found.appending = False
                 self._offered[part.key] = until
 
-    def leave(self, parts: Iterable[Part | PartList], within_ms: int) -> None:
+    def leave(self, parts: Iterable[BatchPart | PartList], within_ms: int) -> None:
         """Unpin parts of an append with an open outcome; unless they are appended again in time
         they are left to the collection."""
         until = self._clock.monotonic_ms() + within_ms
@@ -385,7 +385,7 @@ class PartStore:
                 found.appending = found.free = False
                 self._offered[part.key] = until
 
-    def named(self, parts: Iterable[Part | PartList]) -> None:
+    def named(self, parts: Iterable[BatchPart | PartList]) -> None:
         """Forget parts that were appended."""
         for part in parts:
             self._offered.pop(part.key, None)
@@ -397,7 +397,7 @@ class PartStore:
             del self._pending[key]
             self._offered.pop(key, None)
 
-    async def discard(self, parts: Iterable[Part | PartList]) -> None:
+    async def discard(self, parts: Iterable[BatchPart | PartList]) -> None:
         """Delete parts that were never appended, except those of an append under way. Blobs that a
         state may name, and failed deletes, are left to the collection."""
 
@@ -439,14 +439,14 @@ class PartStore:
         return gone
 
 
-def _given_up(part: Part) -> InvalidUsage:
+def _given_up(part: BatchPart) -> InvalidUsage:
     return InvalidUsage(
         f"part {part.key} was given up or discarded, or was never claimed: nothing was appended; do"
         " what wrote it over"
     )
 
 
-def _is_whole(table: pa.Table, part: Part) -> bool:
+def _is_whole(table: pa.Table, part: BatchPart) -> bool:
     """Return whether caching the table keeps little else in memory: it is no slice of a large
     one."""
     held = table.get_total_buffer_size()

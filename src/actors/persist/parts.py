@@ -3,7 +3,7 @@ Pure.
 
 A Parquet part holds the user columns, ``__time``, ``__diff`` and, only with error updates,
 ``__error``; zstd; the format version is in the file's metadata. Files written by Spark have none:
-their version is that of their `Part`. Small updates stay inline, as an Arrow IPC stream in the
+their version is that of their `BatchPart`. Small updates stay inline, as an Arrow IPC stream in the
 shard's document. All rows of a placed part (`shard.placed`) are read at its time.
 """
 
@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
-from actors.persist.shard import PLACED, Part
+from actors.errors import CorruptData, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
+from actors.persist.shard import PLACED, BatchPart
 from actors.persist.statistics import of_written
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import from_ipc, opening_of, set_column, stream_of
 from actors.threshold_probes import (
     INLINE_PART,
@@ -41,21 +41,21 @@ _OPENINGS_MAX: Final = 256
 """Bound of cached IPC headers of inline parts, one a schema."""
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class EncodedPart(msgspec.Struct, frozen=True):
     """A part without its key, the bytes of its blob (None: it is inline), and its updates."""
 
-    part: Part
+    part: BatchPart
     blob: bytes | None
     updates: pa.Table
 
 
-def part_schema(schema: Schema, *, errors: bool) -> pa.Schema:
+def part_schema(schema: TableSchema, *, errors: bool) -> pa.Schema:
     """Return the columns of a part."""
     shape = schema.arrow_updates()
     return shape.append(pa.field(ERROR, pa.string())) if errors else shape
 
 
-def conform(updates: pa.Table, schema: Schema) -> pa.Table:
+def conform(updates: pa.Table, schema: TableSchema) -> pa.Table:
     """Return the updates with exactly a part's columns, sorted by time, without an error column of
     NULLs. Raises `TypeMismatch`, `InvalidUsage`."""
     given = updates.schema
@@ -110,12 +110,12 @@ def _by_time(table: pa.Table) -> pa.Table:
 
 def encode(
     updates: pa.Table,
-    schema: Schema,
+    schema: TableSchema,
     *,
     inline_bytes_max: int,
     bytes_target: int,
     statistics_bytes_max: int = 0,
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedPart]:
     """Yield parts that together hold the updates, one at a time; those of blobs have statistics.
     Raises as `conform` does."""
     table = conform(updates, schema)
@@ -125,7 +125,7 @@ def encode(
     if takes_at_most(table, inline_bytes_max):
         data = stream_of(_opening(schema, has_errors(table)), table.to_batches())
         if not INLINE_PART.crossed(len(data) > inline_bytes_max):
-            yield Encoded(_describe(table, data, inline=True), None, table)
+            yield EncodedPart(_describe(table, data, inline=True), None, table)
             return
     else:
         INLINE_PART.crossed(True)
@@ -139,15 +139,15 @@ def encode(
         if not part.has_errors:
             known = of_written(footer, piece, schema, statistics_bytes_max)
             part = replace(part, statistics=known)
-        yield Encoded(part, data, piece)
+        yield EncodedPart(part, data, piece)
 
 
 @lru_cache(maxsize=_OPENINGS_MAX)
-def _opening(schema: Schema, errors: bool) -> bytes:
+def _opening(schema: TableSchema, errors: bool) -> bytes:
     return opening_of(part_schema(schema, errors=errors))
 
 
-def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
+def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
     """Describe a table, sorted by time, and its bytes as a part without a key."""
     times, diffs = table[TIME], table[DIFF]
     if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
@@ -155,7 +155,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
         first, last, least = known[0], known[-1], min(diffs.to_pylist())
     else:
         first, last, least = times[0].as_py(), times[-1].as_py(), pc.min(diffs).as_py()
-    return Part(
+    return BatchPart(
         key="",
         rows=table.num_rows,
         bytes=len(data),
@@ -200,16 +200,16 @@ def _repeating(shape: pa.Schema) -> list[str]:
     ]
 
 
-def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
+def decode(part: BatchPart, data: bytes, schema: TableSchema) -> pa.Table:
     """Return the updates in a part's bytes. Raises as `decode_written` does."""
     return at_its_time(part, decode_written(part, data, schema))
 
 
-def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
+def decode_written(part: BatchPart, data: bytes, schema: TableSchema | None) -> pa.Table:
     """Decode and verify a part with its original times, in the columns of the schema that it was
     written with (None: in the file's columns).
 
-    Raises `Corrupt` when a byte differs, and `StorageError` for a part of a newer version.
+    Raises `CorruptData` when a byte differs, and `StorageError` for a part of a newer version.
     """
     name = _name(part)
     check_bytes(part, data)
@@ -221,21 +221,21 @@ def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
             if not table.schema.equals(shape):
                 table = table.cast(shape)
     except (pa.ArrowException, OSError, KeyError, ValueError, MalformedFrame) as error:
-        raise Corrupt(
+        raise CorruptData(
             f"{name} does not hold the columns {schema.ddl() if schema else 'of updates'}: {error}",
             determinate=True,
         ) from error
     if table.num_rows != part.rows:
-        raise Corrupt(
+        raise CorruptData(
             f"{name} holds {table.num_rows} rows, described were {part.rows}", determinate=True
         )
     return table.replace_schema_metadata(None)
 
 
-def check_bytes(part: Part, data: bytes) -> None:
-    """Raise `Corrupt` when a byte differs, and `StorageError` for a part of a newer version."""
+def check_bytes(part: BatchPart, data: bytes) -> None:
+    """Raise `CorruptData` when a byte differs, and `StorageError` for a part of a newer version."""
     if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
-        raise Corrupt(
+        raise CorruptData(
             f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
             f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
             determinate=True,
@@ -243,11 +243,11 @@ def check_bytes(part: Part, data: bytes) -> None:
     _check_version(_name(part), part.version)
 
 
-def _name(part: Part) -> str:
+def _name(part: BatchPart) -> str:
     return f"part {part.key}" if part.key else "inline part"
 
 
-def at_its_time(part: Part, written: pa.Table) -> pa.Table:
+def at_its_time(part: BatchPart, written: pa.Table) -> pa.Table:
     """Return the decoded updates; all rows of a placed part at its time."""
     if part.at is None:
         return written

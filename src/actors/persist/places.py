@@ -27,14 +27,14 @@ from msgspec.structs import replace
 from actors.buckets.bucket_paths import BUCKETS, bucket_path
 from actors.buckets.bucket_store import BucketStore
 from actors.errors import InvalidUsage, StorageError, storage_error
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
-from actors.persist.location import Blob, Consensus
+from actors.persist.location import BlobStore, ConsensusStore
 from actors.settings import Settings, without_user
 
 BLOB_FORMS: Final = (
@@ -53,8 +53,8 @@ _documents: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
 
 
 async def open_blob(
-    url: str, settings: Settings, clock: Clock, *, exclusive: bool = True, below: str = ""
-) -> Blob:
+    url: str, settings: Settings, clock: ActorClock, *, exclusive: bool = True, below: str = ""
+) -> BlobStore:
     """Open the blob store of a URL.
 
     `exclusive`: no other process writes there. `below`: a folder of it, and of a bucket instead of
@@ -79,9 +79,11 @@ async def open_blob(
     raise _unknown(url, BLOB_FORMS)
 
 
-async def open_consensus(url: str, settings: Settings, clock: Clock, random: Random) -> Consensus:
+async def open_consensus(
+    url: str, settings: Settings, clock: ActorClock, random: Random
+) -> ConsensusStore:
     """Open the consensus store of a URL; `random` draws pauses and nonces. Sends no request to a
-    bucket yet. Raises `InvalidUsage`, `StorageError`, `Corrupt`."""
+    bucket yet. Raises `InvalidUsage`, `StorageError`, `CorruptData`."""
     scheme, rest = _split(url, CONSENSUS_FORMS)
     match scheme:
         case "mem":
@@ -99,7 +101,7 @@ async def open_consensus(url: str, settings: Settings, clock: Clock, random: Ran
     raise _unknown(url, CONSENSUS_FORMS)
 
 
-async def _sqlite(path: Path, clock: Clock, settings: Settings) -> Consensus:
+async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> ConsensusStore:
     def make_folder() -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,7 @@ async def _sqlite(path: Path, clock: Clock, settings: Settings) -> Consensus:
     return consensus
 
 
-async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
+async def _postgres(url: str, settings: Settings, random: Random) -> ConsensusStore:
     try:
         # Imported here: psycopg is an optional dependency.
         from actors.persist.consensus_postgres import PostgresConsensus
@@ -133,7 +135,7 @@ async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
     return consensus
 
 
-async def _bucket(url: str, settings: Settings, clock: Clock) -> tuple[BucketStore, str]:
+async def _bucket(url: str, settings: Settings, clock: ActorClock) -> tuple[BucketStore, str]:
     """Open the bucket; return it with the prefix of the objects below the URL."""
     place = bucket_path(url)
     # `BucketStore` reads the limits of copies: pass those of stores in their place.

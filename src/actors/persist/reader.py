@@ -26,11 +26,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from actors.errors import Closed, Corrupt, LeaseLost, ReadBelowSince, StorageError
-from actors.kernel import Clock
-from actors.persist.filtering import PartFilter, Verdict
+from actors.errors import CorruptData, LeaseLost, ReadBelowSince, ResourceClosed, StorageError
+from actors.kernel import ActorClock
+from actors.persist.filtering import PartFilter, PartVerdict
 from actors.persist.guests import PREFIX, renewed_by_guest
-from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
+from actors.persist.shard import BatchPart, ReaderLease, ShardBatch, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
 
 log = logging.getLogger("penstock.persist")
@@ -45,7 +45,7 @@ class LeaseBook:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: ActorClock,
         lease_ms: int,
         process: str,
         *,
@@ -61,16 +61,16 @@ class LeaseBook:
         self._guest = guest
         self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
-        self._others: dict[ShardId, dict[str, tuple[Lease, float]]] = {}
+        self._others: dict[ShardId, dict[str, tuple[ReaderLease, float]]] = {}
         """Leases of other processes, and the monotonic time since which each is unchanged."""
         self._renewed_ms: dict[ShardId, float] = {}
         """Monotonic time of the last write of our readers' leases."""
-        self._readers: dict[ShardId, dict[str, Reader]] = {}
+        self._readers: dict[ShardId, dict[str, LeasedReader]] = {}
         self._gone: dict[ShardId, set[str]] = {}
         """Closed readers whose leases may still stand in the state."""
         self._used: Counter[str] = Counter()
 
-    def add(self, reader: Reader) -> str:
+    def add(self, reader: LeasedReader) -> str:
         """Register a reader; return the name of its lease, unique among open readers."""
         readers = self._readers.setdefault(reader.shard, {})
         first = f"{PREFIX}{reader.reader_id}" if self._guest else reader.reader_id
@@ -82,7 +82,7 @@ class LeaseBook:
         self._gone.get(reader.shard, set()).discard(name)
         return name
 
-    def remove(self, reader: Reader) -> None:
+    def remove(self, reader: LeasedReader) -> None:
         """Unregister a reader; its lease is dropped with the next write of the shard."""
         readers = self._readers.get(reader.shard, {})
         if readers.pop(reader.lease_id, None) is None:
@@ -124,7 +124,7 @@ class LeaseBook:
         """Return the shards with open readers, or with leases still to be dropped."""
         return list(dict.fromkeys([*self._readers, *self._gone]))
 
-    def holding(self, shard: ShardId, key: str) -> list[Reader]:
+    def holding(self, shard: ShardId, key: str) -> list[LeasedReader]:
         """Return the open readers that hold a part."""
         return [each for each in self._readers.get(shard, {}).values() if each.holds(key)]
 
@@ -150,7 +150,7 @@ class LeaseBook:
         self._see(state)
         open_ = self._readers.get(state.id, {})
         own = {
-            name: Lease(reader.since, reader.seqno_held(state.seqno), now + self._lease_ms)
+            name: ReaderLease(reader.since, reader.seqno_held(state.seqno), now + self._lease_ms)
             for name, reader in open_.items()
             if not reader.lost
         }
@@ -167,7 +167,7 @@ class LeaseBook:
             return
         own, before = self._readers.get(state.id, {}), self._others.pop(state.id, {})
         now = self._clock.monotonic_ms()
-        others: dict[str, tuple[Lease, float]] = {}
+        others: dict[str, tuple[ReaderLease, float]] = {}
         for name, lease in state.leases.items():
             if name not in own:
                 held = before.get(name)
@@ -232,7 +232,7 @@ class LeaseBook:
         return any(late or not reader.registered for reader in alive)
 
 
-class Reader:
+class LeasedReader:
     """Reads one shard under a lease: the since stays at or below the reader's, and no part that it
     was given is deleted before `release` or `close`."""
 
@@ -266,13 +266,13 @@ class Reader:
 
     async def snapshot(
         self, as_of: Time, wanted: PartFilter | None = None
-    ) -> tuple[tuple[Part, ...], Frontier]:
+    ) -> tuple[tuple[BatchPart, ...], Frontier]:
         """Return parts that together hold the contents at `as_of`, once that is sealed, and the
         upper of the last batch among them.
 
         They may hold later times: keep rows with time <= as_of. `wanted`: parts that surely hold no
         such row are left out; the others may hold any row. Raises `ReadBelowSince`, `LeaseLost`,
-        `UnknownObject`, `Closed`, `StorageError`.
+        `UnknownObject`, `ResourceClosed`, `StorageError`.
         """
         state, upper = await self._seen(as_of, as_of)
         batches = [batch for batch in state.batches if batch.lower <= as_of]
@@ -280,13 +280,13 @@ class Reader:
             upper = batches[-1].upper if batches else state.batches[0].lower
         parts = [part for batch in batches for part in batch.parts if part.time_min <= as_of]
         if wanted is not None:
-            parts = [part for part in parts if wanted.verdict(part) is Verdict.KEEP]
+            parts = [part for part in parts if wanted.verdict(part) is PartVerdict.KEEP]
         # In the same loop turn as the look at the state: nothing can retire and delete a part
         # between.
         self._take(state, parts)
         return tuple(parts), upper
 
-    async def next(self, frontier: Frontier) -> tuple[tuple[Batch, ...], Frontier]:
+    async def next(self, frontier: Frontier) -> tuple[tuple[ShardBatch, ...], Frontier]:
         """Return the batches from `frontier` on, once there are any, and the new upper.
 
         A batch may repeat earlier times: keep rows with time >= frontier; parts with only earlier
@@ -318,10 +318,10 @@ class Reader:
             await self._wait_upper(self.shard, beyond, self.check)
 
     def check(self) -> None:
-        """Raise `Closed`, or `LeaseLost` when another process dropped its lease: its parts may be
-        deleted, its since may be passed."""
+        """Raise `ResourceClosed`, or `LeaseLost` when another process dropped its lease: its parts
+        may be deleted, its since may be passed."""
         if self._closed:
-            raise Closed(f"reader {self.reader_id} of shard {self.shard} is closed")
+            raise ResourceClosed(f"reader {self.reader_id} of shard {self.shard} is closed")
         if self.lost:
             raise self.lease_lost()
 
@@ -337,7 +337,7 @@ class Reader:
         """Return whether the reader was given a part and has not released it."""
         return key in self._keys
 
-    def _take(self, state: ShardState, parts: Iterable[Part]) -> None:
+    def _take(self, state: ShardState, parts: Iterable[BatchPart]) -> None:
         keys = {part.key for part in parts if part.key} - self._keys.keys()
         self._keys |= dict.fromkeys(keys, state.seqno)
         self._book.take(keys)
@@ -366,10 +366,10 @@ class Reader:
 
 
 def why_missing(
-    shard: ShardId, key: str, state: ShardState | None, holding: Iterable[Reader]
+    shard: ShardId, key: str, state: ShardState | None, holding: Iterable[LeasedReader]
 ) -> StorageError:
-    """Return the error for a missing blob: `Corrupt` if the store lost it, `LeaseLost` if it was
-    deleted and no lease covered it.
+    """Return the error for a missing blob: `CorruptData` if the store lost it, `LeaseLost` if it
+    was deleted and no lease covered it.
 
     `state`: read just now; None if the shard does not exist. `holding`: open readers of this
     process that hold the part.
@@ -389,6 +389,6 @@ def why_missing(
             f"part {key} was compacted away and deleted: {whose}; read the shard again",
             determinate=True,
         )
-    return Corrupt(
+    return CorruptData(
         f"blob {key} is gone although {names}; restore the file from a copy", determinate=True
     )

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, IncompatibleSchema, TypeMismatch
-from actors.persist.change import Documents, Outcome
-from actors.persist.machine import Machine
+from actors.errors import CorruptData, IncompatibleSchema, TypeMismatch
+from actors.persist.change import ChangeOutcome, ShardDocuments
+from actors.persist.machine import ShardMachine
 from actors.persist.parts import part_schema
-from actors.persist.shard import Part, ShardState
-from actors.plan.schema import DIFF, ERROR, TIME, Schema, arrow_type
+from actors.persist.shard import BatchPart, ShardState
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema, arrow_type
 from actors.progress import ShardId
 
 SCHEMAS_MAX: Final = 256
@@ -45,7 +45,7 @@ WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 """Types that a type may become."""
 
 
-class Evolved(msgspec.Struct, frozen=True):
+class SchemaEvolved(msgspec.Struct, frozen=True):
     """The schema is the shard's newest, under this number."""
 
     schema_id: int
@@ -57,20 +57,20 @@ class SchemaMismatch(msgspec.Struct, frozen=True):
     shard: ShardId
     expected: int
     current: int
-    schema: Schema
+    schema: TableSchema
 
 
-def schema_of(state: ShardState, schema_id: int) -> Schema:
-    """Return a schema of the shard. Raises `Corrupt` for an unknown number."""
+def schema_of(state: ShardState, schema_id: int) -> TableSchema:
+    """Return a schema of the shard. Raises `CorruptData` for an unknown number."""
     if not 0 <= schema_id <= state.schema_id:
-        raise Corrupt(
+        raise CorruptData(
             f"shard {state.id} has schemas 0 to {state.schema_id}, a part names {schema_id}",
             determinate=True,
         )
     return (*state.older, state.schema)[schema_id]
 
 
-def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
+def check_compatible(shard: ShardId, old: TableSchema, new: TableSchema) -> None:
     """Raise `IncompatibleSchema`, which names the first rule that the new one breaks."""
 
     def refuse(what: str) -> IncompatibleSchema:
@@ -112,7 +112,7 @@ def _padded(text: str) -> str:
     return low if low.startswith(("char", "varchar")) else ""
 
 
-def evolved(state: ShardState, expected: int, schema: Schema) -> ShardState | SchemaMismatch:
+def evolved(state: ShardState, expected: int, schema: TableSchema) -> ShardState | SchemaMismatch:
     """Return the state with that schema as the newest, if number `expected` is the newest;
     unchanged when it is already. Raises `IncompatibleSchema`."""
     current = state.schema_id
@@ -130,12 +130,12 @@ def evolved(state: ShardState, expected: int, schema: Schema) -> ShardState | Sc
     return replace(state, schema=schema, older=(*state.older, state.schema))
 
 
-def read_as(name: str, written: pa.Table, schema: Schema) -> pa.Table:
+def read_as(name: str, written: pa.Table, schema: TableSchema) -> pa.Table:
     """Return a part's updates in a schema's columns: later columns are dropped, missing ones are
     NULL, narrower ones are cast.
 
     `name` is for errors. Raises `TypeMismatch` when a value does not fit an older schema's type,
-    `Corrupt` for a part of another kind.
+    `CorruptData` for a part of another kind.
     """
     shape = _shape(schema, ERROR in written.column_names)
     if written.schema.equals(shape):
@@ -156,11 +156,11 @@ def read_as(name: str, written: pa.Table, schema: Schema) -> pa.Table:
 
 
 @lru_cache(maxsize=1024)
-def _shape(schema: Schema, errors: bool) -> pa.Schema:
+def _shape(schema: TableSchema, errors: bool) -> pa.Schema:
     return part_schema(schema, errors=errors)
 
 
-def _may_lack(schema: Schema, name: str) -> bool:
+def _may_lack(schema: TableSchema, name: str) -> bool:
     """Return whether an older part may lack the column: a later, nullable one."""
     # The first column belongs to schema 0, hence to every part.
     return any(column.name == name and column.nullable for column in schema.columns[1:])
@@ -185,14 +185,14 @@ def _as(name: str, field: pa.Field, values: pa.ChunkedArray) -> pa.ChunkedArray:
             f"{name} was written with a newer schema: {field.name} is {values.type} there, and a"
             f" value does not fit {field.type}; read it with the newest schema"
         )
-    raise Corrupt(
+    raise CorruptData(
         f"{name} holds {field.name} as {values.type}, which never becomes {field.type}",
         determinate=True,
     )
 
 
-def _another(name: str, written: pa.Table, schema: Schema, why: str) -> Corrupt:
-    return Corrupt(
+def _another(name: str, written: pa.Table, schema: TableSchema, why: str) -> CorruptData:
+    return CorruptData(
         f"{name} does not hold the columns {schema.ddl()}: {why}; it holds"
         f" {', '.join(written.column_names)}",
         determinate=True,
@@ -202,34 +202,34 @@ def _another(name: str, written: pa.Table, schema: Schema, why: str) -> Corrupt:
 class SchemaRegistry:
     """The schemas of all shards; each call is durable."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: ShardMachine) -> None:
         self._machine = machine
 
-    def written_with(self, part: Part) -> Schema | None:
+    def written_with(self, part: BatchPart) -> TableSchema | None:
         """Return the schema of a part, without waiting; None for an inline part or an uncached
-        shard: then the part's own columns count. Raises `Corrupt`."""
+        shard: then the part's own columns count. Raises `CorruptData`."""
         state = self._machine.cached(part.key.partition("/")[0]) if part.key else None
         return None if state is None else schema_of(state, part.schema_id)
 
-    async def schemas(self, shard: ShardId) -> tuple[Schema, ...]:
+    async def schemas(self, shard: ShardId) -> tuple[TableSchema, ...]:
         """Return all schemas, oldest first; the place of each is its number. Raises
         `UnknownObject`, `StorageError`."""
         state = await self._machine.state(shard)
         return (*state.older, state.schema)
 
     async def evolve(
-        self, shard: ShardId, expected: int, schema: Schema
-    ) -> Evolved | SchemaMismatch:
+        self, shard: ShardId, expected: int, schema: TableSchema
+    ) -> SchemaEvolved | SchemaMismatch:
         """Make this the shard's newest schema, if number `expected` is the newest. Raises
         `IncompatibleSchema`, `UnknownObject`, `StorageError`."""
 
-        def change(documents: Documents) -> Outcome[Evolved | SchemaMismatch]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[SchemaEvolved | SchemaMismatch]:
             state = documents.shard(shard)
             then = evolved(state, expected, schema)
             if isinstance(then, SchemaMismatch):
-                return Outcome(then)
-            done = Evolved(then.schema_id)
-            return Outcome(done) if then is state else Outcome(done, {shard: then})
+                return ChangeOutcome(then)
+            done = SchemaEvolved(then.schema_id)
+            return ChangeOutcome(done) if then is state else ChangeOutcome(done, {shard: then})
 
         await self._machine.refresh(shard)  # a stale cache must not answer with a mismatch
         return await self._machine.change([shard], change)

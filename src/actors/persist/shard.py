@@ -12,8 +12,8 @@ Rules
   until it expires. Without any, the since stays.
 - A part that compaction replaced is *retired*: its blob may be deleted when no lease was taken
   before it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
-- Each writer's last call is remembered (`Mark`, an idempotency token), so that a retry after a lost
-  answer is never done twice; the last copies by their uuids.
+- Each writer's last call is remembered (`IdempotencyToken`, an idempotency token), so that a retry
+  after a lost answer is never done twice; the last copies by their uuids.
 - A *list*, a blob of its own, describes the parts of a large batch. It is retired with its batch.
 - A part may be written before its time is known, and be *placed* later: then all its rows lie at
   the time in its description (`at`), whatever the file says.
@@ -31,9 +31,9 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Fenced, InvalidUsage, ReadBelowSince, ShardClosed
+from actors.errors import InvalidUsage, ReadBelowSince, ShardClosed, WriterFenced
 from actors.persist.statistics import ColumnStatistics
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import EMPTY, TIME_MAX, TIME_MIN, Frontier, ShardId, Time
 
 FORMAT: Final = 3
@@ -54,7 +54,7 @@ def shard_key(shard: ShardId) -> str:
     return f"shard/{shard}"
 
 
-class Part(msgspec.Struct, frozen=True):
+class BatchPart(msgspec.Struct, frozen=True):
     """Immutable updates: a Parquet blob, or inline as an Arrow IPC stream (then `key` is "")."""
 
     key: str
@@ -79,7 +79,7 @@ class Part(msgspec.Struct, frozen=True):
     """Statistics of its columns, as far as they are known."""
 
 
-def placed(part: Part, time: Time) -> Part:
+def placed(part: BatchPart, time: Time) -> BatchPart:
     """Return a part that was written at 0, with all its rows at `time`."""
     return replace(part, at=time, time_min=time, time_max=time, version=PLACED)
 
@@ -93,12 +93,12 @@ class PartList(msgspec.Struct, frozen=True):
     """crc32 of the blob."""
 
 
-class Batch(msgspec.Struct, frozen=True):
+class ShardBatch(msgspec.Struct, frozen=True):
     """All updates of one interval of times."""
 
     lower: Time
     upper: Frontier
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
     listed: PartList | None = None
     """The list that describes the parts outside of the document (`part_lists.py`)."""
 
@@ -125,7 +125,7 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(part.bytes for part in self.parts if part.inline is not None)
 
 
-class Lease(msgspec.Struct, frozen=True):
+class ReaderLease(msgspec.Struct, frozen=True):
     """A reader's lease: pins the since and the blobs that it may reference."""
 
     since: Time
@@ -134,21 +134,21 @@ class Lease(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
-class Retired(msgspec.Struct, frozen=True):
+class RetiredBlob(msgspec.Struct, frozen=True):
     """A tombstone: a blob that no batch names since state `seqno`."""
 
     key: str
     seqno: int
 
 
-class Mark(msgspec.Struct, frozen=True):
+class IdempotencyToken(msgspec.Struct, frozen=True):
     """The last call of one writer that changed this document."""
 
     call: int
     seqno: int
 
 
-class Copied(msgspec.Struct, frozen=True):
+class CopyCommitted(msgspec.Struct, frozen=True):
     """An appended copy: its number of rows, at one time."""
 
     uuid: str
@@ -161,24 +161,24 @@ class ShardState(msgspec.Struct, frozen=True):
 
     version: int
     id: ShardId
-    schema: Schema
+    schema: TableSchema
     seqno: int
     since: Time
     upper: Frontier
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[ShardBatch, ...] = ()
     holds: dict[str, Time] = {}
-    leases: dict[str, Lease] = {}
+    leases: dict[str, ReaderLease] = {}
     tables: bool = False
     """True if it is sealed up to the tables' shared upper, too."""
-    retired: tuple[Retired, ...] = ()
-    writers: dict[str, Mark] = {}
-    copies: tuple[Copied, ...] = ()
+    retired: tuple[RetiredBlob, ...] = ()
+    writers: dict[str, IdempotencyToken] = {}
+    copies: tuple[CopyCommitted, ...] = ()
     """The last copies, oldest first."""
     born: int = 0
     """Seqno of its first state; it differs between shards that had the same name."""
     tokens: dict[str, bytes] = {}
     """Fencing tokens of those holds that are critical readers (`critical.py`)."""
-    older: tuple[Schema, ...] = ()
+    older: tuple[TableSchema, ...] = ()
     """Schemas before the present one, from number 0 on (`schemas.py`)."""
 
     @property
@@ -186,7 +186,7 @@ class ShardState(msgspec.Struct, frozen=True):
         """Return the number of the present schema."""
         return len(self.older)
 
-    def copied(self, uuid: str) -> Copied | None:
+    def copied(self, uuid: str) -> CopyCommitted | None:
         """Return the copy of that uuid, if it was appended and is remembered."""
         return next((copy for copy in self.copies if copy.uuid == uuid), None)
 
@@ -229,35 +229,35 @@ class TablesUpper(msgspec.Struct, frozen=True):
 
     version: int
     upper: Frontier
-    writers: dict[str, Mark] = {}
+    writers: dict[str, IdempotencyToken] = {}
 
 
 class NewShard(msgspec.Struct, frozen=True):
     """A shard to create."""
 
     id: ShardId
-    schema: Schema
+    schema: TableSchema
     since: Time = TIME_MIN
     upper: Frontier = TIME_MIN
     holds: dict[str, Time] = {}
     tables: bool = False
 
 
-class Append(msgspec.Struct, frozen=True):
+class ShardAppend(msgspec.Struct, frozen=True):
     """Updates of [lower, upper) for one shard; `holds` (shard, holder, since) move with it."""
 
     shard: ShardId
     lower: Frontier
     upper: Frontier
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
     holds: tuple[tuple[ShardId, str, Time], ...] = ()
-    copied: Copied | None = None
+    copied: CopyCommitted | None = None
     """The copy that this appends, to be remembered."""
     listed: PartList | None = None
-    """List of the parts, where they are many; set by the `Appender`, not by the caller."""
+    """List of the parts, where they are many; set by the `ShardAppender`, not by the caller."""
 
 
-class Appended(msgspec.Struct, frozen=True):
+class AppendCommitted(msgspec.Struct, frozen=True):
     """The append is durable; the uppers of its shards."""
 
     uppers: tuple[tuple[ShardId, Frontier], ...]
@@ -299,10 +299,12 @@ def marked(state: ShardState, writer: str, call: int) -> ShardState:
     return replace(state, writers=mark(state.writers, writer, call, state.seqno + 1))
 
 
-def mark(writers: Mapping[str, Mark], writer: str, call: int, seqno: int) -> dict[str, Mark]:
+def mark(
+    writers: Mapping[str, IdempotencyToken], writer: str, call: int, seqno: int
+) -> dict[str, IdempotencyToken]:
     """Return the writers with this call recorded; beyond `WRITERS_MAX` the longest silent are
     evicted."""
-    kept = {**writers, writer: Mark(call, seqno)}
+    kept = {**writers, writer: IdempotencyToken(call, seqno)}
     while len(kept) > WRITERS_MAX:
         # By (seqno, name): every process evicts the same one.
         del kept[min(kept, key=lambda name: (kept[name].seqno, name))]
@@ -321,19 +323,19 @@ def sealed(state: ShardState, tables: Frontier) -> Frontier:
 
 
 def appended(
-    state: ShardState, append: Append, floor: Frontier, writer: str, call: int
+    state: ShardState, append: ShardAppend, floor: Frontier, writer: str, call: int
 ) -> ShardState | UpperMismatch:
     """Return the state with the updates of [lower, upper) appended, if the upper is `lower`.
 
     `floor`: no time may lie below it (the tables' shared upper, for a table). Raises `InvalidUsage`
     when the interval or a part does not fit, `ShardClosed` when the upper is the empty frontier,
-    `Fenced` for a copy that was appended before.
+    `WriterFenced` for a copy that was appended before.
     """
     _check_interval(state, append)
     if state.upper != append.lower:
         return UpperMismatch(state.id, append.lower, state.upper)
     if append.copied is not None and state.copied(append.copied.uuid) is not None:
-        raise Fenced(
+        raise WriterFenced(
             f"copy {append.copied.uuid} was appended to {state.id} before: ask for it again",
             determinate=True,
         )
@@ -343,14 +345,14 @@ def appended(
         last = replace(state.batches[-1], upper=append.upper)
         batches = (*state.batches[:-1], last)
     else:
-        fresh = Batch(append.lower, append.upper, append.parts, append.listed)
+        fresh = ShardBatch(append.lower, append.upper, append.parts, append.listed)
         batches = (*state.batches, fresh)
     if append.copied is not None:
         state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
     return marked(replace(state, batches=batches, upper=append.upper), writer, call)
 
 
-def _check_interval(state: ShardState, append: Append) -> None:
+def _check_interval(state: ShardState, append: ShardAppend) -> None:
     bounds = f"[{append.lower}, {append.upper})"
     if append.lower >= EMPTY and state.upper >= EMPTY:
         raise ShardClosed(f"append to {state.id}: it is closed, its upper is empty for ever")
@@ -361,7 +363,7 @@ def _check_interval(state: ShardState, append: Append) -> None:
         raise InvalidUsage(f"append to {state.id}: {what} {bounds}, which holds no time")
 
 
-def _check_parts(state: ShardState, append: Append, lower: Time) -> None:
+def _check_parts(state: ShardState, append: ShardAppend, lower: Time) -> None:
     known = state.blob_keys() if any(part.key for part in append.parts) else set()
     for part in append.parts:
         name = f"append to {state.id}: part {part.key or 'inline'}"
@@ -400,15 +402,15 @@ def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
 
 def _check_plain(state: ShardState, holder: str) -> None:
     if holder in state.tokens:
-        raise Fenced(
+        raise WriterFenced(
             f"shard {state.id}: {holder} is a critical reader: it moves by its token alone",
             determinate=True,
         )
 
 
 def without_hold(state: ShardState, holder: str) -> ShardState:
-    """Return the state without the hold; no error if there is none. Raises `Fenced` for a critical
-    reader."""
+    """Return the state without the hold; no error if there is none. Raises `WriterFenced` for a
+    critical reader."""
     _check_plain(state, holder)
     if holder not in state.holds:
         return state
@@ -417,7 +419,7 @@ def without_hold(state: ShardState, holder: str) -> ShardState:
 
 
 def renewed(
-    state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
+    state: ShardState, own: Mapping[str, ReaderLease], gone: frozenset[str], now_ms: int
 ) -> ShardState:
     """Return the state with this process's leases `own`, those of others until they expire, without
     the `gone` ones; and advance the since.
@@ -448,8 +450,8 @@ def compact_to(state: ShardState, upper: Frontier) -> Time:
 
 def compacted(
     state: ShardState,
-    inputs: Sequence[Batch],
-    parts: tuple[Part, ...],
+    inputs: Sequence[ShardBatch],
+    parts: tuple[BatchPart, ...],
     listed: PartList | None = None,
 ) -> ShardState | None:
     """Return the state with adjacent batches replaced by one of the same contents; None when they
@@ -465,12 +467,12 @@ def compacted(
         if (wanted.lower, wanted.parts) != (batch.lower, batch.parts):
             return None
     # The upper found, not the input's: an empty append may have extended the last batch meanwhile.
-    merged = Batch(inputs[0].lower, found[-1].upper, parts, listed)
+    merged = ShardBatch(inputs[0].lower, found[-1].upper, parts, listed)
     batches = (*state.batches[:first], merged, *state.batches[first + len(inputs) :])
     kept = {part.key for part in parts}
     keys = [part.key for batch in found for part in batch.parts if part.key not in kept]
     keys += [batch.listed.key for batch in found if batch.listed is not None]
-    retired = tuple(Retired(key, state.seqno + 1) for key in keys if key)
+    retired = tuple(RetiredBlob(key, state.seqno + 1) for key in keys if key)
     return replace(state, batches=batches, retired=(*state.retired, *retired))
 
 

@@ -1,7 +1,7 @@
 """Applies one listener's filter to parts, and audits it.
 
-Some of the skipped parts are read all the same (`filtering.Audit`), before the interval that they
-lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
+Some of the skipped parts are read all the same (`filtering.FilterAudit`), before the interval that
+they lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from functools import partial
 
 import pyarrow as pa
 
-from actors.errors import Corrupt, StorageError, UnsoundFilter
-from actors.kernel import Clock
-from actors.persist.filtering import Audit, PartFilter, Verdict
-from actors.persist.shard import Part
-from actors.protocol.internal import Filtered
+from actors.errors import CorruptData, StorageError, UnsoundFilter
+from actors.kernel import ActorClock
+from actors.persist.filtering import FilterAudit, PartFilter, PartVerdict
+from actors.persist.shard import BatchPart
+from actors.protocol.internal import FilteredParts
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.persist")
 
 
-class Sieve:
+class PartPruner:
     """The filter and the audit of one source."""
 
-    def __init__(self, wanted: PartFilter, audit: Audit) -> None:
+    def __init__(self, wanted: PartFilter, audit: FilterAudit) -> None:
         self._wanted = wanted
         self._audit = audit
         self._parts = self._bytes = self._audited = 0
@@ -33,32 +33,35 @@ class Sieve:
     def __str__(self) -> str:
         return str(self._wanted)
 
-    def told(self) -> Filtered:
+    def told(self) -> FilteredParts:
         """Return the counts of skipped parts, their bytes, and audits so far."""
-        return Filtered(self._parts, self._bytes, self._audited)
+        return FilteredParts(self._parts, self._bytes, self._audited)
 
-    def discards(self, part: Part) -> bool:
+    def discards(self, part: BatchPart) -> bool:
         """Return whether a part is skipped, and count it."""
-        if self._wanted.verdict(part) is Verdict.KEEP:
+        if self._wanted.verdict(part) is PartVerdict.KEEP:
             self._audit.kept(part)
             return False
         self._parts += 1
         self._bytes += part.bytes
         return True
 
-    def chooses(self, part: Part) -> bool:
+    def chooses(self, part: BatchPart) -> bool:
         """Return whether a skipped part is to be audited."""
         return self._audit.chooses(part)
 
     async def prove(
-        self, parts: Iterable[Part], fetch: Callable[[Part], Awaitable[pa.Table]], clock: Clock
+        self,
+        parts: Iterable[BatchPart],
+        fetch: Callable[[BatchPart], Awaitable[pa.Table]],
+        clock: ActorClock,
     ) -> None:
         """Audit skipped parts: read them, and filter their rows off the event loop. Raises
-        `UnsoundFilter`, `Corrupt`."""
+        `UnsoundFilter`, `CorruptData`."""
         for part in parts:
             try:
                 rows = await fetch(part)
-            except Corrupt:
+            except CorruptData:
                 raise
             except StorageError as error:
                 # A store that fails now says nothing about the filter; a corrupt part does matter,
@@ -76,6 +79,8 @@ class Sieve:
                 )
 
 
-def sieve(wanted: PartFilter, settings: Settings) -> Sieve:
+def sieve(wanted: PartFilter, settings: Settings) -> PartPruner:
     """Return a sieve with the settings' audit."""
-    return Sieve(wanted, Audit(settings.filter_audit_one_in, settings.filter_audit_bytes_max))
+    return PartPruner(
+        wanted, FilterAudit(settings.filter_audit_one_in, settings.filter_audit_bytes_max)
+    )

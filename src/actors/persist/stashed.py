@@ -12,8 +12,8 @@ from typing import Final
 
 import google_crc32c
 
-from actors.errors import Corrupt, InvalidUsage, StorageError
-from actors.persist.location import Blob
+from actors.errors import CorruptData, InvalidUsage, StorageError
+from actors.persist.location import BlobStore
 
 FOLDER: Final = "_stash"
 CHECKSUM_BYTES: Final = 4
@@ -22,7 +22,7 @@ CHECKSUM_BYTES: Final = 4
 class StashedBlobs:
     """The stash folder of a blob store. `writer` names this process."""
 
-    def __init__(self, blob: Blob, writer: str) -> None:
+    def __init__(self, blob: BlobStore, writer: str) -> None:
         self._blob = blob
         self._writer = writer
         self._count = 0
@@ -41,14 +41,14 @@ class StashedBlobs:
         await self._blob.set(_checked(key), data + _checksum(data))
 
     async def get(self, key: str) -> bytes | None:
-        """Return a blob; None when it was removed. Raises `InvalidUsage`, `Corrupt`,
+        """Return a blob; None when it was removed. Raises `InvalidUsage`, `CorruptData`,
         `StorageError`."""
         found = await self._blob.get(_checked(key))
         if found is None:
             return None
         data, end = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
         if end != _checksum(data):
-            raise Corrupt(
+            raise CorruptData(
                 f"blob {key}: {len(data)} bytes with CRC32C {_checksum(data).hex()}, written were"
                 f" bytes with {end.hex()}; read again",
                 determinate=True,

@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.threshold_probes import PART_STATISTICS
 
 BOUND_BYTES_MAX: Final = 32
@@ -61,7 +61,7 @@ def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[Column
 
 
 def of_footer(
-    footer: Any, kinds: pa.Schema, schema: Schema, bytes_max: int
+    footer: Any, kinds: pa.Schema, schema: TableSchema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
     """Return statistics from a Parquet file's footer (`pyarrow.parquet.FileMetaData`), of any
     writer.
@@ -89,7 +89,7 @@ def of_footer(
 
 
 def of_written(
-    footer: Any, table: pa.Table, schema: Schema, bytes_max: int
+    footer: Any, table: pa.Table, schema: TableSchema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
     """Return statistics of a table that was just written with this footer: floats in full."""
     exact = {
@@ -101,7 +101,7 @@ def of_written(
     return trimmed((exact.get(column.column, column) for column in columns), bytes_max)
 
 
-def _plain(schema: Schema) -> list[tuple[str, pa.DataType]]:
+def _plain(schema: TableSchema) -> list[tuple[str, pa.DataType]]:
     """Return the columns whose order is the same in Parquet and Spark."""
     return [
         (column.name, field.type)

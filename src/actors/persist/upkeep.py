@@ -19,16 +19,16 @@ from typing import TypeAlias
 import anyio
 
 from actors.errors import LeaseLost, StorageError, UnknownObject
-from actors.kernel import Clock
-from actors.persist.change import Documents, Outcome
-from actors.persist.compaction import Merger, choose_batches, input_rows, worth_merging
-from actors.persist.machine import Machine
+from actors.kernel import ActorClock
+from actors.persist.change import ChangeOutcome, ShardDocuments
+from actors.persist.compaction import UpdateMerger, choose_batches, input_rows, worth_merging
+from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import (
-    Batch,
-    Part,
+    BatchPart,
     PartList,
+    ShardBatch,
     ShardState,
     collected,
     compact_to,
@@ -56,16 +56,16 @@ def ignore_progress(done: int, total: int) -> None:
     """Ignore the progress."""
 
 
-class Upkeep:
+class ShardUpkeep:
     """Compaction and collection for the shards of one process."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: ShardMachine,
         parts: PartStore,
         book: LeaseBook,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
         *,
         scratch: Path | None,
         guest: bool = False,
@@ -84,7 +84,7 @@ class Upkeep:
 
     async def maintain(self, shard: ShardId) -> None:
         """Compact while it is due, write leases that need it, and collect. Raises `UnknownObject`,
-        `StorageError`, `Corrupt`."""
+        `StorageError`, `CorruptData`."""
         for _ in range(_ROUNDS_MAX):
             async with self._compacting:
                 if not await self._compact_once(shard):
@@ -140,9 +140,9 @@ class Upkeep:
     async def heartbeat(self, shard: ShardId) -> None:
         """Write the leases of this process's readers."""
 
-        def change(documents: Documents) -> Outcome[None]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             # An unchanged state: the machine adds the renewed leases to every write.
-            return Outcome(None, {shard: documents.shard(shard)})
+            return ChangeOutcome(None, {shard: documents.shard(shard)})
 
         await self._machine.change([shard], change)
 
@@ -174,7 +174,7 @@ class Upkeep:
         numbers of parts before and after.
 
         None: a merge would gain nothing, and none was done. Raises `UnknownObject`, `StoreFull`,
-        `Corrupt`, `StorageError`.
+        `CorruptData`, `StorageError`.
         """
         before = await self._compact_all(shard, progress)
         if before is None:
@@ -202,7 +202,7 @@ class Upkeep:
     async def _compact(
         self,
         state: ShardState,
-        inputs: tuple[Batch, ...],
+        inputs: tuple[ShardBatch, ...],
         to_blob: bool,
         progress: Progress = ignore_progress,
     ) -> bool:
@@ -219,10 +219,10 @@ class Upkeep:
         finally:
             self._book.give_back(keys)
         listed = await self._list(state, parts)
-        made: tuple[Part | PartList, ...] = parts if listed is None else (*parts, listed)
+        made: tuple[BatchPart | PartList, ...] = parts if listed is None else (*parts, listed)
         uncertain = False
 
-        def change(documents: Documents) -> Outcome[bool]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
             nonlocal uncertain
             uncertain = documents.uncertain
             outcome = _replace(documents, state.id, inputs, parts, listed)
@@ -248,10 +248,10 @@ class Upkeep:
             await self._drop(made)
         return done
 
-    async def _drop(self, made: Sequence[Part | PartList]) -> None:
+    async def _drop(self, made: Sequence[BatchPart | PartList]) -> None:
         await self._parts.discard(made)
 
-    async def _list(self, state: ShardState, parts: tuple[Part, ...]) -> PartList | None:
+    async def _list(self, state: ShardState, parts: tuple[BatchPart, ...]) -> PartList | None:
         try:
             return await self._parts.write_list(state.id, parts)
         except BaseException:
@@ -262,13 +262,13 @@ class Upkeep:
     async def _merge(
         self,
         state: ShardState,
-        inputs: Sequence[Batch],
+        inputs: Sequence[ShardBatch],
         to_blob: bool,
         progress: Progress,
-    ) -> tuple[Part, ...]:
+    ) -> tuple[BatchPart, ...]:
         limits = self._settings
         scratch = None if self._scratch is None else self._scratch / f"{next(self._numbers)}"
-        merger = Merger(
+        merger = UpdateMerger(
             state.schema,
             to=compact_to(state, inputs[-1].upper),
             rows=input_rows(inputs),
@@ -278,7 +278,7 @@ class Upkeep:
             parts=[part for batch in inputs for part in batch.parts],
             part_bytes=limits.part_bytes_target,
         )
-        written: list[Part] = []
+        written: list[BatchPart] = []
         done, total = 0, input_rows(inputs)
         try:
             for batch in inputs:
@@ -330,10 +330,10 @@ class Upkeep:
                     await self._forget(shard, gone)
 
     async def _forget(self, shard: ShardId, gone: frozenset[str]) -> None:
-        def change(documents: Documents) -> Outcome[None]:
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             now = documents.shard(shard)
             then = collected(now, gone)
-            return Outcome(None) if then is now else Outcome(None, {shard: then})
+            return ChangeOutcome(None) if then is now else ChangeOutcome(None, {shard: then})
 
         await self._machine.change([shard], change)
 
@@ -347,19 +347,19 @@ class Upkeep:
 
 
 def _replace(
-    documents: Documents,
+    documents: ShardDocuments,
     shard: ShardId,
-    inputs: Sequence[Batch],
-    parts: tuple[Part, ...],
+    inputs: Sequence[ShardBatch],
+    parts: tuple[BatchPart, ...],
     listed: PartList | None,
-) -> Outcome[bool]:
+) -> ChangeOutcome[bool]:
     state = documents.shards[shard]
     if state is None:
-        return Outcome(False)
+        return ChangeOutcome(False)
     lower, upper = inputs[0].lower, inputs[-1].upper
     if parts and any(
         (b.lower, b.parts) == (lower, parts) and b.upper >= upper for b in state.batches
     ):
-        return Outcome(True)  # an earlier attempt succeeded, and its answer was lost
+        return ChangeOutcome(True)  # an earlier attempt succeeded, and its answer was lost
     merged = compacted(state, inputs, parts, listed)
-    return Outcome(False) if merged is None else Outcome(True, {shard: merged})
+    return ChangeOutcome(False) if merged is None else ChangeOutcome(True, {shard: merged})

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
+from actors.errors import CorruptData, LeaseLost, PenstockError, StorageError
 from actors.persist.client import PersistClient
 from actors.persist.filtering import stored
 from actors.persist.part_lists import list_lost_error
-from actors.persist.shard import Batch, Part, ShardState
+from actors.persist.shard import BatchPart, ShardBatch, ShardState
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import ShardId, format_frontier
@@ -28,7 +28,7 @@ _ROUNDS_MAX = 16
 """Bound of rounds over a shard that is compacted again and again."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ShardFault(msgspec.Struct, frozen=True):
     """A fault, and its place; `batch` and `part` are "" for a fault of the whole document."""
 
     shard: ShardId
@@ -37,36 +37,36 @@ class Fault(msgspec.Struct, frozen=True):
     text: str
 
 
-class Verified(msgspec.Struct, frozen=True):
+class VerifiedShard(msgspec.Struct, frozen=True):
     """Counts of the parts of a shard that were read, and the faults."""
 
     shard: ShardId
     parts: int
     rows: int
     bytes: int
-    faults: tuple[Fault, ...]
+    faults: tuple[ShardFault, ...]
 
 
-def batch_name(batch: Batch) -> str:
+def batch_name(batch: ShardBatch) -> str:
     """Return the batch's interval as text."""
     upper = "…" if format_frontier(batch.upper) == "[]" else str(batch.upper)
     return f"[{batch.lower}, {upper})"
 
 
 async def verify(
-    client: PersistClient, shard: ShardId, told: Callable[[Part], None] = lambda part: None
-) -> Verified:
+    client: PersistClient, shard: ShardId, told: Callable[[BatchPart], None] = lambda part: None
+) -> VerifiedShard:
     """Verify a shard; `told` is called with each part that was read. Raises `UnknownObject`
     (dropped meanwhile), `StorageError` only for documents that could not be read."""
     seen: set[tuple[str, int]] = set()
     lists: set[str] = set()
-    faults: list[Fault] = []
+    faults: list[ShardFault] = []
     rows = read = 0
     for _ in range(_ROUNDS_MAX):
         try:
             state = await client.upkeep.state_now(shard)
-        except Corrupt as error:
-            faults.append(Fault(shard, "", "", str(error)))
+        except CorruptData as error:
+            faults.append(ShardFault(shard, "", "", str(error)))
             break
         due = [
             (number, batch, part)
@@ -88,16 +88,16 @@ async def verify(
             rows += part.rows
             read += part.bytes
             name = part.key or f"inline {number}"
-            faults += [Fault(shard, batch_name(batch), name, text) for text in wrong]
+            faults += [ShardFault(shard, batch_name(batch), name, text) for text in wrong]
             told(part)
         # Every part of one state was read: the shard is covered.
         if not moved:
             break
-    return Verified(shard, len(seen), rows, read, tuple(faults))
+    return VerifiedShard(shard, len(seen), rows, read, tuple(faults))
 
 
 async def _lists_read(
-    client: PersistClient, state: ShardState, seen: set[str], faults: list[Fault]
+    client: PersistClient, state: ShardState, seen: set[str], faults: list[ShardFault]
 ) -> bool:
     """Return whether all lists of parts exist in the store. A missing one is a fault if the state
     has not moved on."""
@@ -113,17 +113,17 @@ async def _lists_read(
                     return False
                 raise list_lost_error(state.id, listed)
         except StorageError as error:
-            faults.append(Fault(state.id, batch_name(batch), listed.key, str(error)))
+            faults.append(ShardFault(state.id, batch_name(batch), listed.key, str(error)))
         seen.add(listed.key)
     return True
 
 
-def _name(batch: Batch, number: int, part: Part) -> tuple[str, int]:
+def _name(batch: ShardBatch, number: int, part: BatchPart) -> tuple[str, int]:
     """Identify a part over several rounds; an inline one by its place."""
     return (part.key, 0) if part.key else (f"{batch.lower} {number}", part.checksum)
 
 
-async def _compared(client: PersistClient, state: ShardState, part: Part) -> list[str]:
+async def _compared(client: PersistClient, state: ShardState, part: BatchPart) -> list[str]:
     try:
         updates = await client.fetch(part, state.schema)
     except LeaseLost:
@@ -135,7 +135,7 @@ async def _compared(client: PersistClient, state: ShardState, part: Part) -> lis
     return compare_with_description(part, updates)
 
 
-def compare_with_description(part: Part, updates: pa.Table) -> list[str]:
+def compare_with_description(part: BatchPart, updates: pa.Table) -> list[str]:
     """Return the differences of the updates from the part's description. Decoding has compared
     bytes, rows and columns before."""
     found = []

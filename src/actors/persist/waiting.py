@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 
 
-class Waiters:
+class DocumentWaiters:
     """Events by document key."""
 
     def __init__(self) -> None:

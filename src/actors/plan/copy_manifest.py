@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column
+from actors.plan.schema import TableColumn
 from actors.progress import ObjectId, Time
 
 MANIFEST: Final = "_manifest.json"
@@ -24,7 +24,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CopyManifest(msgspec.Struct, frozen=True):
     """Lists the files of a whole copy. Paths lie below the manifest's own folder."""
 
     version: int
@@ -33,20 +33,20 @@ class Manifest(msgspec.Struct, frozen=True):
     object: str
     as_of: Time
     format: str
-    schema: tuple[Column, ...]
+    schema: tuple[TableColumn, ...]
     rows: int
     bytes: int
     files: tuple[WrittenFile, ...]
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: CopyManifest) -> bytes:
     """Return the manifest as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
-def decode_manifest(text: bytes, path: str) -> Manifest:
+def decode_manifest(text: bytes, path: str) -> CopyManifest:
     """Return the manifest that `path` holds. Raises `InvalidUsage` for what is none."""
     try:
-        return msgspec.json.decode(text, type=Manifest)
+        return msgspec.json.decode(text, type=CopyManifest)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidUsage(f"{path} is not the manifest of a copy: choose another folder") from None

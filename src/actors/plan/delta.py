@@ -12,8 +12,8 @@ Inputs of a stratum are named:
 - ``k{n}``  of the changes ``d{n}`` those up to the edges of their groups (`DeltaPlan.covered`);
 - ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
 - ``r{k}``  the output of stratum k of the same step;
-- ``c{k}``  the rows of hidden state k that come due in the step (`Hidden.due`), each at that time:
-  changes that the clock alone makes;
+- ``c{k}``  the rows of hidden state k that come due in the step (`HiddenState.due`), each at that
+  time: changes that the clock alone makes;
 - ``i0``    one row with the step's interval, `lo` and `hi`, at time 0.
 
 A step is a function of its interval and these inputs alone, and its output is right at every
@@ -30,8 +30,8 @@ import msgspec
 from actors.plan.compared_range import ComparedRange
 from actors.plan.covered import CoveredChanges
 from actors.plan.nearby import NearbyRows
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 
 AUTO: Final = "auto"
 CHANGED: Final = "drck"
@@ -39,32 +39,32 @@ CHANGED: Final = "drck"
 STATE_LETTERS: Final = "hc"
 """The letters of inputs with the columns of a hidden state."""
 INTERVAL: Final = "i0"
-INTERVAL_SCHEMA: Final = Schema((Column("lo", "bigint"), Column("hi", "bigint")))
+INTERVAL_SCHEMA: Final = TableSchema((TableColumn("lo", "bigint"), TableColumn("hi", "bigint")))
 DUE_BUCKET_MS: Final = 1000
-"""Milliseconds that share one value of `Hidden.bucket`."""
+"""Milliseconds that share one value of `HiddenState.bucket`."""
 ROW_COUNT: Final = "n"
 """The column of a grouping that counts its rows."""
 
 
-class Input(msgspec.Struct, frozen=True, tag=True):
+class NamedInput(msgspec.Struct, frozen=True, tag="Input"):
     """A named input (see the module's text), with the columns it has."""
 
     name: str
     columns: tuple[str, ...]
 
 
-class Where(msgspec.Struct, frozen=True, tag=True):
+class FilterRows(msgspec.Struct, frozen=True, tag="Where"):
     """Updates for whose row the predicate is true."""
 
     input: Node
     predicate: str
 
 
-class Select(msgspec.Struct, frozen=True, tag=True):
+class SelectColumns(msgspec.Struct, frozen=True, tag="Select"):
     """Computed columns; time and diff pass through."""
 
     input: Node
-    columns: tuple[Named, ...]
+    columns: tuple[NamedExpression, ...]
 
 
 class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
@@ -76,12 +76,12 @@ class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
     """
 
     input: Node
-    interval: Input
+    interval: NamedInput
     begins: str
     ends: str
 
 
-class Weigh(msgspec.Struct, frozen=True, tag=True):
+class WeighRows(msgspec.Struct, frozen=True, tag="Weigh"):
     """Diffs multiplied by an integer expression over the columns: ``-1``, or a count ``n``.
 
     Updates whose diff becomes 0 are left out.
@@ -91,7 +91,7 @@ class Weigh(msgspec.Struct, frozen=True, tag=True):
     factor: str
 
 
-class Pair(msgspec.Struct, frozen=True, tag=True):
+class PairRows(msgspec.Struct, frozen=True, tag="Pair"):
     """Inner join: every matching pair, at the greater time, with the product of the diffs.
 
     `equal` and `same` hold (left expression, right expression); `same` compares null-safe.
@@ -105,7 +105,7 @@ class Pair(msgspec.Struct, frozen=True, tag=True):
     same: tuple[tuple[str, str], ...] = ()
 
 
-class Match(msgspec.Struct, frozen=True, tag=True):
+class MatchState(msgspec.Struct, frozen=True, tag="Match"):
     """Plain join of `left` to a state: an outer, semi or anti join in one go, without deltas.
 
     `right` (and of kind ``full`` also `left`) is a state: rows of positive weight whose times
@@ -123,7 +123,7 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     same: tuple[tuple[str, str], ...] = ()
 
 
-class Expand(msgspec.Struct, frozen=True, tag=True):
+class ExpandRows(msgspec.Struct, frozen=True, tag="Expand"):
     """Every update once for each of the integers below `count`, which the new column `tag` (an
     int) holds behind the input's columns."""
 
@@ -132,7 +132,7 @@ class Expand(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class Generate(msgspec.Struct, frozen=True, tag=True):
+class GenerateRows(msgspec.Struct, frozen=True, tag="Generate"):
     """Every update once for each row that a generator (``explode(…)``) makes of it, whose `columns`
     stand behind the input's; with `outer` once, padded with NULL, where it makes none."""
 
@@ -142,7 +142,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[str, ...]
 
 
-class Union(msgspec.Struct, frozen=True, tag=True):
+class UnionRows(msgspec.Struct, frozen=True, tag="Union"):
     """All updates of all inputs; columns by name.
 
     A column that is the bare expression ``NULL`` in an input takes its type from the first
@@ -152,7 +152,7 @@ class Union(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Node, ...]
 
 
-class Measure(msgspec.Struct, frozen=True):
+class AdditiveMeasure(msgspec.Struct, frozen=True):
     """One additive hidden column of an aggregate.
 
     ``count``: sum of diffs where `argument` is not NULL; ``sum``: sum of argument × diff, with
@@ -167,21 +167,21 @@ class Measure(msgspec.Struct, frozen=True):
     type: str
 
 
-class Reduce(msgspec.Struct, frozen=True, tag=True):
+class ReduceGroups(msgspec.Struct, frozen=True, tag="Reduce"):
     """Contributions: per (keys, time) the sum of diffs as ``n``, and each measure.
 
     Output columns: keys, ``n``, measures, ``__time``, ``__diff`` (always 1).
     """
 
     input: Node
-    keys: tuple[Named, ...]
-    measures: tuple[Measure, ...]
+    keys: tuple[NamedExpression, ...]
+    measures: tuple[AdditiveMeasure, ...]
 
 
-class Accumulate(msgspec.Struct, frozen=True, tag=True):
+class AccumulateTotals(msgspec.Struct, frozen=True, tag="Accumulate"):
     """Running totals: hidden rows before and after each touched (group, time).
 
-    `contributions` are a `Reduce`'s columns; `hidden` has keys, ``n`` and measures, one row a
+    `contributions` are a `ReduceGroups`'s columns; `hidden` has keys, ``n`` and measures, one row a
     group at ``< lo``. At each touched (group, t) it emits the group's total before t with diff
     -1 and its total at t with diff +1, both at time t; a total with ``n = 0`` is not emitted,
     except for the global aggregate (no keys), whose one row exists also when it is empty, from
@@ -198,7 +198,7 @@ class Accumulate(msgspec.Struct, frozen=True, tag=True):
     flips: bool = False
 
 
-class Call(msgspec.Struct, frozen=True):
+class SparkCall(msgspec.Struct, frozen=True):
     """An aggregate as Spark itself evaluates it: ``max(x)``; `type` is the result's."""
 
     name: str
@@ -206,22 +206,22 @@ class Call(msgspec.Struct, frozen=True):
     type: str
 
 
-class Recompute(msgspec.Struct, frozen=True, tag=True):
+class RecomputeGroups(msgspec.Struct, frozen=True, tag="Recompute"):
     """Aggregates of touched groups computed afresh, for functions that no sum can keep.
 
     `old` are (a superset of) the touched groups' rows below `lo`, `changes` the updates since.
     At each (group, t) that `changes` touch it emits the aggregates over the group's rows before
     t with diff -1 (if there were any) and those up to t with diff +1 (if there are any); a row
     of weight w counts w times. Output columns: keys, then calls. Without keys the one group has
-    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `Accumulate`; with
-    `begins`, for an old state, from time 0 on where there is one (``lo > 0``). Groups compare
+    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `AccumulateTotals`;
+    with `begins`, for an old state, from time 0 on where there is one (``lo > 0``). Groups compare
     null-safe.
     """
 
     old: Node
     changes: Node
     keys: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[SparkCall, ...]
     begins: bool = False
 
 
@@ -239,7 +239,7 @@ class WindowLayer(msgspec.Struct, frozen=True):
     """Windows over rows that have windows themselves: what is made of those rows, and a column for
     each call over the partitions by `keys`."""
 
-    columns: tuple[Named, ...]
+    columns: tuple[NamedExpression, ...]
     keys: tuple[str, ...]
     calls: tuple[WindowColumn, ...]
 
@@ -315,60 +315,60 @@ class TopCandidates(msgspec.Struct, frozen=True, tag=True):
     mark: str
 
 
-class Consolidate(msgspec.Struct, frozen=True, tag=True):
+class ConsolidateRows(msgspec.Struct, frozen=True, tag="Consolidate"):
     """Sums the diffs of equal (row, time) and drops zeros; rows compare null-safe."""
 
     input: Node
 
 
 Node: TypeAlias = (
-    Input
-    | Where
-    | Select
+    NamedInput
+    | FilterRows
+    | SelectColumns
     | RowLifetimes
-    | Weigh
-    | Expand
-    | Generate
-    | Pair
-    | Match
-    | Union
-    | Reduce
-    | Accumulate
-    | Recompute
+    | WeighRows
+    | ExpandRows
+    | GenerateRows
+    | PairRows
+    | MatchState
+    | UnionRows
+    | ReduceGroups
+    | AccumulateTotals
+    | RecomputeGroups
     | RecomputeRows
     | TopGate
     | TopCovered
     | TopShortage
     | TopCandidates
-    | Consolidate
+    | ConsolidateRows
 )
 
 
 def columns_of(node: Node) -> tuple[str, ...]:
     """Return the columns that a node makes, without time and diff."""
     match node:
-        case Input(columns=columns):
+        case NamedInput(columns=columns):
             return columns
-        case Where() | RowLifetimes() | Weigh() | Consolidate() | TopGate():
+        case FilterRows() | RowLifetimes() | WeighRows() | ConsolidateRows() | TopGate():
             return columns_of(node.input)
-        case Select():
+        case SelectColumns():
             return tuple(column.name for column in node.columns)
-        case Expand():
+        case ExpandRows():
             return (*columns_of(node.input), node.tag)
-        case Generate():
+        case GenerateRows():
             return (*columns_of(node.input), *node.columns)
-        case Match(kind="semi" | "anti"):
+        case MatchState(kind="semi" | "anti"):
             return columns_of(node.left)
-        case Pair() | Match():
+        case PairRows() | MatchState():
             return columns_of(node.left) + columns_of(node.right)
-        case Union():
+        case UnionRows():
             return columns_of(node.inputs[0])
-        case Reduce():
+        case ReduceGroups():
             names = tuple(key.name for key in node.keys)
             return (*names, ROW_COUNT, *(measure.name for measure in node.measures))
-        case Accumulate():
+        case AccumulateTotals():
             return node.keys if node.flips else (*node.keys, ROW_COUNT, *node.measures)
-        case Recompute():
+        case RecomputeGroups():
             return (*node.keys, *(call.name for call in node.calls))
         case RecomputeRows():
             below = columns_of(node.changes)
@@ -397,26 +397,34 @@ def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node
             return node.rows, node.changes, node.candidates, node.edges, node.shortage
 
 
-def inputs_below(node: Node) -> Iterator[Input]:
+def inputs_below(node: Node) -> Iterator[NamedInput]:
     """Yield the inputs of a tree, as often as they are named."""
     match node:
-        case Input():
+        case NamedInput():
             yield node
-        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
+        case (
+            FilterRows()
+            | SelectColumns()
+            | WeighRows()
+            | ExpandRows()
+            | GenerateRows()
+            | ConsolidateRows()
+            | ReduceGroups()
+        ):
             yield from inputs_below(node.input)
         case RowLifetimes():
             yield from inputs_below(node.input)
             yield node.interval
-        case Pair() | Match():
+        case PairRows() | MatchState():
             yield from inputs_below(node.left)
             yield from inputs_below(node.right)
-        case Union():
+        case UnionRows():
             for child in node.inputs:
                 yield from inputs_below(child)
-        case Accumulate():
+        case AccumulateTotals():
             yield from inputs_below(node.contributions)
             yield from inputs_below(node.hidden)
-        case Recompute() | RecomputeRows():
+        case RecomputeGroups() | RecomputeRows():
             yield from inputs_below(node.old)
             yield from inputs_below(node.changes)
         case TopGate() | TopCovered() | TopShortage() | TopCandidates():
@@ -424,7 +432,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
                 yield from inputs_below(child)
 
 
-class Lookup(msgspec.Struct, frozen=True):
+class StateLookup(msgspec.Struct, frozen=True):
     """State of import `target` that a step needs: the rows whose key columns match.
 
     `key` are columns of the target (its own names). `origins` say where key values come from:
@@ -449,10 +457,10 @@ class Lookup(msgspec.Struct, frozen=True):
     term of a join finds must not lead another further."""
 
 
-class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlanStratum(msgspec.Struct, frozen=True, omit_defaults=True):
     """One Spark run: its lookups, in order, then its node; the output is ``r{index}``."""
 
-    lookups: tuple[Lookup, ...]
+    lookups: tuple[StateLookup, ...]
     node: Node
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
@@ -467,7 +475,7 @@ class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def missed_later(
-    strata: Sequence[Stratum], first: int, last: int, *, optimistic: bool = False
+    strata: Sequence[PlanStratum], first: int, last: int, *, optimistic: bool = False
 ) -> bool:
     """Return whether later strata read an output that a run of strata `first` to `last` does not
     hand out: it hands out the last one's alone. With `optimistic`, strata that seldom make a row do
@@ -481,14 +489,14 @@ def missed_later(
     )
 
 
-class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
+class HiddenState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Durable hidden state of one grouping: schema and its key columns.
 
     A temporal filter's has a column `due`, the time when a row comes due in milliseconds, and a
     column `bucket`, that time divided by `DUE_BUCKET_MS`.
     """
 
-    schema: Schema
+    schema: TableSchema
     keys: tuple[str, ...]
     due: str = ""
     bucket: str = ""
@@ -519,8 +527,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
 
     sources: tuple[str, ...]
     """Names of the imports, as `sql` writes them."""
-    source_schemas: tuple[Schema, ...]
-    output: Schema
+    source_schemas: tuple[TableSchema, ...]
+    output: TableSchema
     sql: str
     """The view's own text: hydration of opaque views, recomputation, the oracle."""
     mode: str
@@ -528,8 +536,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     afresh), ``opaque``."""
     reason: str
     """Reason why it is not incremental, or what it reads whole at times although it is."""
-    strata: tuple[Stratum, ...] = ()
-    hidden: tuple[Hidden, ...] = ()
+    strata: tuple[PlanStratum, ...] = ()
+    hidden: tuple[HiddenState, ...] = ()
     conf: tuple[tuple[str, str], ...] = ()
     """Spark settings that belong to the view (ANSI mode, time zone)."""
     fingerprint: str = ""
@@ -561,13 +569,13 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         """Return whether a step reads anything but the changes."""
         return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
 
-    def input_schema(self, name: str) -> Schema | None:
+    def input_schema(self, name: str) -> TableSchema | None:
         """Return the schema of an input other than a stratum's output; None if there is no such
         input."""
         if name == INTERVAL:
             return INTERVAL_SCHEMA
         number = int(name[1:]) if name[1:].isdigit() else -1
-        schemas: tuple[Schema, ...] = ()
+        schemas: tuple[TableSchema, ...] = ()
         if name[:1] in STATE_LETTERS:
             schemas = tuple(state.schema for state in self.hidden)
         elif name[:1] in ("d", "s"):
@@ -587,7 +595,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         return [*found, INTERVAL]
 
 
-def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
+def narrowed(schema: TableSchema, name: str, strata: Iterable[PlanStratum]) -> TableSchema:
     """Return the columns of the input `name` that the strata read."""
     read = {
         column
@@ -596,13 +604,14 @@ def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
         if found.name == name
         for column in found.columns
     }
-    return Schema(columns_kept(schema, read))
+    return TableSchema(columns_kept(schema, read))
 
 
-def columns_kept(schema: Schema, read: Set[str]) -> tuple[Column, ...]:
+def columns_kept(schema: TableSchema, read: Set[str]) -> tuple[TableColumn, ...]:
     """Return a schema's columns that are read; of rows that are only counted, the first.
 
-    >>> schema = Schema((Column("id", "int"), Column("at", "date"), Column("x", "int")))
+    >>> types = {"id": "int", "at": "date", "x": "int"}
+    >>> schema = TableSchema(tuple(TableColumn(*each) for each in types.items()))
     >>> [each.name for each in columns_kept(schema, {"x", "at"})]
     ['at', 'x']
     >>> [each.name for each in columns_kept(schema, set())]
@@ -633,12 +642,12 @@ def _unions_summed(node: Node, made: dict[Node, Node]) -> Node:
             for name in node.__struct_fields__
             if isinstance(value := getattr(node, name), Node)
         }
-        if isinstance(node, Union):
+        if isinstance(node, UnionRows):
             inputs = tuple(_unions_summed(each, made) for each in node.inputs)
-            whole: Node = Union(inputs)
+            whole: Node = UnionRows(inputs)
             # A weighed input may retract rows of the others.
-            takes_back = any(isinstance(each, Weigh) for each in node.inputs)
-            made[node] = Consolidate(whole) if takes_back else whole
+            takes_back = any(isinstance(each, WeighRows) for each in node.inputs)
+            made[node] = ConsolidateRows(whole) if takes_back else whole
         else:
             made[node] = msgspec.structs.replace(node, **below) if below else node
     return made[node]

@@ -10,8 +10,8 @@ from collections import deque
 
 import msgspec
 
-from actors.errors import Canceled, PenstockError
-from actors.plan.jobs import Answer, Job, Progress, RowsDone
+from actors.errors import OperationCanceled, PenstockError
+from actors.plan.jobs import Answer, Job, JobProgress, RowsDone, kind_of
 
 
 class JobNote(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class JobLog:
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
         """Note a new job."""
-        self._running[job.job_id] = _Running(type(job).__name__, now_ms, monotonic_ms)
+        self._running[job.job_id] = _Running(kind_of(job), now_ms, monotonic_ms)
 
     def started(self, job_id: str, monotonic_ms: float) -> None:
         """Note that a job went to the engine, for the first time or again."""
@@ -61,7 +61,7 @@ class JobLog:
         if found is not None:
             found.started = monotonic_ms
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: JobProgress) -> None:
         """Note the progress of a job."""
         found = self._running.get(progress.job_id)
         if found is not None:
@@ -75,7 +75,7 @@ class JobLog:
         state, error = "done", None
         if not isinstance(result, Answer):
             error = result if isinstance(result, str) else type(result).__name__
-            state = "canceled" if error == Canceled.__name__ else "failed"
+            state = "canceled" if error == OperationCanceled.__name__ else "failed"
         made = result if isinstance(result, RowsDone) else None
         note = _note(job_id, found, monotonic_ms, state)
         self._ended.append(

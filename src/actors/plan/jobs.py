@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.plan.delta import DeltaPlan
-from actors.plan.relational import Project
-from actors.plan.schema import Schema
+from actors.plan.relational import ProjectNode
+from actors.plan.schema import TableSchema
 
 NO_UPPER: Final = 1 << 62
 """A bound beyond every time."""
 
 
-class Rows(msgspec.Struct, frozen=True, gc=False):
+class JobRows(msgspec.Struct, frozen=True, gc=False):
     """Updates handed to the engine: inline Arrow, files, or both (their union).
 
     Parquet `files` hold parts (columns, ``__time``, ``__diff``, no errors); of these only rows with
@@ -28,7 +28,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     names and orders the user columns.
     """
 
-    schema: Schema
+    schema: TableSchema
     arrow: bytes | None = None
     arrow_file: str | None = None
     """The same as `arrow`, as an IPC file: for rows above `engine_inline_bytes_max`."""
@@ -57,18 +57,18 @@ class JobTrace(msgspec.Struct, frozen=True, gc=False):
     spans: tuple[JobSpan, ...]
 
 
-class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
+class AnalyzeStatement(msgspec.Struct, frozen=True, gc=False, tag="Analyze"):
     """Asks Spark to analyse a query over (empty) tables: `tables` are those that it may name."""
 
     job_id: str
-    tables: tuple[tuple[str, Schema], ...]
+    tables: tuple[tuple[str, TableSchema], ...]
     sql: str
     conf: tuple[tuple[str, str], ...] = ()
     translate: bool = False
     """True if its relational plan is wanted."""
 
 
-class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
+class PreparePlan(msgspec.Struct, frozen=True, gc=False, tag="Prepare"):
     """Makes a dataflow's plan known to the engine; later jobs name it by `dataflow`.
 
     The engine builds the plan once on empty inputs and checks the output's schema. Sent again
@@ -81,7 +81,7 @@ class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
     known: bool = False
 
 
-class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     """Runs strata `first` to `last` (inclusive) of a prepared plan in one Spark job.
 
     `inputs` gives every input that these strata read and do not make themselves; an input left
@@ -92,7 +92,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     dataflow: str
     first: int
     last: int
-    inputs: dict[str, Rows]
+    inputs: dict[str, JobRows]
     lo: int
     hi: int
     at_once: bool = False
@@ -100,7 +100,8 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     into_files: bool = False
     """True if a large answer is wanted as files; only with `at_once`."""
     optimistic: bool = False
-    """True if strata that seldom make a row count as if they made none (`plan.delta.Stratum`)."""
+    """True if strata that seldom make a row count as if they made none
+    (`plan.delta.PlanStratum`)."""
     traceparent: str | None = None
     """Context of the sampled trace that wants it; the answer has a `JobTrace` then."""
 
@@ -116,16 +117,16 @@ class LikelyRun(msgspec.Struct, frozen=True, gc=False):
     optimistic: bool = False
 
 
-class Rehearse(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RehearseSteps(msgspec.Struct, frozen=True, gc=False, tag="Rehearse"):
     """Builds plans for likely runs of later steps, and for those with fewer changes. Answered with
-    `Prepared`, also when no plan can be built."""
+    `PlanPrepared`, also when no plan can be built."""
 
     job_id: str
     dataflow: str
     runs: tuple[LikelyRun, ...]
 
 
-class Difference(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference"):
     """Plain Spark: the query over whole contents, minus old contents.
 
     `tables` are the contents of each source up to a time (weights summed, rows repeated by
@@ -135,16 +136,16 @@ class Difference(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     job_id: str
     sql: str
-    tables: tuple[tuple[str, Rows], ...]
-    output: Schema
+    tables: tuple[tuple[str, JobRows], ...]
+    output: TableSchema
     time: int
-    old: Rows | None = None
+    old: JobRows | None = None
     conf: tuple[tuple[str, str], ...] = ()
     traceparent: str | None = None
-    """The same as a `Step`'s."""
+    """The same as a `RunStep`'s."""
 
 
-class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
+class QueryFiles(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     """Plain Spark over Parquet files as they are: a query's text and nothing of ours around it.
 
     `tables` are (name, path). The answer's rows have the query's own columns, without time or
@@ -157,29 +158,30 @@ class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
 
 
-class Select(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A query over the contents of its tables, which are as in `Difference`, as it is written:
-    the answer's rows have the columns of `output`, without time or diff, in the query's order.
+class SelectContents(msgspec.Struct, frozen=True, gc=False, tag="Select"):
+    """A query over the contents of its tables, which are as in `ComputeDifference`, as it is
+    written: the answer's rows have the columns of `output`, without time or diff, in the query's
+    order.
     """
 
     job_id: str
     sql: str
-    tables: tuple[tuple[str, Rows], ...]
-    output: Schema
+    tables: tuple[tuple[str, JobRows], ...]
+    output: TableSchema
     conf: tuple[tuple[str, str], ...] = ()
     into_files: bool = False
     """True if a large answer is wanted as files, in order."""
     traceparent: str | None = None
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ForgetPlan(msgspec.Struct, frozen=True, gc=False, tag="Forget"):
     """Drops a prepared plan. No answer."""
 
     job_id: str
     dataflow: str
 
 
-class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CancelChildJob(msgspec.Struct, frozen=True, gc=False, tag="Cancel"):
     """Cancels a job wherever it is: waiting, planning or running."""
 
     job_id: str
@@ -197,7 +199,7 @@ class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
     job_id: str
     paths: tuple[str, ...]
     format: str
-    read: Schema
+    read: TableSchema
     keep: tuple[str, ...]
     options: tuple[tuple[str, str], ...] = ()
     bytes: int = 0
@@ -207,7 +209,7 @@ class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks Spark for the columns of files. Answered with `Analyzed`, of one schema."""
+    """Asks Spark for the columns of files. Answered with `QueryAnalyzed`, of one schema."""
 
     job_id: str
     paths: tuple[str, ...]
@@ -216,21 +218,21 @@ class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Job: TypeAlias = (
-    Analyze
-    | Prepare
-    | Step
-    | Rehearse
-    | Difference
-    | Query
-    | Forget
-    | Cancel
-    | Select
+    AnalyzeStatement
+    | PreparePlan
+    | RunStep
+    | RehearseSteps
+    | ComputeDifference
+    | QueryFiles
+    | ForgetPlan
+    | CancelChildJob
+    | SelectContents
     | TakeFiles
     | InferFiles
 )
 
 
-class Volatility(msgspec.Struct, frozen=True, gc=False):
+class VolatileCall(msgspec.Struct, frozen=True, gc=False):
     """The call or literal that makes a query's answer no function of its tables."""
 
     call: str
@@ -240,34 +242,34 @@ class Volatility(msgspec.Struct, frozen=True, gc=False):
     """True for a call of the clock that a temporal filter can follow, if there is no other call."""
 
 
-class Translation(msgspec.Struct, frozen=True, gc=False):
+class QueryTranslation(msgspec.Struct, frozen=True, gc=False):
     """A query's relational plan as Spark's own analysis gives it; `source` numbers are places in
-    `Analyzed.sources`."""
+    `QueryAnalyzed.sources`."""
 
-    root: Project | None
+    root: ProjectNode | None
     """A projection onto the output's columns, by name; None: no rule knows the query."""
     reason: str = ""
     """The construct that no rule knows."""
 
 
-class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
+class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
     """Spark's analysis of a query."""
 
     job_id: str
-    schema: Schema = Schema(())
+    schema: TableSchema = TableSchema(())
     sources: tuple[str, ...] = ()
     """Names of the job's tables that it reads, in the order in which its plan names them."""
-    volatility: Volatility | None = None
+    volatility: VolatileCall | None = None
     """None if its answer is a function of its tables, but for the choices that Spark's aggregates
     are free to make (``first``)."""
-    translation: Translation | None = None
+    translation: QueryTranslation | None = None
     """None if it was not asked for."""
     missing: str = ""
     """A name, as Spark writes it, that is none of the job's tables; all other fields are empty
     then."""
 
 
-class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):
+class PlanPrepared(msgspec.Struct, frozen=True, gc=False, tag="Prepared"):
     """The plan is known."""
 
     job_id: str
@@ -312,7 +314,7 @@ class JobFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The job failed. `code` is an error class of `actors.errors`.
 
     ``DefiniteError``: the data make an expression fail; ``QueryRejected``: analysis refused the
-    text; ``Canceled``; ``EngineLost``: retry.
+    text; ``OperationCanceled``; ``EngineLost``: retry.
     """
 
     job_id: str
@@ -330,7 +332,7 @@ class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
     jvm_pid: int
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False, tag=True):
+class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
     """The progress of a job that takes long: Spark's tasks, of the stages known so far. It is not
     the job's answer."""
 
@@ -339,15 +341,20 @@ class Progress(msgspec.Struct, frozen=True, gc=False, tag=True):
     tasks: int
 
 
-Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady | Progress
+def kind_of(job: Job) -> str:
+    """Return a job's kind as people and the wire know it: its tag."""
+    return str(type(job).__struct_config__.tag)
 
 
-class Run(msgspec.Struct, frozen=True, gc=False, tag=True):
+Answer: TypeAlias = QueryAnalyzed | PlanPrepared | RowsDone | JobFailed | EngineReady | JobProgress
+
+
+class SubmitJob(msgspec.Struct, frozen=True, gc=False, tag="Run"):
     """Asks the executor actor to run this job and answer `reply` (a `kernel.Reply[Answer]`), and
-    meanwhile to send its `Progress` to `watcher` (a `kernel.Address`), if there is one.
+    meanwhile to send its `JobProgress` to `watcher` (a `kernel.Address`), if there is one.
 
     A failure is given to the reply as the error itself (`DefiniteError`, `QueryRejected`,
-    `Canceled`, `EngineLost`, …), never as a `JobFailed`.
+    `OperationCanceled`, `EngineLost`, …), never as a `JobFailed`.
     """
 
     job: Job
@@ -356,16 +363,16 @@ class Run(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CancelJob(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to cancel a job, whose caller gets `Canceled` at once."""
+    """Asks the executor actor to cancel a job, whose caller gets `OperationCanceled` at once."""
 
     job_id: str
 
 
 class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to answer `reply` (a `kernel.Reply`) with its current jobs and those
-    that ended last (`job_log.JobNote`s)."""
+    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with its current jobs and
+    those that ended last (`job_log.JobNote`s)."""
 
     reply: Any
 
 
-ExecutorMessage: TypeAlias = Run | CancelJob | InspectJobs
+ExecutorMessage: TypeAlias = SubmitJob | CancelJob | InspectJobs

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.plan.schema import Schema, inner_types, text_limit
+from actors.plan.schema import TableSchema, inner_types, text_limit
 
 
 class TextTooLong(pa.ArrowInvalid):  # type: ignore[misc]
@@ -54,7 +54,7 @@ def fit_texts(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, values.type)
 
 
-def fit_texts_of(rows: pa.Table, schema: Schema) -> pa.Table:
+def fit_texts_of(rows: pa.Table, schema: TableSchema) -> pa.Table:
     """Return rows, which have the schema's columns by name, as `fit_texts` does. Raises
     `TextTooLong`, which names the column."""
     for column in schema.columns:

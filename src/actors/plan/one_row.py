@@ -2,9 +2,9 @@
 
 Two streams of one schema with one row and no nulls, by one writer, differ in the bytes of the
 values and nowhere else. So Arrow takes one stream apart (`form_of`), which tells the places of its
-values. A stream that equals it everywhere else *is* that stream with other values: `Form.read`
-compares, and returns the values; `Form.write` puts others in their places. Nulls, other types and
-several rows have no form.
+values. A stream that equals it everywhere else *is* that stream with other values: `RowForm.read`
+compares, and returns the values; `RowForm.write` puts others in their places. Nulls, other types
+and several rows have no form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CODES = {
 """Codes of `struct`, by (signed, bytes)."""
 
 
-class Form(msgspec.Struct, frozen=True):
+class RowForm(msgspec.Struct, frozen=True):
     """Streams of one row that differ in their values alone."""
 
     types: tuple[pa.DataType, ...]
@@ -59,7 +59,7 @@ class Form(msgspec.Struct, frozen=True):
         return bytes(made)
 
 
-def form_of(stream: bytes) -> Form | None:
+def form_of(stream: bytes) -> RowForm | None:
     """Return the form of a stream of just one row of integers; None for any other bytes."""
     buffer = pa.py_buffer(stream)
     try:
@@ -83,7 +83,7 @@ def form_of(stream: bytes) -> Form | None:
         fixed.append((last, at, stream[last:at]))
         last = at + code.size
     fixed.append((last, len(stream), stream[last:]))
-    return Form(tuple(batch.schema.types), stream, tuple(fixed), tuple(places))
+    return RowForm(tuple(batch.schema.types), stream, tuple(fixed), tuple(places))
 
 
 def _place(column: Any, buffer: pa.Buffer) -> tuple[int, struct.Struct] | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from actors.plan.updates import stream_of
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class ResultPiece(msgspec.Struct, frozen=True, gc=False):
     """Rows of a result as an Arrow IPC stream; `last`: nothing follows."""
 
     arrow: bytes
@@ -18,7 +18,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     last: bool
 
 
-def pieces(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> Iterator[Piece]:
+def pieces(
+    batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int
+) -> Iterator[ResultPiece]:
     """Yield a result in pieces, at least one, which may be without rows. A piece has at most
     `bytes_max` bytes unless a single row has more."""
     gathered: list[pa.RecordBatch] = []
@@ -28,12 +30,12 @@ def pieces(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) ->
         for part in _cut(batch, room):
             bytes_ = part.nbytes + _OVERHEAD
             if gathered and size + bytes_ > room:
-                yield Piece(stream_of(opening, gathered), rows, last=False)
+                yield ResultPiece(stream_of(opening, gathered), rows, last=False)
                 gathered, size, rows = [], 0, 0
             gathered.append(part)
             size += bytes_
             rows += part.num_rows
-    yield Piece(stream_of(opening, gathered), rows, last=True)
+    yield ResultPiece(stream_of(opening, gathered), rows, last=True)
 
 
 _OVERHEAD = 1_024

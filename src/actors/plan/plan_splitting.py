@@ -19,26 +19,26 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Expand,
-    Generate,
-    Input,
-    Match,
+    AccumulateTotals,
+    ConsolidateRows,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
+    PairRows,
+    RecomputeGroups,
     RecomputeRows,
-    Reduce,
+    ReduceGroups,
     RowLifetimes,
-    Select,
+    SelectColumns,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
     columns_of,
     tops,
 )
@@ -72,19 +72,27 @@ Sizes: TypeAlias = dict[str, int]
 def children(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node reads."""
     match node:
-        case Input():
+        case NamedInput():
             return ()
-        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
+        case (
+            FilterRows()
+            | SelectColumns()
+            | WeighRows()
+            | ExpandRows()
+            | GenerateRows()
+            | ConsolidateRows()
+            | ReduceGroups()
+        ):
             return (node.input,)
         case RowLifetimes():
             return node.input, node.interval
-        case Union():
+        case UnionRows():
             return node.inputs
-        case Pair() | Match():
+        case PairRows() | MatchState():
             return node.left, node.right
-        case Accumulate():
+        case AccumulateTotals():
             return node.contributions, node.hidden
-        case Recompute() | RecomputeRows():
+        case RecomputeGroups() | RecomputeRows():
             return node.old, node.changes
         case TopGate() | TopCovered() | TopShortage() | TopCandidates():
             return tops(node)
@@ -93,19 +101,27 @@ def children(node: Node) -> tuple[Node, ...]:
 def with_children(node: Node, made: Sequence[Node]) -> Node:
     """Return the node over others, in the order of `children`."""
     match node:
-        case Input():
+        case NamedInput():
             return node
-        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
+        case (
+            FilterRows()
+            | SelectColumns()
+            | WeighRows()
+            | ExpandRows()
+            | GenerateRows()
+            | ConsolidateRows()
+            | ReduceGroups()
+        ):
             return msgspec.structs.replace(node, input=made[0])
         case RowLifetimes():
             return msgspec.structs.replace(node, input=made[0], interval=made[1])
-        case Union():
-            return Union(tuple(made))
-        case Pair() | Match():
+        case UnionRows():
+            return UnionRows(tuple(made))
+        case PairRows() | MatchState():
             return msgspec.structs.replace(node, left=made[0], right=made[1])
-        case Accumulate():
+        case AccumulateTotals():
             return msgspec.structs.replace(node, contributions=made[0], hidden=made[1])
-        case Recompute() | RecomputeRows():
+        case RecomputeGroups() | RecomputeRows():
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
         case TopGate():
             return msgspec.structs.replace(node, input=made[0], switch=made[1])
@@ -155,7 +171,7 @@ class _Divider:
         found = self._done.get(node)
         if found is not None:
             return found
-        if isinstance(node, Input):
+        if isinstance(node, NamedInput):
             return self._renamed(node), 1
         new, size = self._reduced(node)
         shared = self._parents[node] > 1 and size >= SHARED_NODES_MIN
@@ -168,7 +184,7 @@ class _Divider:
     def _reduced(self, node: Node) -> tuple[Node, int]:
         """Return the node over its divided children, and its size."""
         below = [self._divide(child) for child in children(node)]
-        if isinstance(node, Union) and not any(map(_padding, node.inputs)):
+        if isinstance(node, UnionRows) and not any(map(_padding, node.inputs)):
             below = self._gathered(below)
         new = with_children(node, [child for child, _ in below])
         return new, weight(node) + sum(count for _, count in below)
@@ -184,17 +200,17 @@ class _Divider:
                     room = STRATUM_NODES_MAX
                 groups[-1].append(child)
                 room -= size
-            below = [(self._named(Union(tuple(group))), 1) for group in groups]
+            below = [(self._named(UnionRows(tuple(group))), 1) for group in groups]
         return below
 
-    def _named(self, node: Node) -> Input:
+    def _named(self, node: Node) -> NamedInput:
         """Make a stratum of a divided node, and return its name as an input."""
         self._made.append(node)
-        return Input(f"r{len(self._made) - 1}", columns_of(node))
+        return NamedInput(f"r{len(self._made) - 1}", columns_of(node))
 
-    def _renamed(self, node: Input) -> Input:
+    def _renamed(self, node: NamedInput) -> NamedInput:
         name = renamed(node.name, self._places)
-        return node if name == node.name else Input(name, node.columns)
+        return node if name == node.name else NamedInput(name, node.columns)
 
 
 def renamed(name: str, places: Sequence[int]) -> str:
@@ -204,7 +220,7 @@ def renamed(name: str, places: Sequence[int]) -> str:
 
 def _padding(node: Node) -> bool:
     """Return whether a column has a type only in the union that the node is a term of."""
-    return isinstance(node, Select) and any(c.expression == "NULL" for c in node.columns)
+    return isinstance(node, SelectColumns) and any(c.expression == "NULL" for c in node.columns)
 
 
 def split_statements(
@@ -294,7 +310,7 @@ def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collectio
 
 def _named(node: Node, sizes: Sizes) -> list[str]:
     """Return the strata that a node names, as often as it does, where they make rows."""
-    if isinstance(node, Input):
+    if isinstance(node, NamedInput):
         return [node.name] if node.name[0] == "r" and sizes.get(node.name) else []
     return [name for child in children(node) for name in _named(child, sizes)]
 
@@ -310,7 +326,7 @@ def _statement(strata: Strata, first: int, target: int, left: Collection[int]) -
 
 
 def _inputs(node: Node) -> set[str]:
-    if isinstance(node, Input):
+    if isinstance(node, NamedInput):
         return {node.name}
     return {name for child in children(node) for name in _inputs(child)}
 
@@ -319,23 +335,23 @@ def makes_rows_of_none(node: Node) -> bool:
     """Return whether a node makes a row of inputs without any: the old state of a group without
     keys is there from the first time on.
 
-    >>> nothing = Input("h0", ("x",))
-    >>> one = Recompute(nothing, nothing, (), (), begins=True)
-    >>> makes_rows_of_none(one), makes_rows_of_none(Pair(Input("d0", ()), one, ()))
+    >>> nothing = NamedInput("h0", ("x",))
+    >>> one = RecomputeGroups(nothing, nothing, (), (), begins=True)
+    >>> makes_rows_of_none(one), makes_rows_of_none(PairRows(NamedInput("d0", ()), one, ()))
     (True, False)
     """
     match node:
-        case Recompute():
+        case RecomputeGroups():
             return (node.begins and not node.keys) or makes_rows_of_none(node.changes)
         case RecomputeRows():
             return makes_rows_of_none(node.changes)
-        case Pair():
+        case PairRows():
             return all(map(makes_rows_of_none, children(node)))
-        case Union():
+        case UnionRows():
             return any(map(makes_rows_of_none, children(node)))
-        case Match() if node.kind == "full":
+        case MatchState() if node.kind == "full":
             return any(map(makes_rows_of_none, children(node)))
-        case Input():
+        case NamedInput():
             return False
         case _:
             return makes_rows_of_none(children(node)[0])
@@ -344,21 +360,21 @@ def makes_rows_of_none(node: Node) -> bool:
 def weight(node: Node) -> int:
     """Return the number of nodes that one counts for, by the columns that it computes itself.
 
-    >>> from actors.plan.delta import Named
-    >>> rows = Input("d0", ("x",))
-    >>> weight(Where(rows, "x > 1"))
+    >>> from actors.plan.delta import NamedExpression
+    >>> rows = NamedInput("d0", ("x",))
+    >>> weight(FilterRows(rows, "x > 1"))
     1
-    >>> weight(Select(rows, tuple(Named(f"c{n}", "x + 1") for n in range(60))))
+    >>> weight(SelectColumns(rows, tuple(NamedExpression(f"c{n}", "x + 1") for n in range(60))))
     3
     """
     match node:
-        case Select():
+        case SelectColumns():
             computed = len(node.columns)
-        case Reduce():
+        case ReduceGroups():
             computed = len(node.measures)
-        case Accumulate():
+        case AccumulateTotals():
             computed = 2 * len(node.measures)  # before and after
-        case Recompute() | RecomputeRows():
+        case RecomputeGroups() | RecomputeRows():
             computed = len(node.calls)
         case _:
             computed = 0
@@ -370,18 +386,18 @@ def nodes(node: Node, sizes: Mapping[str, int]) -> int:
     out are empty, and nodes that need their rows count nothing."""
     counts = [nodes(child, sizes) for child in children(node)]
     match node:
-        case Input():
+        case NamedInput():
             return sizes.get(node.name, 0)
-        case Union():
+        case UnionRows():
             return sum(counts)
-        case Pair() if not all(counts):
+        case PairRows() if not all(counts):
             return 0
-        case Recompute() if not node.keys:
+        case RecomputeGroups() if not node.keys:
             # The one group may have a row of no rows.
             return sum(counts) + weight(node)
-        case Recompute() | RecomputeRows() if not counts[1]:
+        case RecomputeGroups() | RecomputeRows() if not counts[1]:
             return 0
-        case Match() if node.kind == "full" and any(counts):
+        case MatchState() if node.kind == "full" and any(counts):
             return sum(counts) + weight(node)
         case _:
             return sum(counts) + weight(node) if counts[0] else 0

@@ -15,17 +15,17 @@ from typing import TypeAlias
 import msgspec
 
 from actors.plan.nearby import Reach
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedExpression(msgspec.Struct, frozen=True):
     """An expression and the column it makes."""
 
     name: str
     expression: str
 
 
-class Key(msgspec.Struct, frozen=True):
+class GroupKey(msgspec.Struct, frozen=True):
     """A group expression: the column it makes, and its Spark type."""
 
     name: str
@@ -34,7 +34,7 @@ class Key(msgspec.Struct, frozen=True):
     nullable: bool = True
 
 
-class Scan(msgspec.Struct, frozen=True, tag=True):
+class ScanNode(msgspec.Struct, frozen=True, tag="Scan"):
     """One occurrence of import number `source`: (column id, the table's own name) each.
 
     `columns` may be empty: rows without columns.
@@ -44,19 +44,19 @@ class Scan(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[tuple[str, str], ...]
 
 
-class Constants(msgspec.Struct, frozen=True, tag=True):
+class ValuesNode(msgspec.Struct, frozen=True, tag="Constants"):
     """Rows that the query itself says: VALUES, range(), and the one row of a SELECT without FROM.
 
     `table` is how Spark writes them (nothing: one row without columns), and `generator` makes them
     of one row. A column's expression is its own name.
     """
 
-    columns: tuple[Key, ...]
+    columns: tuple[GroupKey, ...]
     table: str
     generator: str
 
 
-class Filter(msgspec.Struct, frozen=True, tag=True):
+class FilterNode(msgspec.Struct, frozen=True, tag="Filter"):
     """Rows for which the predicate is true."""
 
     input: Plan
@@ -95,14 +95,14 @@ class TemporalFilter(msgspec.Struct, frozen=True, tag=True):
     """(column id, Spark type) of the input's columns."""
 
 
-class Project(msgspec.Struct, frozen=True, tag=True):
+class ProjectNode(msgspec.Struct, frozen=True, tag="Project"):
     """Computed columns. One whose expression is a bare id passes that column on."""
 
     input: Plan
-    columns: tuple[Named, ...]
+    columns: tuple[NamedExpression, ...]
 
 
-class Equal(msgspec.Struct, frozen=True):
+class ColumnEquality(msgspec.Struct, frozen=True):
     """Two column ids that must be equal; null-safe: two NULLs are equal too."""
 
     left: str
@@ -110,15 +110,15 @@ class Equal(msgspec.Struct, frozen=True):
     null_safe: bool = False
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
+class JoinNode(msgspec.Struct, frozen=True, tag="Join"):
     """Inner join of any number of inputs; no input is an inner join itself.
 
-    Each `Equal` ties two different inputs. Without any it is a product. All predicates of
+    Each `ColumnEquality` ties two different inputs. Without any it is a product. All predicates of
     `residual` must be true as well. Output: all columns of all inputs.
     """
 
     inputs: tuple[Plan, ...]
-    equal: tuple[Equal, ...]
+    equal: tuple[ColumnEquality, ...]
     residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of all inputs, as far as they are known."""
@@ -134,7 +134,7 @@ class OuterJoin(msgspec.Struct, frozen=True, tag=True):
     left: Plan
     right: Plan
     kind: str
-    equal: tuple[Equal, ...]
+    equal: tuple[ColumnEquality, ...]
     residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of both sides."""
@@ -147,7 +147,7 @@ class SemiJoin(msgspec.Struct, frozen=True, tag=True):
     left: Plan
     right: Plan
     anti: bool
-    equal: tuple[Equal, ...]
+    equal: tuple[ColumnEquality, ...]
     residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of both sides."""
@@ -193,23 +193,23 @@ class AggregateCall(msgspec.Struct, frozen=True):
     formula: AggregateFormula | None = None
 
 
-class Aggregate(msgspec.Struct, frozen=True, tag=True):
+class AggregationNode(msgspec.Struct, frozen=True, tag="Aggregate"):
     """GROUP BY `keys`; without keys one row, always. Output: the keys, then the calls.
 
     `ansi`: whether overflow is an error (ANSI mode) and not NULL.
     """
 
     input: Plan
-    keys: tuple[Key, ...]
+    keys: tuple[GroupKey, ...]
     calls: tuple[AggregateCall, ...]
     ansi: bool = True
 
 
-class Distinct(msgspec.Struct, frozen=True, tag=True):
+class DistinctNode(msgspec.Struct, frozen=True, tag="Distinct"):
     """Each row once; rows compare null-safe. `columns` are the input's, with their types."""
 
     input: Plan
-    columns: tuple[Key, ...]
+    columns: tuple[GroupKey, ...]
     """Each one's expression is its own name."""
 
 
@@ -219,24 +219,24 @@ class UnionAll(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Plan, ...]
 
 
-class Expansion(msgspec.Struct, frozen=True, tag=True):
+class ExpandNode(msgspec.Struct, frozen=True, tag="Expansion"):
     """Each row of the input once for each of `rows`, which give the columns' expressions: what
     GROUPING SETS, ROLLUP and CUBE group."""
 
     input: Plan
-    columns: tuple[Key, ...]
+    columns: tuple[GroupKey, ...]
     """Names and types; each one's expression is its own name."""
     rows: tuple[tuple[str, ...], ...]
 
 
-class Generation(msgspec.Struct, frozen=True, tag=True):
+class GenerateNode(msgspec.Struct, frozen=True, tag="Generation"):
     """Each row of the input once for each row that a generator (``explode(…)``) makes of it; with
     `outer` once, padded with NULL, where it makes none. Output: the input's columns, then these."""
 
     input: Plan
     generator: str
     outer: bool
-    columns: tuple[Key, ...]
+    columns: tuple[GroupKey, ...]
     """Names and types; each one's expression is its own name."""
 
 
@@ -271,7 +271,7 @@ class WindowFunctions(msgspec.Struct, frozen=True, tag=True):
     """(column id, Spark type) of the input's columns."""
 
 
-class Limit(msgspec.Struct, frozen=True, tag=True):
+class LimitNode(msgspec.Struct, frozen=True, tag="Limit"):
     """The first `count` rows (None: all) behind the first `offset`, by `order` and then by all
     columns."""
 
@@ -283,7 +283,7 @@ class Limit(msgspec.Struct, frozen=True, tag=True):
     """(column id, Spark type) of the input's columns."""
 
 
-class Opaque(msgspec.Struct, frozen=True, tag=True):
+class OpaqueNode(msgspec.Struct, frozen=True, tag="Opaque"):
     """A query that no rule knows: its text, recomputed at each time and subtracted."""
 
     sql: str
@@ -291,65 +291,65 @@ class Opaque(msgspec.Struct, frozen=True, tag=True):
 
 
 Plan: TypeAlias = (
-    Scan
-    | Constants
-    | Filter
+    ScanNode
+    | ValuesNode
+    | FilterNode
     | TemporalFilter
-    | Project
-    | Join
+    | ProjectNode
+    | JoinNode
     | OuterJoin
     | SemiJoin
-    | Aggregate
-    | Distinct
+    | AggregationNode
+    | DistinctNode
     | UnionAll
-    | Expansion
-    | Generation
+    | ExpandNode
+    | GenerateNode
     | WindowFunctions
-    | Limit
-    | Opaque
+    | LimitNode
+    | OpaqueNode
 )
 
 
 class ViewPlan(msgspec.Struct, frozen=True):
-    """A view's query, resolved. `root` is a `Project` onto the output's columns, by name, each
+    """A view's query, resolved. `root` is a `ProjectNode` onto the output's columns, by name, each
     cast to its type."""
 
     sources: tuple[str, ...]
     """Names of the imported objects, as the query writes them; Scan.source indexes this."""
-    root: Project
-    output: Schema
+    root: ProjectNode
+    output: TableSchema
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:
     """Return the column ids that a plan makes, in order."""
     match plan:
-        case Scan():
+        case ScanNode():
             return tuple(name for name, _ in plan.columns)
-        case Constants():
+        case ValuesNode():
             return tuple(column.name for column in plan.columns)
-        case Filter() | TemporalFilter():
+        case FilterNode() | TemporalFilter():
             return columns_of(plan.input)
-        case Project():
+        case ProjectNode():
             return tuple(column.name for column in plan.columns)
-        case Join():
+        case JoinNode():
             return tuple(name for each in plan.inputs for name in columns_of(each))
         case OuterJoin():
             return columns_of(plan.left) + columns_of(plan.right)
         case SemiJoin():
             return columns_of(plan.left)
-        case Aggregate():
+        case AggregationNode():
             return (*(k.name for k in plan.keys), *(c.name for c in plan.calls))
-        case Distinct():
+        case DistinctNode():
             return tuple(column.name for column in plan.columns)
         case UnionAll():
             return columns_of(plan.inputs[0])
-        case Expansion():
+        case ExpandNode():
             return tuple(column.name for column in plan.columns)
-        case Generation():
+        case GenerateNode():
             return (*columns_of(plan.input), *(column.name for column in plan.columns))
         case WindowFunctions():
             return (*columns_of(plan.input), *(call.name for call in plan.calls))
-        case Limit():
+        case LimitNode():
             return columns_of(plan.input)
-        case Opaque():
+        case OpaqueNode():
             return ()

@@ -11,26 +11,26 @@ from functools import lru_cache
 from typing import Final
 
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Constants,
-    Distinct,
-    Equal,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Key,
-    Limit,
-    Named,
-    Opaque,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    GroupKey,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
+    OpaqueNode,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     TemporalFilter,
     UnionAll,
+    ValuesNode,
     WindowCall,
     WindowFunctions,
     columns_of,
@@ -84,20 +84,20 @@ class _Writer:
     def write(self, plan: Plan) -> str:
         """Return a SELECT whose columns are the plan's, in order."""
         match plan:
-            case Scan():
+            case ScanNode():
                 columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
                 return _select(columns, quote(self._sources[plan.source]))
-            case Constants():
+            case ValuesNode():
                 names = ", ".join(_all(plan))
                 return _select(_all(plan), f"{plan.table} AS v({names})") if names else _ONE_ROW
-            case Filter():
+            case FilterNode():
                 return self._over(plan, plan.input, f" WHERE {plan.predicate}")
             case TemporalFilter():
                 tests = " AND ".join(bound.test for bound in plan.bounds)
                 return self._over(plan, plan.input, f" WHERE {tests}")
-            case Project():
+            case ProjectNode():
                 return _select([_made(c) for c in plan.columns], self._table(plan.input))
-            case Join():
+            case JoinNode():
                 product = " CROSS JOIN ".join(self._table(each) for each in plan.inputs)
                 tests = _tests(plan.equal, plan.residual)
                 return _select(_all(plan), product + (f" WHERE {tests}" if tests else ""))
@@ -108,18 +108,18 @@ class _Writer:
                 return _select(_all(plan), f"{joined} ON {tests}")
             case SemiJoin():
                 return self._semi(plan)
-            case Aggregate():
+            case AggregationNode():
                 return self._aggregate(plan)
-            case Distinct():
+            case DistinctNode():
                 columns = [_made(column) for column in plan.columns]
                 return _select(columns, self._table(plan.input), "SELECT DISTINCT ")
             case UnionAll():
                 wanted = columns_of(plan)
                 sides = [_select(_names(wanted), self._table(each)) for each in plan.inputs]
                 return " UNION ALL ".join(sides)
-            case Expansion():
+            case ExpandNode():
                 return self._expansion(plan)
-            case Generation():
+            case GenerateNode():
                 names = ", ".join(_names(tuple(column.name for column in plan.columns)))
                 outer = "OUTER " if plan.outer else ""
                 view = f" LATERAL VIEW {outer}{plan.generator} g AS {names}"
@@ -127,12 +127,12 @@ class _Writer:
             case WindowFunctions():
                 calls = [f"{window_text(plan, call)} AS {_name(call.name)}" for call in plan.calls]
                 return _select([*_all(plan.input), *calls], self._table(plan.input))
-            case Limit():
+            case LimitNode():
                 order = f" ORDER BY {', '.join(plan.order)}" if plan.order else ""
                 limit = "" if plan.count is None else f" LIMIT {plan.count}"
                 offset = f" OFFSET {plan.offset}" if plan.offset else ""
                 return self._over(plan, plan.input, order + limit + offset)
-            case Opaque():
+            case OpaqueNode():
                 return plan.sql
 
     def _table(self, plan: Plan) -> str:
@@ -143,7 +143,7 @@ class _Writer:
     def _over(self, plan: Plan, source: Plan, clauses: str) -> str:
         return _select(_all(plan), self._table(source) + clauses)
 
-    def _expansion(self, plan: Expansion) -> str:
+    def _expansion(self, plan: ExpandNode) -> str:
         """Return a union over one table expression."""
         names = tuple(column.name for column in plan.columns)
         self._derived += 1
@@ -162,7 +162,7 @@ class _Writer:
         word = "NOT EXISTS" if plan.anti else "EXISTS"
         return self._over(plan, plan.left, f" WHERE {word} ({inner})")
 
-    def _aggregate(self, plan: Aggregate) -> str:
+    def _aggregate(self, plan: AggregationNode) -> str:
         source = self._table(plan.input)
         expressions = [key.expression for key in plan.keys]
         if not all(re.fullmatch(r"\w+", each) and not each.isdigit() for each in expressions):
@@ -214,12 +214,12 @@ def _name(column: str) -> str:
     return column if _ID.fullmatch(column) else quote(column)
 
 
-def _made(column: Named | Key) -> str:
+def _made(column: NamedExpression | GroupKey) -> str:
     name, expression = column.name, column.expression
     return _name(name) if name == expression else f"{expression} AS {_name(name)}"
 
 
-def _tests(equal: tuple[Equal, ...], residual: tuple[str, ...]) -> str:
+def _tests(equal: tuple[ColumnEquality, ...], residual: tuple[str, ...]) -> str:
     tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
     tests += (f"({each})" for each in residual)
     return " AND ".join(tests)

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Limit,
+    AggregationNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    JoinNode,
+    LimitNode,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     TemporalFilter,
     UnionAll,
@@ -35,11 +35,11 @@ from actors.plan.relational_text import words_of
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
     """Return the plans that a node reads, left to right."""
     match plan:
-        case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
+        case FilterNode() | TemporalFilter() | ProjectNode() | AggregationNode() | DistinctNode():
             return (plan.input,)
-        case Expansion() | Generation() | WindowFunctions() | Limit():
+        case ExpandNode() | GenerateNode() | WindowFunctions() | LimitNode():
             return (plan.input,)
-        case Join() | UnionAll():
+        case JoinNode() | UnionAll():
             return plan.inputs
         case OuterJoin() | SemiJoin():
             return plan.left, plan.right
@@ -50,11 +50,11 @@ def inputs_of(plan: Plan) -> tuple[Plan, ...]:
 def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
     """Return the node over other inputs."""
     match plan:
-        case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
+        case FilterNode() | TemporalFilter() | ProjectNode() | AggregationNode() | DistinctNode():
             return msgspec.structs.replace(plan, input=inputs[0])
-        case Expansion() | Generation() | WindowFunctions() | Limit():
+        case ExpandNode() | GenerateNode() | WindowFunctions() | LimitNode():
             return msgspec.structs.replace(plan, input=inputs[0])
-        case Join() | UnionAll():
+        case JoinNode() | UnionAll():
             return msgspec.structs.replace(plan, inputs=inputs)
         case OuterJoin() | SemiJoin():
             return msgspec.structs.replace(plan, left=inputs[0], right=inputs[1])
@@ -72,29 +72,29 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
     """Return the plan with no more columns than `needed` and its own work ask for."""
     match plan:
-        case Scan():
-            return Scan(plan.source, tuple(each for each in plan.columns if each[0] in needed))
-        case Filter():
-            return Filter(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
+        case ScanNode():
+            return ScanNode(plan.source, tuple(each for each in plan.columns if each[0] in needed))
+        case FilterNode():
+            return FilterNode(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
         case TemporalFilter():
             read = _union(bound.test for bound in plan.bounds)
             return with_inputs(plan, (pruned(plan.input, needed | read),))
-        case Project():
+        case ProjectNode():
             columns = tuple(column for column in plan.columns if column.name in needed)
             read = _union(column.expression for column in columns)
             inner = pruned(plan.input, read)
             if all(c.name == c.expression for c in columns) and set(columns_of(inner)) == read:
                 return inner
-            return Project(inner, columns)
-        case Aggregate():
+            return ProjectNode(inner, columns)
+        case AggregationNode():
             return _pruned_aggregate(plan, needed)
-        case Distinct():
+        case DistinctNode():
             # All columns decide which rows are equal.
-            return Distinct(pruned(plan.input, frozenset(columns_of(plan))), plan.columns)
+            return DistinctNode(pruned(plan.input, frozenset(columns_of(plan))), plan.columns)
         case UnionAll():
             kept = tuple(name for name in columns_of(plan) if name in needed)
             return UnionAll(tuple(_exactly(each, kept) for each in plan.inputs))
-        case Join():
+        case JoinNode():
             read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             inputs = tuple(pruned(each, read) for each in plan.inputs)
@@ -103,19 +103,19 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
             read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             return with_inputs(plan, (pruned(plan.left, read), pruned(plan.right, read)))
-        case Expansion():
+        case ExpandNode():
             read = _union(expression for row in plan.rows for expression in row)
             return with_inputs(plan, (pruned(plan.input, read),))
-        case Generation():
+        case GenerateNode():
             return with_inputs(plan, (pruned(plan.input, needed | words_of(plan.generator)),))
-        case WindowFunctions() | Limit():
+        case WindowFunctions() | LimitNode():
             # All columns decide over the order of rows that are equal otherwise.
             return with_inputs(plan, (pruned(plan.input, frozenset(columns_of(plan.input))),))
         case _:
             return plan
 
 
-def _pruned_aggregate(plan: Aggregate, needed: frozenset[str]) -> Aggregate:
+def _pruned_aggregate(plan: AggregationNode, needed: frozenset[str]) -> AggregationNode:
     calls = tuple(call for call in plan.calls if call.name in needed)
     # A global aggregate keeps one call: it is a row all the same.
     if not calls and not plan.keys:
@@ -125,11 +125,11 @@ def _pruned_aggregate(plan: Aggregate, needed: frozenset[str]) -> Aggregate:
 
 
 def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
-    """Return a union's input as a `Project` with just these columns, in order."""
-    assert isinstance(plan, Project)
+    """Return a union's input as a `ProjectNode` with just these columns, in order."""
+    assert isinstance(plan, ProjectNode)
     by_name = {column.name: column for column in plan.columns}
     kept = tuple(by_name[name] for name in columns)
-    return Project(pruned(plan.input, _union(column.expression for column in kept)), kept)
+    return ProjectNode(pruned(plan.input, _union(column.expression for column in kept)), kept)
 
 
 def _union(expressions: Iterable[str | None]) -> frozenset[str]:

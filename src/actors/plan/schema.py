@@ -29,7 +29,7 @@ _LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 
-class Column(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True):
     """One column: its name, Spark type text, and whether it may hold NULL."""
 
     name: str
@@ -37,10 +37,10 @@ class Column(msgspec.Struct, frozen=True):
     nullable: bool = True
 
 
-class Schema(msgspec.Struct, frozen=True):
+class TableSchema(msgspec.Struct, frozen=True):
     """Columns in order, and the names of the PRIMARY KEY's (empty: a bag)."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     key: tuple[str, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=_SHAPES_MAX)
-def _arrow_updates(schema: Schema) -> pa.Schema:
+def _arrow_updates(schema: TableSchema) -> pa.Schema:
     """Return the shape of a schema's updates. Cached, as every append asks for it."""
     return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 

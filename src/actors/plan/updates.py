@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import MalformedFrame
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED_ROWS
 
 
@@ -98,7 +98,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return any(_has_dictionary(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def empty_updates(schema: Schema) -> pa.Table:
+def empty_updates(schema: TableSchema) -> pa.Table:
     """Return no updates, with the right columns."""
     return schema.arrow_updates().empty_table()
 
@@ -117,7 +117,7 @@ def at_time(updates: pa.Table, time: int) -> pa.Table:
     return updates.append_column(pa.field(TIME, pa.int64()), times)
 
 
-def error_update(schema: Schema, text: str, time: int, diff: int) -> pa.Table:
+def error_update(schema: TableSchema, text: str, time: int, diff: int) -> pa.Table:
     """Return an error update: NULL columns, the text, a time and a diff."""
     shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
     row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}

@@ -1,10 +1,10 @@
 """Requests of the Python client to the controller, and its answers.
 
 Every request has a `request` number, unique within its connection; its answers carry the same.
-`Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; `Read` by one or more
-`Contents`, the last without `more`; `CopyTo` and `CopyFrom` by their progress where it is wanted,
-then by one answer; every other request by exactly one answer. Rows travel as
-Arrow IPC streams. New fields last, with defaults.
+`SubscribeObject` is answered by many `SubscribeChanges` until `EndRequest` or an error;
+`ReadObject` by one or more `ReadContents`, the last without `more`; `CopyTo` and `CopyFromFiles` by
+their progress where it is wanted, then by one answer; every other request by exactly one answer.
+Rows travel as Arrow IPC streams. New fields last, with defaults.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from actors.kernel import ActorStatistics
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.api_storage import (
     AlterSource,
     CopiedFrom,
-    CopyFrom,
+    CopyFromFiles,
     CopyFromProgress,
     CreateSink,
     CreateSource,
@@ -29,21 +29,21 @@ from actors.protocol.api_storage import (
     ListSources,
     SourceReport,
 )
-from actors.protocol.compute import Comparison, Finishing
+from actors.protocol.compute import ColumnComparison, RowSetFinishing
 
 PROTOCOL_VERSION = 1
 COPY_FILE_BYTES: Final = 256 << 20
 """Size of one file of a copy, unless a client asks for another."""
 
 
-class Welcome(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
     """First frame of the client: its protocol version and name."""
 
     version: int
     client: str = ""
 
 
-class Welcomed(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ServiceHello(msgspec.Struct, frozen=True, gc=False, tag="Welcomed"):
     """First frame of the service."""
 
     version: int
@@ -55,7 +55,7 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     name: str
-    schema: Schema
+    schema: TableSchema
     retain_history_ms: int | None = None
     traceparent: str | None = None
 
@@ -85,7 +85,7 @@ class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
     traceparent: str | None = None
 
 
-class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
+class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
     """Drops an object by name; refused with `ObjectInUse` while others depend on it."""
 
     request: int
@@ -106,8 +106,8 @@ class TableChange(msgspec.Struct, frozen=True, gc=False):
     update: bytes | None = None
 
 
-class Write(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes tables atomically, at one time. Answered by `Written` when durable."""
+class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
+    """Changes tables atomically, at one time. Answered by `WriteCommitted` when durable."""
 
     request: int
     changes: tuple[TableChange, ...]
@@ -115,7 +115,7 @@ class Write(msgspec.Struct, frozen=True, gc=False, tag=True):
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
-class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
     """Contents of an object at `as_of` (None: the latest written time), by `key` or whole."""
 
     request: int
@@ -127,15 +127,15 @@ class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
     deadline_ms: int | None = None
     traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
-    filter: tuple[Comparison, ...] = ()
+    filter: tuple[ColumnComparison, ...] = ()
     """Comparisons that a row must pass, all of them."""
     project: tuple[str, ...] | None = None
     """Columns of the answer, which also has those of the order; None: all."""
-    finishing: Finishing | None = None
+    finishing: RowSetFinishing | None = None
     """The service leaves out what cannot be in the answer; the client finishes."""
 
 
-class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
+class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
     """Changes of an object. `from_` None: contents now (or at `as_of`), then changes; a frontier F:
     only the changes with ``time >= F``, for a subscriber that resumes."""
 
@@ -153,7 +153,7 @@ class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
     """False: no answers without rows, but for the last."""
 
 
-class Unsubscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
+class EndRequest(msgspec.Struct, frozen=True, gc=False, tag="Unsubscribe"):
     """Ends the subscribe (or cancels the read or wait) of that request number."""
 
     request: int
@@ -169,13 +169,13 @@ class WaitFor(msgspec.Struct, frozen=True, gc=False, tag=True):
     deadline_ms: int | None = None
 
 
-class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ReadStatus(msgspec.Struct, frozen=True, gc=False, tag="Status"):
     """All objects with their frontiers, and the oracle's time."""
 
     request: int
 
 
-class Explain(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ExplainView(msgspec.Struct, frozen=True, gc=False, tag="Explain"):
     """A view's plan as text."""
 
     request: int
@@ -203,9 +203,9 @@ class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
     drop: str = ""
 
 
-class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     """A one-off query at `as_of` (None: the greatest time at which all its inputs are sealed).
-    Answered by `ReadInstead`, or by `Contents` in the query's order."""
+    Answered by `ReadInstead`, or by `ReadContents` in the query's order."""
 
     request: int
     sql: str
@@ -232,25 +232,25 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     deadline_ms: int | None = None
     """The copy is dropped when it is not done by then."""
     progress: bool = False
-    """True if `CopyProgress` is wanted."""
+    """True if `CopyProgressed` is wanted."""
 
 
 Request: TypeAlias = (
     CreateTable
     | CreateView
     | CreateIndex
-    | Drop
-    | Write
-    | Read
-    | Subscribe
-    | Unsubscribe
+    | DropObject
+    | WriteTables
+    | ReadObject
+    | SubscribeObject
+    | EndRequest
     | WaitFor
-    | Status
-    | Explain
+    | ReadStatus
+    | ExplainView
     | ListActors
     | SetTracing
     | ChangeReplicas
-    | Query
+    | RunQuery
     | CopyTo
     | CreateSource
     | AlterSource
@@ -259,18 +259,18 @@ Request: TypeAlias = (
     | DropSink
     | ListSources
     | ForgetSource
-    | CopyFrom
+    | CopyFromFiles
 )
 
 
-class Done(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RequestDone(msgspec.Struct, frozen=True, gc=False, tag="Done"):
     """The request was carried out; `text` is its result, if it has one (Explain)."""
 
     request: int
     text: str = ""
 
 
-class Written(msgspec.Struct, frozen=True, gc=False, tag=True):
+class WriteCommitted(msgspec.Struct, frozen=True, gc=False, tag="Written"):
     """The write is durable, at `time`."""
 
     request: int
@@ -278,7 +278,7 @@ class Written(msgspec.Struct, frozen=True, gc=False, tag=True):
     rows: int
 
 
-class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ReadContents(msgspec.Struct, frozen=True, gc=False, tag="Contents"):
     """Rows of a read: columns and ``__diff``, Arrow IPC stream; read at `as_of`."""
 
     request: int
@@ -288,7 +288,7 @@ class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
     """True if further rows follow."""
 
 
-class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
+class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
     """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only.
 
     `partial`: only some of the updates of an interval that begins at `lower`, and `upper` is
@@ -305,7 +305,7 @@ class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
-    """One object as `Status` shows it."""
+    """One object as `ReadStatus` shows it."""
 
     name: str
     kind: str
@@ -321,7 +321,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     spark_ms: float = 0.0
     rows_in: int = 0
     rows_out: int = 0
-    schema: Schema | None = None
+    schema: TableSchema | None = None
     sql: str = ""
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
@@ -345,7 +345,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to `Status`."""
+    """The answer to `ReadStatus`."""
 
     request: int
     time: Time
@@ -394,19 +394,19 @@ class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to a `Query` that is a plain read: the read that the client must send. `names` are
-    the query's columns, one for each of `project`."""
+    """The answer to a `RunQuery` that is a plain read: the read that the client must send. `names`
+    are the query's columns, one for each of `project`."""
 
     request: int
     name: str
     as_of: Time | None
     project: tuple[str, ...]
     names: tuple[str, ...]
-    filter: tuple[Comparison, ...] = ()
-    finishing: Finishing | None = None
+    filter: tuple[ColumnComparison, ...] = ()
+    finishing: RowSetFinishing | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RequestFailed(msgspec.Struct, frozen=True, gc=False, tag="Failed"):
     """The request failed; `code` is an error class of `actors.errors`."""
 
     request: int
@@ -415,7 +415,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
     determinate: bool = True
 
 
-class CopyProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CopyProgressed(msgspec.Struct, frozen=True, gc=False, tag="CopyProgress"):
     """Progress of a copy. `state`: "waiting" for its time to be sealed, or "copying"; `rows` are
     those written."""
 
@@ -439,17 +439,17 @@ class CopiedInto(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Answer: TypeAlias = (
-    Done
-    | Written
-    | Contents
-    | Changes
+    RequestDone
+    | WriteCommitted
+    | ReadContents
+    | SubscribeChanges
     | StatusReport
     | ActorReport
     | TracingReport
-    | Failed
+    | RequestFailed
     | ReplicaReport
     | ReadInstead
-    | CopyProgress
+    | CopyProgressed
     | CopiedInto
     | SourceReport
     | CopyFromProgress
@@ -458,14 +458,14 @@ Answer: TypeAlias = (
 
 
 Traced: TypeAlias = (
-    Write
-    | Read
-    | Subscribe
+    WriteTables
+    | ReadObject
+    | SubscribeObject
     | CreateTable
     | CreateView
     | CreateIndex
-    | Drop
-    | Query
+    | DropObject
+    | RunQuery
     | CreateSource
     | AlterSource
     | DropSource
@@ -477,8 +477,8 @@ Traced: TypeAlias = (
 
 def objects_of(request: Traced) -> str:
     """Return the names of the objects that a request is about, for people."""
-    if isinstance(request, Write):
+    if isinstance(request, WriteTables):
         return ",".join(change.table for change in request.changes)
-    if isinstance(request, Query):
+    if isinstance(request, RunQuery):
         return "query"
     return request.name

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from actors.progress import Frontier, Time
-from actors.protocol.storage import Statistics
+from actors.protocol.storage import ObjectStatistics
 
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +88,7 @@ class ForgetSource(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
 
 
-class CopyFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CopyFromFiles(msgspec.Struct, frozen=True, gc=False, tag="CopyFrom"):
     """Copies files into a table, all their rows at one time, or none. `path`: a file or a folder
     below the service's `source_dirs`. Answered by `CopyFromProgress` where it is wanted, then by
     `CopiedFrom`."""
@@ -132,7 +132,7 @@ class CopiedFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
     """True if an earlier request with the same uuid made the copy."""
 
 
-class Health(msgspec.Struct, frozen=True, gc=False):
+class ObjectHealth(msgspec.Struct, frozen=True, gc=False):
     """Health of a source, a table of it, or a sink."""
 
     status: str
@@ -149,7 +149,7 @@ class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     outside: str
-    health: Health
+    health: ObjectHealth
     upper: Frontier
 
 
@@ -158,14 +158,14 @@ class SourceStatus(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     kind: str
-    health: Health
+    health: ObjectHealth
     upper: Frontier
-    statistics: Statistics | None = None
+    statistics: ObjectStatistics | None = None
     """Statistics as last reported; None: none yet."""
     tables: tuple[SourceTableStatus, ...] = ()
     on: str = ""
     """Object that a sink writes."""
-    failed: Health | None = None
+    failed: ObjectHealth | None = None
     """Health at the last stall since the service started."""
 
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
 
 
@@ -51,7 +51,7 @@ class SourceImport(msgspec.Struct, frozen=True, gc=False):
     """A shard that a dataflow reads; `tables_upper`: its upper is the tables' shared one."""
 
     shard: ShardId
-    schema: Schema
+    schema: TableSchema
     tables_upper: bool = False
 
 
@@ -73,13 +73,13 @@ class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An arrangement of the one import by `key`, spread over the workers by key hash."""
 
     key: tuple[str, ...]
-    schema: Schema
+    schema: TableSchema
 
 
 class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A stream of the one import's changes; `snapshot`: contents at `as_of` come first."""
 
-    schema: Schema
+    schema: TableSchema
     snapshot: bool = True
 
 
@@ -91,7 +91,7 @@ class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     `file_bytes_max` bytes.
     """
 
-    schema: Schema
+    schema: TableSchema
     destination: str
     format: Literal["parquet", "csv", "json"]
     file_bytes_max: int
@@ -119,7 +119,7 @@ class CreateDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
     dataflow: DataflowDescription
 
 
-class Schedule(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ScheduleDataflow(msgspec.Struct, frozen=True, gc=False, tag="Schedule"):
     """Lets a dataflow run."""
 
     id: ObjectId
@@ -161,7 +161,7 @@ class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
 PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
 
 
-class Comparison(msgspec.Struct, frozen=True, gc=False):
+class ColumnComparison(msgspec.Struct, frozen=True, gc=False):
     """Keeps rows whose `column` compares with `value` as `op` says, by SQL's rules: unknown is not
     kept.
 
@@ -181,7 +181,7 @@ class OrderBy(msgspec.Struct, frozen=True, gc=False):
     nulls_first: bool = True
 
 
-class Finishing(msgspec.Struct, frozen=True, gc=False):
+class RowSetFinishing(msgspec.Struct, frozen=True, gc=False):
     """Last operations on the rows: order, then `offset` rows skipped, then at most `limit`.
 
     A worker may apply `limit + offset` to its own part; the client finishes over all parts.
@@ -206,9 +206,9 @@ class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     keys: bytes | None = None
     traceparent: str | None = None
     """Sampled W3C trace context of the request."""
-    filter: tuple[Comparison, ...] = ()
+    filter: tuple[ColumnComparison, ...] = ()
     project: tuple[str, ...] | None = None
-    finishing: Finishing | None = None
+    finishing: RowSetFinishing | None = None
 
 
 class CancelPeek(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -226,7 +226,7 @@ Command: TypeAlias = (
     | CreateInstance
     | UpdateConfiguration
     | CreateDataflow
-    | Schedule
+    | ScheduleDataflow
     | AllowWrites
     | AllowCompaction
     | Peek
@@ -368,14 +368,14 @@ class CopyToResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     result: CopyResult
 
 
-class Refused(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
     """The last response of a connection that the cluster ends; `code` is an error class."""
 
     code: str
     text: str
 
 
-class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
+class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
     """Informational: what a dataflow is doing, its last step, or why it stalls."""
 
     id: ObjectId
@@ -403,22 +403,27 @@ class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Response: TypeAlias = (
-    Frontiers | PeekResponse | SubscribeResponse | CopyToResponse | Status | Refused
+    Frontiers
+    | PeekResponse
+    | SubscribeResponse
+    | CopyToResponse
+    | StatusResponse
+    | ConnectionRefused
 )
 
 
-class Lot(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CommandBatch(msgspec.Struct, frozen=True, gc=False, tag="Lot"):
     """Commands of one connection that had arrived at the same time, in order: sent together, and
     each takes effect as if it had come alone. Inside the cluster only."""
 
     commands: tuple[Command, ...]
 
 
-class Tagged(msgspec.Struct, frozen=True, gc=False):
+class TaggedCommand(msgspec.Struct, frozen=True, gc=False):
     """A command, or several, with the nonce of its connection."""
 
     nonce: Nonce
-    command: Command | Lot
+    command: Command | CommandBatch
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):

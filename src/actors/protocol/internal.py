@@ -13,9 +13,9 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import PenstockError
-from actors.kernel import Reply
+from actors.kernel import ReplySlot
 from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.compute import Command, CopyDone, CopyFailed, Lot, SubscribeBatch
+from actors.protocol.compute import Command, CommandBatch, CopyDone, CopyFailed, SubscribeBatch
 from actors.protocol.storage_internal import ForStorage
 
 # -- the sequencer: one order of all that renders ----------------------------------------------
@@ -24,12 +24,12 @@ from actors.protocol.storage_internal import ForStorage
 Half: TypeAlias = Literal["compute", "storage"]
 
 
-class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ProposeCommand(msgspec.Struct, frozen=True, gc=False, tag="Propose"):
     """Worker 0 asks for a command of one half to be ordered; `generation` is the count of that
     half's connections so far: commands of a displaced one are dropped, never applied late."""
 
     generation: int
-    command: Command | Lot | ForStorage
+    command: Command | CommandBatch | ForStorage
 
     @property
     def half(self) -> Half:
@@ -37,13 +37,13 @@ class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
         return "storage" if isinstance(self.command, ForStorage) else "compute"
 
 
-class Sequenced(msgspec.Struct, frozen=True, gc=False, tag=True):
+class SequencedCommand(msgspec.Struct, frozen=True, gc=False, tag="Sequenced"):
     """Command number `index` of the one order of both halves; every worker receives every index,
     in order."""
 
     index: int
     generation: int
-    command: Command | Lot | ForStorage
+    command: Command | CommandBatch | ForStorage
 
 
 # -- listen and fetch --------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class DescribedPart(msgspec.Struct, frozen=True, gc=False):
     """A part of a batch, under a lease of the listen task that described it.
 
     `lower`/`upper` bound the batch's times; in a snapshot, `upper` is ``as_of + 1``.
-    `part` is persist's own `Part`.
+    `part` is persist's own `BatchPart`.
     """
 
     key: str
@@ -75,20 +75,20 @@ class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
     until: Frontier | None = None
 
 
-class Grant(msgspec.Struct, frozen=True, gc=False, tag=True):
+class GrantDescriptions(msgspec.Struct, frozen=True, gc=False, tag="Grant"):
     """The consumer has taken what was described: describe up to this many more bytes (at least one
     batch). Exactly one Grant for each Described, even one without parts."""
 
     bytes: int
 
 
-class Release(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ReleaseLeases(msgspec.Struct, frozen=True, gc=False, tag="Release"):
     """The consumer no longer needs these parts: their leases return."""
 
     keys: tuple[str, ...]
 
 
-class Filtered(msgspec.Struct, frozen=True, gc=False):
+class FilteredParts(msgspec.Struct, frozen=True, gc=False):
     """Parts that a filter by statistics left out (partition pruning), their bytes, and how many of
     them were read to verify it."""
 
@@ -97,7 +97,7 @@ class Filtered(msgspec.Struct, frozen=True, gc=False):
     audited: int
 
 
-class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
+class PartsDescribed(msgspec.Struct, frozen=True, gc=False, tag="Described"):
     """Listen task → dataflow: parts with times in [lower, upper), and progress to `upper`."""
 
     dataflow: ObjectId
@@ -107,7 +107,7 @@ class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
     lower: Time
     upper: Frontier
     snapshot: bool = False
-    filtered: Filtered | None = None
+    filtered: FilteredParts | None = None
     """Parts that were left out since the task began, if there is a filter."""
 
 
@@ -120,15 +120,15 @@ class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     error: PenstockError
 
 
-class Fetch(msgspec.Struct, frozen=True, gc=False, tag=True):
+class FetchPart(msgspec.Struct, frozen=True, gc=False, tag="Fetch"):
     """Dataflow → fetch task: read this part; `time` is returned with the result."""
 
     time: Frontier
     part: DescribedPart
 
 
-class Fetched(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Fetch task → dataflow: the part's updates, with the time of their `Fetch`."""
+class PartFetched(msgspec.Struct, frozen=True, gc=False, tag="Fetched"):
+    """Fetch task → dataflow: the part's updates, with the time of their `FetchPart`."""
 
     dataflow: ObjectId
     incarnation: int
@@ -179,7 +179,7 @@ class SourceStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
     listen: Any = None
 
 
-class Scheduled(msgspec.Struct, frozen=True, gc=False, tag=True):
+class DataflowScheduled(msgspec.Struct, frozen=True, gc=False, tag="Scheduled"):
     """Worker 0 → dataflow: the suspension ends."""
 
 
@@ -193,10 +193,10 @@ class WritesAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 → dataflow: read-only ended."""
 
 
-class Install(msgspec.Struct, frozen=True, gc=False, tag=True):
+class InstallUpdates(msgspec.Struct, frozen=True, gc=False, tag="Install"):
     """Dataflow → each worker: its partition of an index's updates in [lower, upper); answered
-    by `Installed`. Consolidated. `snapshot`: replaces everything (a fresh incarnation); times are
-    already advanced to as_of."""
+    by `UpdatesInstalled`. Consolidated. `snapshot`: replaces everything (a fresh incarnation);
+    times are already advanced to as_of."""
 
     dataflow: ObjectId
     incarnation: int
@@ -206,7 +206,7 @@ class Install(msgspec.Struct, frozen=True, gc=False, tag=True):
     snapshot: bool = False
 
 
-class Installed(msgspec.Struct, frozen=True, gc=False, tag=True):
+class UpdatesInstalled(msgspec.Struct, frozen=True, gc=False, tag="Installed"):
     """Worker → dataflow."""
 
     dataflow: ObjectId
@@ -254,8 +254,8 @@ class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
 
 
-class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → worker 0: a batch of a subscribe; answered by `Emitted` when the client's
+class EmitBatch(msgspec.Struct, frozen=True, gc=False, tag="Emit"):
+    """Dataflow → worker 0: a batch of a subscribe; answered by `BatchEmitted` when the client's
     queue has room again."""
 
     dataflow: ObjectId
@@ -263,7 +263,7 @@ class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):
     batch: SubscribeBatch
 
 
-class Emitted(msgspec.Struct, frozen=True, gc=False, tag=True):
+class BatchEmitted(msgspec.Struct, frozen=True, gc=False, tag="Emitted"):
     """Worker 0 → dataflow: the batch was passed on; the next may come."""
 
     dataflow: ObjectId
@@ -298,10 +298,10 @@ class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
 class InspectSources(msgspec.Struct, frozen=True, gc=False):
     """Worker 0 → dataflow: asks for `SourceStatistics` of all its sources."""
 
-    reply: Reply[tuple[SourceStatistics, ...]]
+    reply: ReplySlot[tuple[SourceStatistics, ...]]
 
 
-class Copied(msgspec.Struct, frozen=True, gc=False, tag=True):
+class CopyFinished(msgspec.Struct, frozen=True, gc=False, tag="Copied"):
     """Dataflow → worker 0: a copy is done, or failed; sent once."""
 
     dataflow: ObjectId
@@ -309,24 +309,30 @@ class Copied(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 DataflowMessage: TypeAlias = (
-    Scheduled
+    DataflowScheduled
     | CompactionAllowed
     | WritesAllowed
     | SourceStarted
-    | Described
+    | PartsDescribed
     | ListenFailed
-    | Fetched
+    | PartFetched
     | FetchFailed
-    | Installed
-    | Emitted
+    | UpdatesInstalled
+    | BatchEmitted
     | InspectSources
 )
 """Messages to a dataflow, without the results of its own effects."""
 
 DataflowReport: TypeAlias = (
-    StartSources | StopSources | Install | Emit | DataflowProgress | DataflowStatus | Copied
+    StartSources
+    | StopSources
+    | InstallUpdates
+    | EmitBatch
+    | DataflowProgress
+    | DataflowStatus
+    | CopyFinished
 )
 """Messages of dataflows to a worker."""
 
-ListenMessage: TypeAlias = StartListen | Grant | Release
-FetchMessage: TypeAlias = Fetch
+ListenMessage: TypeAlias = StartListen | GrantDescriptions | ReleaseLeases
+FetchMessage: TypeAlias = FetchPart

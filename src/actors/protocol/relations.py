@@ -19,13 +19,13 @@ from typing import Final, Literal
 import msgspec
 
 from actors.errors import InvalidUsage, UnknownObject
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 
 PREFIX: Final = "penstock."
 """Prefix of all relations' names; no object's name may begin so."""
 
 
-class RelationColumn(msgspec.Struct, frozen=True):
+class SystemColumn(msgspec.Struct, frozen=True):
     """A column: its Spark type, and what it means, with its unit."""
 
     name: str
@@ -33,18 +33,18 @@ class RelationColumn(msgspec.Struct, frozen=True):
     text: str
 
 
-class Relation(msgspec.Struct, frozen=True):
+class SystemRelation(msgspec.Struct, frozen=True):
     """One relation."""
 
     name: str
     kept_by: Literal["workers", "controller"]
     text: str
-    columns: tuple[RelationColumn, ...]
+    columns: tuple[SystemColumn, ...]
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> TableSchema:
         """Return the relation's columns; any may be NULL."""
-        return Schema(tuple(Column(column.name, column.type) for column in self.columns))
+        return TableSchema(tuple(TableColumn(column.name, column.type) for column in self.columns))
 
 
 def _relation(
@@ -52,9 +52,9 @@ def _relation(
     kept_by: Literal["workers", "controller"],
     text: str,
     *columns: tuple[str, str, str],
-) -> Relation:
-    made = tuple(RelationColumn(*column) for column in columns)
-    return Relation(f"{PREFIX}{name}", kept_by, text, made)
+) -> SystemRelation:
+    made = tuple(SystemColumn(*column) for column in columns)
+    return SystemRelation(f"{PREFIX}{name}", kept_by, text, made)
 
 
 _REPLICA: Final = ("replica", "string", "which of the replicas: r1 where there is one alone")
@@ -447,7 +447,7 @@ _BY_CONTROLLER: Final = (
     ),
 )  # fmt: skip
 
-RELATIONS: Final[Mapping[str, Relation]] = {
+RELATIONS: Final[Mapping[str, SystemRelation]] = {
     relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
 }
 """All relations, by name."""
@@ -458,7 +458,7 @@ def is_relation(name: str) -> bool:
     return name.lower().startswith(PREFIX)
 
 
-def relation_of(name: str) -> Relation:
+def relation_of(name: str) -> SystemRelation:
     """Return the relation of a name. Raises `UnknownObject`, which lists all relations."""
     found = RELATIONS.get(name.lower())
     if found is None:
@@ -468,7 +468,7 @@ def relation_of(name: str) -> Relation:
     return found
 
 
-def worker_relation(name: str) -> Relation:
+def worker_relation(name: str) -> SystemRelation:
     """Return a relation that workers keep. Raises `UnknownObject`."""
     found = RELATIONS.get(name)
     if found is None or found.kept_by != "workers":

@@ -6,7 +6,7 @@ them renders: they change the client's desired state, and what renders follows a
 (`storage_internal`) in the one order of both halves.
 
 This package does not import the sources and sinks: of a configuration it knows the kind, the rest
-is the kind's own encoding (`Configuration`). New fields come last, with defaults.
+is the kind's own encoding (`ConnectorConfiguration`). New fields come last, with defaults.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
+    ConnectionRefused,
     Hello,
     InitializationComplete,
-    Refused,
     SourceImport,
 )
 
 # -- descriptions ----------------------------------------------------------------------------------
 
 
-class Configuration(msgspec.Struct, frozen=True, gc=False):
+class ConnectorConfiguration(msgspec.Struct, frozen=True, gc=False):
     """Kind of a source, sink or request (``postgres``, ``delta``, …), and that kind's own encoding.
     It holds no secret, only the place of one."""
 
@@ -43,7 +43,7 @@ class IngestionExport(msgspec.Struct, frozen=True, gc=False):
 
     id: ObjectId
     outside: str
-    schema: Schema
+    schema: TableSchema
     shard: ShardId
     encoded: bytes = b""
     """Addition of the source's kind for this table."""
@@ -51,7 +51,7 @@ class IngestionExport(msgspec.Struct, frozen=True, gc=False):
     """Name of the table, for people."""
 
 
-class Retry(msgspec.Struct, frozen=True, gc=False):
+class RetryDelays(msgspec.Struct, frozen=True, gc=False):
     """Delays before a failed task is restarted: doubled from the first to the last. Unset: by the
     settings."""
 
@@ -64,10 +64,10 @@ class IngestionDescription(msgspec.Struct, frozen=True, gc=False):
 
     id: ObjectId
     name: str
-    configuration: Configuration
+    configuration: ConnectorConfiguration
     remap_shard: ShardId
     exports: tuple[IngestionExport, ...] = ()
-    retry: Retry = Retry()
+    retry: RetryDelays = RetryDelays()
 
     @property
     def ids(self) -> tuple[ObjectId, ...]:
@@ -81,9 +81,9 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
     id: ObjectId
     name: str
     input: SourceImport
-    configuration: Configuration
+    configuration: ConnectorConfiguration
     as_of: Time
-    retry: Retry = Retry()
+    retry: RetryDelays = RetryDelays()
 
 
 def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _changes(old: IngestionExport, new: IngestionExport) -> list[str]:
 # -- commands --------------------------------------------------------------------------------------
 
 
-class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
+class UpdateStorageConfiguration(msgspec.Struct, frozen=True, gc=False, tag="UpdateConfiguration"):
     """Changes settings for all objects, running ones too; unset means unchanged. None of them
     may change what is written, only when."""
 
@@ -170,8 +170,8 @@ class RunOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
     uuid: str
     collection: ObjectId
     shard: ShardId
-    schema: Schema
-    request: Configuration
+    schema: TableSchema
+    request: ConnectorConfiguration
 
 
 class CancelOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -182,7 +182,7 @@ class CancelOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 Command: TypeAlias = (
     Hello
-    | UpdateConfiguration
+    | UpdateStorageConfiguration
     | RunIngestion
     | RunSink
     | RunOneshotIngestion
@@ -217,7 +217,7 @@ class StagedBatch(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
-class Staged(msgspec.Struct, frozen=True, gc=False, tag=True):
+class FilesStaged(msgspec.Struct, frozen=True, gc=False, tag="Staged"):
     """All rows of the request, to be appended at one time, or not at all."""
 
     batches: tuple[StagedBatch, ...] = ()
@@ -228,14 +228,14 @@ class Staged(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class StagingFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The request failed, and no part is staged; `code` is an error class (`Canceled` after a
-    cancel)."""
+    """The request failed, and no part is staged; `code` is an error class (`OperationCanceled`
+    after a cancel)."""
 
     code: str
     text: str
 
 
-StagingResult: TypeAlias = Staged | StagingFailed
+StagingResult: TypeAlias = FilesStaged | StagingFailed
 
 
 class StagedBatches(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -275,7 +275,7 @@ class OperatorStatistics(msgspec.Struct, frozen=True, gc=False):
     """Bytes in files, in memory only as far as they are read."""
 
 
-class Statistics(msgspec.Struct, frozen=True, gc=False):
+class ObjectStatistics(msgspec.Struct, frozen=True, gc=False):
     """Work of a source, sink or one-shot ingestion (by its uuid) since it was created (counts), and
     its state (the rest; None: unknown)."""
 
@@ -309,13 +309,13 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
 class StatisticsUpdates(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Statistics that have changed in an interval, each whole."""
 
-    sources: tuple[Statistics, ...] = ()
-    sinks: tuple[Statistics, ...] = ()
-    oneshots: tuple[Statistics, ...] = ()
+    sources: tuple[ObjectStatistics, ...] = ()
+    sinks: tuple[ObjectStatistics, ...] = ()
+    oneshots: tuple[ObjectStatistics, ...] = ()
 
 
 Response: TypeAlias = (
-    FrontierUpper | DroppedId | StagedBatches | StatisticsUpdates | StatusUpdate | Refused
+    FrontierUpper | DroppedId | StagedBatches | StatisticsUpdates | StatusUpdate | ConnectionRefused
 )
 
 # -- inside the cluster ----------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import msgspec
 from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.storage import (
     IngestionDescription,
+    ObjectStatistics,
     RunOneshotIngestion,
     SinkDescription,
-    Statistics,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 
 
@@ -62,7 +62,7 @@ class SuspendAndRestart(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str
 
 
-class DropDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
+class DropObjects(msgspec.Struct, frozen=True, gc=False, tag="DropDataflow"):
     """Ends objects (sources with their exports, single exports, sinks, one-shot ingestions).
     Objects that are not rendered are ignored; `forgotten` describes sources among them, whose
     external resources are to be removed."""
@@ -71,19 +71,19 @@ class DropDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
     forgotten: tuple[IngestionDescription, ...] = ()
 
 
-class Measurement(msgspec.Struct, frozen=True, gc=False):
+class StatisticsMeasurement(msgspec.Struct, frozen=True, gc=False):
     """One worker's contribution to an object's statistics: counts are increments; the rest is the
     state in the rendering of that number, the epoch."""
 
     epoch: int
-    statistics: Statistics
+    statistics: ObjectStatistics
 
 
 class StatisticsUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
     """One worker's measurements of an interval; worker 0 sums them up."""
 
     worker: int
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[StatisticsMeasurement, ...]
 
 
 InternalCommand: TypeAlias = (
@@ -91,8 +91,8 @@ InternalCommand: TypeAlias = (
     | RunSinkDataflow
     | RunOneshotIngestionDataflow
     | SuspendAndRestart
-    | DropDataflow
-    | UpdateConfiguration
+    | DropObjects
+    | UpdateStorageConfiguration
     | StatisticsUpdate
 )
 
@@ -103,7 +103,7 @@ class ForStorage(msgspec.Struct, frozen=True, gc=False, tag=True):
     command: InternalCommand
 
 
-class Forwarded(msgspec.Struct, frozen=True, gc=False, tag=True):
+class ForwardedCommand(msgspec.Struct, frozen=True, gc=False, tag="Forwarded"):
     """Worker → worker 0: have this ordered. Bounded: one restart for each object, one statistics
     for each interval."""
 

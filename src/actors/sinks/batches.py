@@ -23,14 +23,14 @@ from actors.plan.updates import set_column
 from actors.progress import Frontier, Time
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedBatch(msgspec.Struct, frozen=True):
     """One of the shard's batches: its bytes, and its upper."""
 
     upper: Frontier
     bytes: int
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class EmptyStretch(msgspec.Struct, frozen=True):
     """Times ``lower <= t < upper`` in error; `error`: the one at `lower`."""
 
     lower: Time
@@ -38,22 +38,22 @@ class Stretch(msgspec.Struct, frozen=True):
     error: str
 
 
-class Cut(msgspec.Struct, frozen=True):
+class SinkCut(msgspec.Struct, frozen=True):
     """The next batch reaches up to `upper`, its updates within `stretches` moved to their uppers.
     None: there is no time with contents yet. `error`: the one at `upper`."""
 
     upper: Frontier | None
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[EmptyStretch, ...] = ()
     error: str | None = None
 
 
 def stretches_in_error(
     errors: Iterable[tuple[Time, str, int]], sealed: Frontier
-) -> tuple[Stretch, ...]:
+) -> tuple[EmptyStretch, ...]:
     """Return the stretches in error below `sealed`, from (time, text, diff) in any order."""
     # Sums begin at zero: no batch ends in error, so no error holds right before `lower`.
     sums: dict[str, int] = {}
-    found: list[Stretch] = []
+    found: list[EmptyStretch] = []
     began: tuple[Time, str] | None = None
     changes: dict[Time, list[tuple[str, int]]] = {}
     for time, text, diff in errors:
@@ -66,20 +66,20 @@ def stretches_in_error(
         if held is not None and began is None:
             began = (time, held)
         elif held is None and began is not None:
-            found.append(Stretch(began[0], time, began[1]))
+            found.append(EmptyStretch(began[0], time, began[1]))
             began = None
     if began is not None:
-        found.append(Stretch(began[0], sealed, began[1]))
+        found.append(EmptyStretch(began[0], sealed, began[1]))
     return tuple(found)
 
 
 def choose_batch(
     lower: Frontier,
     sealed: Frontier,
-    listed: Sequence[Listed],
-    stretches: Sequence[Stretch],
+    listed: Sequence[ListedBatch],
+    stretches: Sequence[EmptyStretch],
     bytes_max: int,
-) -> Cut:
+) -> SinkCut:
     """Return the next batch from `lower` on, when everything below `sealed` is known. `listed` is
     in order. It holds more than `bytes_max` only where it cannot hold less."""
     upper = _by_bytes(lower, sealed, listed, bytes_max)
@@ -87,16 +87,18 @@ def choose_batch(
     if within is not None and within.lower <= lower:
         # Nothing can be written before its end: the batch ends with the first time after it.
         if within.upper >= sealed:
-            return Cut(None, error=within.error)
+            return SinkCut(None, error=within.error)
         upper = within.upper + 1  # that time has contents: stretches are apart
     elif within is not None:
         upper = within.lower
     ahead = next((each for each in stretches if each.lower == upper), None)
     inside = tuple(each for each in stretches if each.upper < upper)
-    return Cut(upper, inside, None if ahead is None else ahead.error)
+    return SinkCut(upper, inside, None if ahead is None else ahead.error)
 
 
-def _by_bytes(lower: Frontier, sealed: Frontier, listed: Sequence[Listed], most: int) -> Frontier:
+def _by_bytes(
+    lower: Frontier, sealed: Frontier, listed: Sequence[ListedBatch], most: int
+) -> Frontier:
     """Return the furthest of the shard's uppers within `most` bytes; the first that holds any, when
     none is within."""
     held = 0
@@ -112,7 +114,7 @@ def _by_bytes(lower: Frontier, sealed: Frontier, listed: Sequence[Listed], most:
     return sealed
 
 
-def move_out_of_stretches(updates: pa.Table, stretches: Sequence[Stretch]) -> pa.Table:
+def move_out_of_stretches(updates: pa.Table, stretches: Sequence[EmptyStretch]) -> pa.Table:
     """Return the updates with times inside a stretch moved to its upper."""
     for each in stretches:
         times = updates[TIME]

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 
 TIME_OUTSIDE: Final = "_time"
 """bigint: the time of the change, in ms since 1970."""
@@ -19,7 +19,7 @@ _NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 Parquet files for some readers."""
 
 
-def of_changes(schema: Schema) -> pa.Schema:
+def of_changes(schema: TableSchema) -> pa.Schema:
     """Return the columns of changes: the object's own, then `TIME_OUTSIDE` and `DIFF_OUTSIDE`."""
     return pa.schema(
         [
@@ -30,7 +30,7 @@ def of_changes(schema: Schema) -> pa.Schema:
     )
 
 
-def check_columns(schema: Schema, what: str, *, changes: bool) -> None:
+def check_columns(schema: TableSchema, what: str, *, changes: bool) -> None:
     """Raise `InvalidUsage` for columns that `what` (``a Delta table``) cannot hold."""
     wrong: list[str] = []
     seen: dict[str, str] = {}

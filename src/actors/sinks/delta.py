@@ -9,7 +9,8 @@ table equals the object's contents as of its upper; files with rows to be delete
 without them (`delta_rewrite`).
 
 Writers. `open` increments a second application transaction, the writer's number (a fencing token),
-which each commit repeats. A writer that finds a commit of the sink with another number is `Fenced`.
+which each commit repeats. A writer that finds a commit of the sink with another number is
+`WriterFenced`.
 
 Not done here: OPTIMIZE and VACUUM of a table of changes (a table of contents is vacuumed here), and
 table properties. The library writes checkpoints and cleans up the log.
@@ -26,20 +27,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import Fenced, InvalidUsage, StorageError
-from actors.kernel import Clock
+from actors.errors import InvalidUsage, StorageError, WriterFenced
+from actors.kernel import ActorClock
 from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.progress import Frontier, ObjectId
 from actors.settings import Settings
 from actors.sinks.columns import DIFF_OUTSIDE, TIME_OUTSIDE, check_columns, of_changes
-from actors.sinks.delta_log import WRITER, Commit, check_others, check_table, parsed
-from actors.sinks.delta_rewrite import Rewrites, TableFile, stats_of
-from actors.sinks.formats import Files
-from actors.sinks.outlets import Outlet
+from actors.sinks.delta_log import WRITER, DeltaCommit, check_others, check_table, parsed
+from actors.sinks.delta_rewrite import FileRewrites, TableFile, stats_of
+from actors.sinks.formats import OutputFiles
+from actors.sinks.outlets import SinkStorage
 from actors.sinks.sink import SinkStatistics
-from actors.sinks.threads import Threads
-from actors.sources.source import Unreachable
+from actors.sinks.threads import SinkThreads
+from actors.sources.source import SourceUnreachable
 from actors.threshold_probes import SINK_FILE
 
 if TYPE_CHECKING:
@@ -66,18 +67,18 @@ class DeltaConfig(msgspec.Struct, frozen=True, tag="delta", tag_field="kind"):
 
 
 class DeltaSink:
-    """Writes one table. See `Sink`."""
+    """Writes one table. See `SinkConnector`."""
 
     once = False
 
     def __init__(
         self,
         config: DeltaConfig,
-        outlet: Outlet,
+        outlet: SinkStorage,
         sink: ObjectId,
         token: str,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
     ) -> None:
         """Make a sink. `token`: a unique name of this writer, in the names of its files."""
         self._contents = config.mode == "current"
@@ -88,7 +89,7 @@ class DeltaSink:
         self._writers = f"{self._application}/writer"
         self._clock = clock
         what = f"Delta table {outlet.where}"
-        self._threads = Threads(clock, settings.sink_deadline_ms, what, private=outlet.private)
+        self._threads = SinkThreads(clock, settings.sink_deadline_ms, what, private=outlet.private)
         self._token = token
         self._staging = outlet.staging(token)
         self._table: DeltaTable
@@ -96,8 +97,8 @@ class DeltaSink:
         self._writer = 0
         self._upper: Frontier | None = None
         self._shape: pa.Schema
-        self._rewrites: Rewrites
-        self._files: Files | None = None
+        self._rewrites: FileRewrites
+        self._files: OutputFiles | None = None
         self._vacuumed_ms = clock.monotonic_ms()
         self._counts = SinkStatistics()
 
@@ -107,20 +108,20 @@ class DeltaSink:
         return not self._contents
 
     def statistics(self) -> SinkStatistics:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         return self._counts
 
     # -- open -------------------------------------------------------------------------------------
 
-    async def check(self, schema: Schema) -> None:
-        """See `Sink`."""
+    async def check(self, schema: TableSchema) -> None:
+        """See `SinkConnector`."""
         self._check_columns(schema)
         await self._threads.run(self._check, "look at the table")
 
-    def _check_columns(self, schema: Schema) -> None:
+    def _check_columns(self, schema: TableSchema) -> None:
         check_columns(schema, "a Delta table", changes=not self._contents)
         self._shape = schema.arrow() if self._contents else of_changes(schema)
-        self._rewrites = Rewrites(self._staging, schema)
+        self._rewrites = FileRewrites(self._staging, schema)
 
     def _check(self) -> bool:
         """Return whether the table exists. Raises `InvalidUsage` if the place holds anything
@@ -144,8 +145,8 @@ class DeltaSink:
         self._check_table(table)
         return True
 
-    async def open(self, schema: Schema) -> Frontier | None:
-        """See `Sink`."""
+    async def open(self, schema: TableSchema) -> Frontier | None:
+        """See `SinkConnector`."""
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the table")
         await self._threads.run(
@@ -181,7 +182,7 @@ class DeltaSink:
             self._upper = table.transaction_version(self._application)
             if self._transact([], [(self._writers, self._writer)]):
                 return
-        raise Unreachable(
+        raise SourceUnreachable(
             f"{self._where}: others committed {_ATTEMPTS_MAX} times while it was opened"
         )
 
@@ -227,17 +228,17 @@ class DeltaSink:
 
     # -- the log ----------------------------------------------------------------------------------
 
-    def _commit_of(self, version: int) -> Commit | None:
+    def _commit_of(self, version: int) -> DeltaCommit | None:
         lines = self._outlet.read(_entry(version))
         return None if lines is None else parsed(version, lines)
 
-    def _ours(self, commit: Commit) -> bool:
+    def _ours(self, commit: DeltaCommit) -> bool:
         names = {each.app_id for each in commit.transactions}
         return bool(names & {self._application, self._writers})
 
-    def _since_ours(self) -> list[Commit]:
+    def _since_ours(self) -> list[DeltaCommit]:
         """Return the commits of others since the last one of this sink."""
-        found: list[Commit] = []
+        found: list[DeltaCommit] = []
         for version in range(self._version, -1, -1):
             commit = self._commit_of(version)
             if commit is None:
@@ -264,7 +265,7 @@ class DeltaSink:
 
     def _transact(self, actions: list[Any], transactions: list[tuple[str, int]]) -> bool:
         """Commit the version after the known one. Return False if others committed it: theirs is
-        then known, and harmless. Raises `Fenced`, `InvalidUsage`, `StorageError`."""
+        then known, and harmless. Raises `WriterFenced`, `InvalidUsage`, `StorageError`."""
         library = _library()
         failure: Exception | None = None
         try:
@@ -280,7 +281,7 @@ class DeltaSink:
         self._refresh()
         self._version = self._table.version()
         new = [self._commit_of(version) for version in range(before + 1, self._version + 1)]
-        others: list[Commit] = []
+        others: list[DeltaCommit] = []
         done = False
         for commit in new:
             if commit is None:
@@ -293,7 +294,7 @@ class DeltaSink:
                 done = True
                 self._staging.committed()
             elif self._ours(commit):
-                raise Fenced(
+                raise WriterFenced(
                     f"another writer of this sink has taken over {self._where} (version "
                     f"{commit.version} of the table)",
                     determinate=not done,
@@ -312,7 +313,7 @@ class DeltaSink:
     # -- batches ----------------------------------------------------------------------------------
 
     async def write(self, updates: pa.Table) -> None:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         await self._threads.run(lambda: self._write(updates), "write a piece")
         staged = self._counts.rows_staged + updates.num_rows
         self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
@@ -320,7 +321,7 @@ class DeltaSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = Files(place, self._shape, "parquet", SINK_FILE.limit)
+            self._files = OutputFiles(place, self._shape, "parquet", SINK_FILE.limit)
         if self._contents:
             self._rewrites.remove(
                 updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))), self._upper
@@ -332,12 +333,12 @@ class DeltaSink:
         self._files.append(rows)
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         files, self._files = self._files, None
         try:
             added = [] if files is None else await self._threads.run(files.finish, "write files")
             size = await self._commit(added, upper)
-        except (Fenced, InvalidUsage):
+        except (WriterFenced, InvalidUsage):
             # Removes only files that no commit names: `_transact` calls `committed` for the others.
             if not self._threads.given_up:
                 await self._threads.run(self._staging.remove_staged, "remove what it wrote")
@@ -363,7 +364,7 @@ class DeltaSink:
                 actions += await self._rewritten()
             if await self._threads.run(partial(self._transact, actions, transactions), "commit"):
                 return sum(action.size for action in actions if isinstance(action, add))
-        raise Unreachable(
+        raise SourceUnreachable(
             f"{self._where}: others committed {_ATTEMPTS_MAX} times before a batch could be",
             "let whoever writes so often pause",
         )
@@ -429,7 +430,7 @@ class DeltaSink:
         await self._threads.run(vacuum, "vacuum the table")
 
     async def close(self) -> None:
-        """See `Sink`. Uncommitted files are removed by the next `open`."""
+        """See `SinkConnector`. Uncommitted files are removed by the next `open`."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:

@@ -35,7 +35,7 @@ WRITER: Final = "penstockWriter"
 """Key of the writer's token in a commit's metadata."""
 
 
-class Txn(msgspec.Struct, frozen=True, rename="camel"):
+class SetTransaction(msgspec.Struct, frozen=True, rename="camel"):
     """An application's transaction."""
 
     app_id: str
@@ -51,25 +51,25 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
     """One line; unknown kinds are ignored."""
 
     commit_info: dict[str, Any] | None = None
-    txn: Txn | None = None
+    txn: SetTransaction | None = None
     add: _DataFile | None = None
     remove: _DataFile | None = None
     meta_data: dict[str, Any] | None = None
     protocol: dict[str, Any] | None = None
 
 
-class Commit(msgspec.Struct, frozen=True):
+class DeltaCommit(msgspec.Struct, frozen=True):
     """One version of the table."""
 
     version: int
     operation: str
-    transactions: tuple[Txn, ...]
+    transactions: tuple[SetTransaction, ...]
     changes_data: bool
     writer: str = ""
     """`WRITER` of the commit's metadata."""
 
 
-def parsed(version: int, lines: bytes) -> Commit:
+def parsed(version: int, lines: bytes) -> DeltaCommit:
     """Parse a file of the log. Raises `InvalidUsage`."""
     operation, transactions, changes, writer = "?", [], False, ""
     for line in lines.splitlines():
@@ -88,10 +88,10 @@ def parsed(version: int, lines: bytes) -> Commit:
             transactions.append(action.txn)
         for file in (action.add, action.remove):
             changes = changes or (file is not None and file.data_change)
-    return Commit(version, operation, tuple(transactions), changes, writer)
+    return DeltaCommit(version, operation, tuple(transactions), changes, writer)
 
 
-def check_others(commits: Iterable[Commit], where: str, *, contents: bool) -> None:
+def check_others(commits: Iterable[DeltaCommit], where: str, *, contents: bool) -> None:
     """Raise `InvalidUsage` for commits of others that conflict with this sink. `contents`: the
     table must equal an object's contents."""
     for commit in commits:

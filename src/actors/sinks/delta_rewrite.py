@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 
 from actors.errors import InvalidUsage
 from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, Schema
+from actors.plan.schema import DIFF, TableSchema
 from actors.progress import Frontier
-from actors.sinks.formats import Files
-from actors.sinks.staging import Staging, as_storage_errors
+from actors.sinks.formats import OutputFiles
+from actors.sinks.staging import SinkStaging, as_storage_errors
 from actors.sinks.subtract import match_candidates, subtract
-from actors.sinks.threads import Threads
+from actors.sinks.threads import SinkThreads
 from actors.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
 _ROWS_AT_ONCE: Final = 65_536
@@ -53,7 +53,7 @@ class TableFile(msgspec.Struct, frozen=True):
         return cls(row["path"], row["size_bytes"], bounds)
 
 
-class Rewritten(msgspec.Struct, frozen=True):
+class RewrittenFiles(msgspec.Struct, frozen=True):
     """Changes of the table's files; `moved`: paths, old and new, whose rows only change their
     place."""
 
@@ -62,10 +62,10 @@ class Rewritten(msgspec.Struct, frozen=True):
     moved: frozenset[str] = frozenset()
 
 
-class Rewrites:
+class FileRewrites:
     """The rows that one batch deletes."""
 
-    def __init__(self, staging: Staging, schema: Schema) -> None:
+    def __init__(self, staging: SinkStaging, schema: TableSchema) -> None:
         self._staging = staging
         self._shape = schema.arrow()
         self._names = schema.key or schema.names
@@ -109,10 +109,10 @@ class Rewrites:
         return self._shape.append(pa.field(DIFF, pa.int64()))
 
     async def run(
-        self, files: list[TableFile], threads: Threads, upper: Frontier | None
-    ) -> Rewritten:
+        self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
+    ) -> RewrittenFiles:
         """Rewrite files, given the table's current ones; remove those of an earlier attempt. Raises
-        `InvalidUsage` when rows to delete are not there, `Unreachable`."""
+        `InvalidUsage` when rows to delete are not there, `SourceUnreachable`."""
         for name in self._made:
             await threads.run(partial(self._staging.remove, name), "remove files")
         self._made = []
@@ -150,7 +150,7 @@ class Rewrites:
         removed = [file for file in files if file.path not in there]
         moved, gathered = await self._gather(list(there.values()), threads, upper)
         self._made = [*made, *(file.path for file in gathered)]
-        return Rewritten(
+        return RewrittenFiles(
             (*removed, *moved),
             (*made.values(), *gathered),
             frozenset([*(old.path for old in moved), *(new.path for new in gathered)]),
@@ -171,7 +171,7 @@ class Rewrites:
             ):
                 return None
             left, taken = deletes, 0
-            files = Files(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+            files = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
             for batch in source.iter_batches(_ROWS_AT_ONCE):
                 found = subtract(self._read(batch, self._shape.names), left, self._names)
                 left, taken = found.left, taken + found.taken
@@ -189,13 +189,13 @@ class Rewrites:
         return pa.Table.from_batches([batch]).select(list(names)).cast(shape)
 
     async def _gather(
-        self, files: list[TableFile], threads: Threads, upper: Frontier | None
+        self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
     ) -> tuple[list[TableFile], list[WrittenFile]]:
         """Combine small files when they are many: return them, and the new files."""
         small = [file for file in files if file.bytes < _SMALL_BYTES]
         if not SMALL_FILES.exceeded_by(len(small)):
             return [], []
-        into = Files(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+        into = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
 
         def copy(file: TableFile) -> None:
             with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:

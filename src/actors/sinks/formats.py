@@ -1,8 +1,8 @@
 """Writes rows as files: Parquet, CSV and lines of JSON. Blocking.
 
-`Files` takes rows piece by piece and writes them into files of at most about `file_bytes_max`, one
-at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. Without rows there is no
-file.
+`OutputFiles` takes rows piece by piece and writes them into files of at most about
+`file_bytes_max`, one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory.
+Without rows there is no file.
 
 Values. *Parquet*: the column's own type. *CSV*: a line of names first, text in quotes (one inside
 is doubled), NULL as nothing (a NULL of a table with one column is therefore an empty line) and an
@@ -29,7 +29,7 @@ import pyarrow.parquet
 
 from actors.errors import InvalidUsage
 from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, Schema
+from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import sliced
 from actors.protocol.compute import CopyToExport
 from actors.sources.json_rows import RowsOfTable
@@ -59,7 +59,7 @@ class FilePlace(Protocol):
         ...
 
 
-def check_format(schema: Schema, export: CopyToExport) -> None:
+def check_format(schema: TableSchema, export: CopyToExport) -> None:
     """Raise `InvalidUsage` for columns that the format cannot hold, and for files too small."""
     if export.file_bytes_max < FILE_BYTES_MIN:
         raise InvalidUsage(
@@ -93,7 +93,7 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
         yield plain.take(pa.array(np.searchsorted(ends, wanted, "right")))
 
 
-class Files:
+class OutputFiles:
     """Output files of one copy, or of one batch of a sink."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Files:
         self._waiting, self._waiting_bytes = [], 0
         if self._open is None:
             name = f"{len(self.written) + 1:05d}.{self._format}"
-            file = Counted(self._place.create(name))
+            file = CountedFile(self._place.create(name))
             self._open = _Open(name, file, _WRITERS[self._format](file, self._schema))
         opened = self._open
         before = opened.file.size
@@ -181,7 +181,7 @@ class Files:
         self.written.append(WrittenFile(path, opened.rows, opened.file.size))
 
 
-class Counted:
+class CountedFile:
     """A file that counts the bytes written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -217,7 +217,7 @@ class Counted:
         return False
 
 
-class Writer(Protocol):
+class FormatWriter(Protocol):
     """Writes one file of a format."""
 
     def write(self, rows: pa.Table) -> None:
@@ -231,13 +231,13 @@ class Writer(Protocol):
 
 class _Open(msgspec.Struct):
     name: str
-    file: Counted
-    writer: Writer
+    file: CountedFile
+    writer: FormatWriter
     rows: int = 0
 
 
 class _Parquet:
-    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
         self._writer = pa.parquet.ParquetWriter(file, schema, compression="zstd")
 
     def write(self, rows: pa.Table) -> None:
@@ -248,7 +248,7 @@ class _Parquet:
 
 
 class _Csv:
-    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
         self._file = file
         self._headed = False
 
@@ -311,7 +311,7 @@ class JsonLines:
 
 
 class _Json:
-    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
         self._file = file
         self._lines = JsonLines(schema)
 
@@ -322,7 +322,7 @@ class _Json:
         """Do nothing: every line is complete."""
 
 
-_WRITERS: Final[dict[str, Callable[[Counted, pa.Schema], Writer]]] = {
+_WRITERS: Final[dict[str, Callable[[CountedFile, pa.Schema], FormatWriter]]] = {
     "parquet": _Parquet,
     "csv": _Csv,
     "json": _Json,

@@ -11,14 +11,14 @@ import msgspec
 
 from actors.buckets.bucket_paths import allowed_bucket, is_bucket
 from actors.errors import InvalidUsage
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.progress import ObjectId
 from actors.settings import Settings
 from actors.sinks.delta import DeltaConfig, DeltaSink
 from actors.sinks.folders import allowed
-from actors.sinks.outlets import BucketOutlet, FolderOutlet, Outlet
+from actors.sinks.outlets import BucketOutlet, FolderOutlet, SinkStorage
 from actors.sinks.parquet import ParquetConfig, ParquetSink
-from actors.sinks.sink import Sink
+from actors.sinks.sink import SinkConnector
 
 SinkConfig: TypeAlias = DeltaConfig | ParquetConfig
 KINDS: Final[Mapping[str, type[SinkConfig]]] = {"delta": DeltaConfig, "parquet": ParquetConfig}
@@ -72,10 +72,10 @@ def make_sink(
     config: SinkConfig,
     sink: ObjectId,
     settings: Settings,
-    clock: Clock,
+    clock: ActorClock,
     randomness: Random,
     scratch: Path,
-) -> Sink:
+) -> SinkConnector:
     """Return the sink of that id. Raises `InvalidUsage` for a folder or a bucket that is not
     allowed. Follows links in the file system. `scratch`: a folder for files to be uploaded, made
     and removed by the sink."""
@@ -84,7 +84,7 @@ def make_sink(
         place = allowed_bucket(config.folder, settings.sink_buckets, "sink_buckets", "write")
         if not place.path:
             raise InvalidUsage(f"{config.folder!r} is a whole bucket: name a path in it")
-        outlet: Outlet = BucketOutlet(place, scratch / f"going-{token}", settings)
+        outlet: SinkStorage = BucketOutlet(place, scratch / f"going-{token}", settings)
     else:
         outlet = FolderOutlet(_folder(config.folder, settings))
     if isinstance(config, DeltaConfig):

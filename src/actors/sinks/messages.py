@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from actors.errors import PenstockError
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.storage import OperatorStatistics
 from actors.sinks.kinds import SinkConfig
@@ -23,7 +23,7 @@ class SinkWork(msgspec.Struct, frozen=True, gc=False):
     id: ObjectId
     name: str
     shard: ShardId
-    schema: Schema
+    schema: TableSchema
     config: SinkConfig
     as_of: Time
 

@@ -22,14 +22,14 @@ from actors.persist.blob_file import sync_folder
 from actors.settings import Settings
 from actors.sinks.bucket_staging import BucketStaging
 from actors.sinks.folders import write_new
-from actors.sinks.staging import FolderStaging, Staging, as_storage_errors, sync_file
+from actors.sinks.staging import FolderStaging, SinkStaging, as_storage_errors, sync_file
 
 DOCUMENT_BYTES_MAX: Final = 64 << 20
 _NUMBER: Final = re.compile(r"\d{20}\.")
 _NUMBERED: Final = re.compile(r"\d{20}\.json")
 
 
-class Outlet(Protocol):
+class SinkStorage(Protocol):
     """One place that one sink writes."""
 
     @property
@@ -47,7 +47,7 @@ class Outlet(Protocol):
         """Return whether texts of libraries about it may hold secrets."""
         ...
 
-    def staging(self, token: str) -> Staging:
+    def staging(self, token: str) -> SinkStaging:
         """Return the staging area of the writer with that name."""
         ...
 
@@ -93,25 +93,25 @@ class FolderOutlet:
 
     @property
     def where(self) -> str:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return str(self.folder)
 
     @property
     def options(self) -> dict[str, str] | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return None
 
     @property
     def private(self) -> bool:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return False
 
-    def staging(self, token: str) -> Staging:
-        """See `Outlet`."""
+    def staging(self, token: str) -> SinkStaging:
+        """See `SinkStorage`."""
         return FolderStaging(self.folder, token)
 
     def begin(self, folder: str) -> None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         with as_storage_errors(f"make {self.folder / folder}"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder)
@@ -119,14 +119,14 @@ class FolderOutlet:
             sync_folder(self.folder.parent)
 
     def tidy(self, folder: str) -> None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         with as_storage_errors(f"look into {self.folder / folder}"):
             for each in list((self.folder / folder).iterdir()):
                 if each.name.startswith("_"):
                     each.unlink(missing_ok=True)
 
     def other_than(self, folder: str) -> str | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         with as_storage_errors(f"look into {self.folder}"):
             try:
                 others = (each.name for each in self.folder.iterdir())
@@ -135,12 +135,12 @@ class FolderOutlet:
                 return None
 
     def newest(self, folder: str) -> str | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         names = self._names(folder)
         return max((name for name in names if _NUMBERED.fullmatch(name)), default=None)
 
     def numbered(self, folder: str) -> bool:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return any(_NUMBER.match(name) for name in self._names(folder))
 
     def _names(self, folder: str) -> list[str]:
@@ -151,7 +151,7 @@ class FolderOutlet:
                 return []
 
     def read(self, name: str) -> bytes | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         with as_storage_errors(f"read {self.folder / name}"):
             try:
                 return (self.folder / name).read_bytes()
@@ -159,12 +159,12 @@ class FolderOutlet:
                 return None
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         path = self.folder / name
         return write_new(path, data, path.parent / f"_{token}")
 
     def sync(self, name: str) -> None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         path = self.folder / name
         sync_file(path)
         with as_storage_errors(f"sync {path.parent}"):
@@ -191,12 +191,12 @@ class BucketOutlet:
 
     @property
     def where(self) -> str:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return str(self.place)
 
     @property
     def options(self) -> dict[str, str] | None:
-        """See `Outlet`. Credentials come from the environment, as everywhere."""
+        """See `SinkStorage`. Credentials come from the environment, as everywhere."""
         limits = self._settings
         timeout_ms = limits.copy_request_timeout_ms
         retries = limits.copy_request_retries_max
@@ -215,7 +215,7 @@ class BucketOutlet:
 
     @property
     def private(self) -> bool:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return True
 
     @property
@@ -225,30 +225,30 @@ class BucketOutlet:
             self._calls = self._opened(self.place, self._settings)
         return self._calls
 
-    def staging(self, token: str) -> Staging:
-        """See `Outlet`."""
+    def staging(self, token: str) -> SinkStaging:
+        """See `SinkStorage`."""
         return BucketStaging(lambda: self.calls, self.where, self._spool, token)
 
     def begin(self, folder: str) -> None:
-        """See `Outlet`. Buckets have no folders."""
+        """See `SinkStorage`. Buckets have no folders."""
 
     def tidy(self, folder: str) -> None:
-        """See `Outlet`. Objects are complete, or not there at all."""
+        """See `SinkStorage`. Objects are complete, or not there at all."""
 
     def other_than(self, folder: str) -> str | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         before = next(self.calls.names(), [])
         behind = next(self.calls.names(after=f"{folder}/~"), [])
         names = (name.partition("/")[0] for name in (*before, *behind))
         return next((name for name in names if name != folder), None)
 
     def newest(self, folder: str) -> str | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         number = newest_number(lambda number: self._numbers_after(folder, number))
         return None if number is None else f"{number:020d}.json"
 
     def numbered(self, folder: str) -> bool:
-        """See `Outlet`. Digits sort first."""
+        """See `SinkStorage`. Digits sort first."""
         first = next(self.calls.names(folder), [])
         return any(_NUMBER.match(name.rpartition("/")[2]) for name in first)
 
@@ -264,11 +264,11 @@ class BucketOutlet:
         return numbers, len(found) >= PAGE_KEYS
 
     def read(self, name: str) -> bytes | None:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         return self.calls.get(name, DOCUMENT_BYTES_MAX)
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
-        """See `Outlet`."""
+        """See `SinkStorage`."""
         failure: StorageError | None = None
         # Twice: a failed request may have had no effect. Retrying is safe, since none overwrites.
         for _ in range(2):
@@ -289,7 +289,7 @@ class BucketOutlet:
         ) from failure
 
     def sync(self, name: str) -> None:
-        """See `Outlet`. Objects are durable."""
+        """See `SinkStorage`. Objects are durable."""
 
 
 def newest_number(after: Callable[[int], tuple[list[int], bool]]) -> int | None:

@@ -3,7 +3,7 @@
 Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval of
 times, and the files that hold it. Files are written and made durable first; the manifest is written
 last, if its number is still free (`outlets`): so only one of two writers gets that number, and the
-other is `Fenced`. The newest manifest has the durable upper.
+other is `WriterFenced`. The newest manifest has the durable upper.
 
 Files of changes have the object's columns, `_time` and `_diff`, a row per update; those of contents
 have the object's columns, and as many copies of a row as there are.
@@ -17,18 +17,18 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.errors import Fenced, InvalidUsage, StorageError
-from actors.kernel import Clock
+from actors.errors import InvalidUsage, StorageError, WriterFenced
+from actors.kernel import ActorClock
 from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.settings import Settings
 from actors.sinks.columns import check_columns, of_changes
-from actors.sinks.formats import Files
-from actors.sinks.outlets import Outlet
+from actors.sinks.formats import OutputFiles
+from actors.sinks.outlets import SinkStorage
 from actors.sinks.sink import SinkStatistics
-from actors.sinks.threads import Threads
-from actors.sources.source import Unreachable
+from actors.sinks.threads import SinkThreads
+from actors.sources.source import SourceUnreachable
 from actors.threshold_probes import SINK_FILE
 
 MANIFESTS: Final = "_manifests"
@@ -63,23 +63,23 @@ class BatchManifest(msgspec.Struct, frozen=True):
     """Upper up to which everything is there; None: nothing is there yet."""
     ended: bool
     """True if no more will come."""
-    schema: tuple[Column, ...]
+    schema: tuple[TableColumn, ...]
     rows: int
     bytes: int
     files: tuple[WrittenFile, ...]
 
 
 class ParquetSink:
-    """Writes one folder. See `Sink`."""
+    """Writes one folder. See `SinkConnector`."""
 
     def __init__(
         self,
         config: ParquetConfig,
-        outlet: Outlet,
+        outlet: SinkStorage,
         sink: ObjectId,
         token: str,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
     ) -> None:
         """Make a sink. `token`: a unique name of this writer, in the names of its files."""
         self.once = config.once
@@ -87,16 +87,16 @@ class ParquetSink:
         self._creation = config.creation
         self._token = token
         self._outlet = outlet
-        self._threads = Threads(
+        self._threads = SinkThreads(
             clock, settings.sink_deadline_ms, outlet.where, private=outlet.private
         )
         self._staging = outlet.staging(token)
-        self._schema: Schema
+        self._schema: TableSchema
         self._shape: pa.Schema
         self._number = 0
         """Number of the newest manifest."""
         self._upper: Frontier | None = None
-        self._files: Files | None = None
+        self._files: OutputFiles | None = None
         self._counts = SinkStatistics()
 
     @property
@@ -105,23 +105,23 @@ class ParquetSink:
         return not self.once
 
     def statistics(self) -> SinkStatistics:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         return self._counts
 
     # -- open -------------------------------------------------------------------------------------
 
-    async def check(self, schema: Schema) -> None:
-        """See `Sink`."""
+    async def check(self, schema: TableSchema) -> None:
+        """See `SinkConnector`."""
         self._check_columns(schema)
         await self._threads.run(self._newest, "look into the folder")
 
-    def _check_columns(self, schema: Schema) -> None:
+    def _check_columns(self, schema: TableSchema) -> None:
         check_columns(schema, "a Parquet file", changes=not self.once)
         self._schema = schema
         self._shape = schema.arrow() if self.once else of_changes(schema)
 
-    async def open(self, schema: Schema) -> Frontier | None:
-        """See `Sink`."""
+    async def open(self, schema: TableSchema) -> Frontier | None:
+        """See `SinkConnector`."""
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the folder")
         await self._threads.run(
@@ -143,7 +143,7 @@ class ParquetSink:
             if self._add(self._manifest(self._upper, self._upper, [])):
                 self._outlet.tidy(MANIFESTS)
                 return
-        raise Unreachable(
+        raise SourceUnreachable(
             f"{self._outlet.where}: others opened it {_ATTEMPTS_MAX} times while it was opened"
         )
 
@@ -215,7 +215,7 @@ class ParquetSink:
         return True
 
     async def write(self, updates: pa.Table) -> None:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         await self._threads.run(lambda: self._write(updates), "write a piece")
         staged = self._counts.rows_staged + updates.num_rows
         self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
@@ -223,7 +223,7 @@ class ParquetSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = Files(place, self._shape, "parquet", SINK_FILE.limit)
+            self._files = OutputFiles(place, self._shape, "parquet", SINK_FILE.limit)
         if self.once:
             self._files.add(updates)
             return
@@ -231,14 +231,14 @@ class ParquetSink:
         self._files.append(rows.rename_columns(self._shape.names))
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
-        """See `Sink`."""
+        """See `SinkConnector`."""
         files, self._files = self._files, None
         written = [] if files is None else await self._threads.run(files.finish, "write files")
         manifest = self._manifest(lower, upper, written)
         if not await self._threads.run(lambda: self._add(manifest), "write a manifest"):
-            with suppress(Unreachable):
+            with suppress(SourceUnreachable):
                 await self._threads.run(self._staging.remove_staged, "remove what it wrote")
-            raise Fenced(
+            raise WriterFenced(
                 f"another writer of this sink has taken over {self._outlet.where} (manifest "
                 f"{manifest.number})",
                 determinate=True,
@@ -254,7 +254,7 @@ class ParquetSink:
         )
 
     async def close(self) -> None:
-        """See `Sink`. Uncommitted files are removed by the next `open`."""
+        """See `SinkConnector`. Uncommitted files are removed by the next `open`."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:

@@ -13,9 +13,9 @@ Rules:
   up over the whole batch; so is an inserted one, except in the first batch of a sink that keeps no
   times, in which a row may come in several pieces;
 - uncommitted files are removed by `open`, or left where no reader sees them;
-- of two writers of one sink, one gets `Fenced`;
-- an error that waiting may cure is `Unreachable` (of `sources.source`): the sink is reopened, with
-  backoff; nothing blocks the event loop; every wait can be cancelled;
+- of two writers of one sink, one gets `WriterFenced`;
+- an error that waiting may cure is `SourceUnreachable` (of `sources.source`): the sink is reopened,
+  with backoff; nothing blocks the event loop; every wait can be cancelled;
 - after any error a sink is only closed: the caller makes a new one.
 """
 
@@ -26,7 +26,7 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.progress import Frontier
 
 
@@ -42,7 +42,7 @@ class SinkStatistics(msgspec.Struct, frozen=True):
     commits: int = 0
 
 
-class Sink(Protocol):
+class SinkConnector(Protocol):
     """The connector of one kind. Made from its configuration by `sinks.kinds`."""
 
     @property
@@ -57,26 +57,26 @@ class Sink(Protocol):
         frontier."""
         ...
 
-    async def check(self, schema: Schema) -> None:
+    async def check(self, schema: TableSchema) -> None:
         """Check, before anything is created, that the sink can write there, and that existing data
-        is its own. Raises `InvalidUsage` (what is wrong, and what to do), `Unreachable`."""
+        is its own. Raises `InvalidUsage` (what is wrong, and what to do), `SourceUnreachable`."""
         ...
 
-    async def open(self, schema: Schema) -> Frontier | None:
+    async def open(self, schema: TableSchema) -> Frontier | None:
         """Begin or resume, and fence earlier writers of this sink. Return the durable upper; None
-        when nothing was committed yet. Raises `Unreachable`, `InvalidUsage` (existing data is not
-        its own, or does not fit), `Fenced`."""
+        when nothing was committed yet. Raises `SourceUnreachable`, `InvalidUsage` (existing data is
+        not its own, or does not fit), `WriterFenced`."""
         ...
 
     async def write(self, updates: pa.Table) -> None:
-        """Write a piece of the batch: the columns, `TIME`, `DIFF`. Raises `Unreachable`,
+        """Write a piece of the batch: the columns, `TIME`, `DIFF`. Raises `SourceUnreachable`,
         `InvalidUsage` (a value cannot be written)."""
         ...
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
         """Make all pieces since the last commit durable and visible, together with `upper`; without
-        pieces only the frontier. Raises `Unreachable` (indeterminate: `open` tells), `InvalidUsage`
-        (others changed the data), `Fenced`."""
+        pieces only the frontier. Raises `SourceUnreachable` (indeterminate: `open` tells),
+        `InvalidUsage` (others changed the data), `WriterFenced`."""
         ...
 
     def statistics(self) -> SinkStatistics:

@@ -22,7 +22,7 @@ from actors.sinks.formats import FilePlace
 _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
 
 
-class Staging(Protocol):
+class SinkStaging(Protocol):
     """Uncommitted files of one writer."""
 
     def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
@@ -69,7 +69,7 @@ def is_orphan(name: str, upper: Frontier | None) -> bool:
 
 
 class FolderStaging:
-    """Staged files in the folder itself. See `Staging`."""
+    """Staged files in the folder itself. See `SinkStaging`."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -79,43 +79,43 @@ class FolderStaging:
         self._open: list[IO[bytes]] = []
 
     def place(self, upper: Frontier | None, kind: str = "") -> StagedFiles:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         self._places += 1
         name = staged_name(upper, self._token, self._places, kind)
         return StagedFiles(self._folder, name, self._staged, self._open)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         with as_storage_errors(f"read {self._folder / name}"):
             yield self._folder / name
 
     def remove(self, name: str) -> None:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         with as_storage_errors(f"remove {self._folder / name}"):
             (self._folder / name).unlink(missing_ok=True)
         if name in self._staged:
             self._staged.remove(name)
 
     def remove_staged(self) -> None:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         self.close()
         for name in list(self._staged):
             self.remove(name)
 
     def close(self) -> None:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         for file in self._open:
             with suppress(OSError):
                 file.close()
         self._open.clear()
 
     def committed(self) -> None:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         self._staged.clear()
 
     def remove_orphans(self, upper: Frontier | None) -> None:
-        """See `Staging`."""
+        """See `SinkStaging`."""
         with as_storage_errors(f"look into {self._folder}"):
             # A list, since the loop removes entries.
             for entry in list(os.scandir(self._folder)):

@@ -16,7 +16,7 @@ from actors.plan.schema import DIFF
 from actors.plan.updates import comparable, consolidate
 
 
-class Subtracted(msgspec.Struct, frozen=True, gc=False):
+class SubtractedRows(msgspec.Struct, frozen=True, gc=False):
     """The remaining rows (without diffs), and the deletes that were not found (diffs < 0)."""
 
     kept: pa.Table
@@ -38,14 +38,14 @@ def match_candidates(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) ->
     return mask
 
 
-def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtracted:
+def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> SubtractedRows:
     """Subtract `deletes` (the columns, `DIFF` < 0, distinct rows) from `rows` (the same columns).
     `names`: columns that tell most rows apart, by which candidates are chosen."""
     # Only candidates are consolidated; most rows are none.
     mask = match_candidates(rows, deletes, names)
     found = rows.filter(mask)
     if not found.num_rows:
-        return Subtracted(rows, deletes, 0)
+        return SubtractedRows(rows, deletes, 0)
     ones = pa.repeat(pa.scalar(1, pa.int64()), found.num_rows)
     there = found.append_column(pa.field(DIFF, pa.int64()), ones)
     sums = consolidate(pa.concat_tables([there, deletes.select(there.column_names)]))
@@ -54,10 +54,10 @@ def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtrac
     before = -(pc.sum(deletes[DIFF]).as_py() or 0)
     taken = before + (pc.sum(left[DIFF]).as_py() or 0)
     if not taken:
-        return Subtracted(rows, deletes, 0)
+        return SubtractedRows(rows, deletes, 0)
     stay = sums.filter(pc.invert(less))
     times = stay[DIFF].combine_chunks()
     index = pa.array([n for n, times_ in enumerate(times.to_pylist()) for _ in range(times_)])
     again = stay.drop_columns([DIFF]).take(index.cast(pa.int64()))
     kept = pa.concat_tables([rows.filter(pc.invert(mask)), again])
-    return Subtracted(kept, left, taken)
+    return SubtractedRows(kept, left, taken)

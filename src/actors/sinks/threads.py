@@ -2,7 +2,7 @@
 
 After a deadline the calls are over (`given_up`). Whatever the abandoned call still commits is
 found, or fenced, by the next `open`. Errors of libraries end this one sink only: unknown ones are
-raised as `Unreachable`, panics of native code included.
+raised as `SourceUnreachable`, panics of native code included.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import anyio.lowlevel
 import pyarrow as pa
 
 from actors.buckets.bucket_errors import hint_for, reason
-from actors.errors import Fenced, PenstockError, StorageError
-from actors.kernel import Clock
-from actors.sources.source import Unreachable
+from actors.errors import PenstockError, StorageError, WriterFenced
+from actors.kernel import ActorClock
+from actors.sources.source import SourceUnreachable
 
 R = TypeVar("R")
 
@@ -30,10 +30,12 @@ _PANIC: Final = "PanicException"
 """Name of the exception for a panic of native code (pyo3); it is no `Exception`."""
 
 
-class Threads:
+class SinkThreads:
     """Runs the blocking calls of one sink."""
 
-    def __init__(self, clock: Clock, deadline_ms: int, what: str, *, private: bool = False) -> None:
+    def __init__(
+        self, clock: ActorClock, deadline_ms: int, what: str, *, private: bool = False
+    ) -> None:
         """Make a runner. `what`: the sink, for errors. `private`: texts of libraries may hold
         secrets, and are not shown."""
         self._clock = clock
@@ -44,22 +46,22 @@ class Threads:
 
     async def run(self, function: Callable[[], R], doing: str) -> R:
         """Run a function and return its result. Errors of stores, files and libraries, and a missed
-        deadline, are raised as `Unreachable`; those of the product as they are."""
+        deadline, are raised as `SourceUnreachable`; those of the product as they are."""
         if self.given_up:
-            raise Unreachable(f"{self._what}: an earlier call has not come back")
+            raise SourceUnreachable(f"{self._what}: an earlier call has not come back")
         try:
             # Shielded: a cancelled call is waited for, since it may still change files that others
             # would touch.
             with anyio.move_on_after(self._deadline_ms / 1000, shield=True) as limit:
                 result = await self._clock.run_blocking(function)
-        except Fenced:
+        except WriterFenced:
             raise
         except StorageError as error:
-            raise Unreachable(f"{self._what}: {error}", self._hint(str(error))) from error
+            raise SourceUnreachable(f"{self._what}: {error}", self._hint(str(error))) from error
         except _EXPECTED as error:
             told = f"{self._what}: {self.told(error)}"
             cause = None if self._private else error
-            raise Unreachable(told, self._hint(told)) from cause
+            raise SourceUnreachable(told, self._hint(told)) from cause
         except PenstockError:
             raise
         except BaseException as error:
@@ -67,14 +69,14 @@ class Threads:
                 raise
             shown = None if self._private else error
             log.error("%s: could not %s: %s", self._what, doing, type(error), exc_info=shown)
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"{self._what}: could not {doing}: {type(error).__name__}: {self.told(error)}",
                 "this was not foreseen: the log holds more",
             ) from shown
         if limit.cancelled_caught:
             # The thread may still run: its files must not be touched any more.
             self.given_up = True
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"{self._what}: to {doing} took longer than {self._deadline_ms} ms",
                 "look at the disk or the store that holds it, or raise sink_deadline_ms",
             )

@@ -22,15 +22,21 @@ import anyio
 
 from actors.buckets.bucket_errors import hint_for
 from actors.buckets.bucket_paths import allowed_bucket
-from actors.buckets.bucket_store import PIECE_BYTES, BucketStore, Listed, Opener, Version
+from actors.buckets.bucket_store import (
+    PIECE_BYTES,
+    BucketStore,
+    ListedObject,
+    ObjectVersion,
+    Opener,
+)
 from actors.errors import InvalidUsage, PenstockError, StorageError
-from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, decode_manifest
+from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, CopyManifest, decode_manifest
 from actors.sources.file_listing import FoundFile, first_batch
-from actors.sources.file_places import Ledger, Look, Told
-from actors.sources.file_reading import Malformed
-from actors.sources.object_listing import Looking, TakenObjects, data_objects
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.file_places import FileLedger, FileNotice, ListingResult
+from actors.sources.file_reading import MalformedFile
+from actors.sources.object_listing import BucketScan, TakenObjects, data_objects
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 
 FETCHES_AT_ONCE: Final = 4
 LISTED_MAX: Final = 100_000
@@ -49,7 +55,7 @@ class BucketPlace:
         url: str,
         pattern: str,
         recursive: bool,
-        around: Surroundings,
+        around: ConnectorContext,
         opened: Opener = BucketStore.open,
     ) -> None:
         """Make a place. Raises `InvalidUsage` for a URL that may not be read."""
@@ -71,24 +77,24 @@ class BucketPlace:
 
     # -- listing ----------------------------------------------------------------------------------
 
-    async def look(self, taken: Ledger) -> Look:
+    async def look(self, taken: FileLedger) -> ListingResult:
         """See `FilesPlace`."""
         assert isinstance(taken, TakenObjects), "its own"
-        looking = Looking(taken)
+        looking = BucketScan(taken)
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 looking.see(page)
         seen = looking.done()
         late = "came too late (it is older than 2,000 that were taken before it); write it again"
-        return Look(
+        return ListingResult(
             seen.new,
             seen.taken,
             seen.behind,
             seen.behind_bytes,
             seen.newest,
             (
-                Told(late, [f"an object in {self._place}"] * seen.late),
-                Told("was changed after it was taken", [file.name for file in seen.changed]),
+                FileNotice(late, [f"an object in {self._place}"] * seen.late),
+                FileNotice("was changed after it was taken", [file.name for file in seen.changed]),
             ),
         )
 
@@ -115,7 +121,7 @@ class BucketPlace:
                     )
         return sorted(files)
 
-    async def manifest(self) -> Manifest | None:
+    async def manifest(self) -> CopyManifest | None:
         """See `FilesPlace`."""
         store = await self._open()
         try:
@@ -135,7 +141,9 @@ class BucketPlace:
         except StorageError as error:
             raise _unreachable(error) from None
 
-    def _found(self, prefix: str, pattern: str, objects: Sequence[Listed]) -> Iterator[FoundFile]:
+    def _found(
+        self, prefix: str, pattern: str, objects: Sequence[ListedObject]
+    ) -> Iterator[FoundFile]:
         url = f"{self._place.kind}://{self._place.bucket}"
         return data_objects(url, prefix, pattern, self._recursive, objects)
 
@@ -166,7 +174,7 @@ class BucketPlace:
         most = self._around.settings.source_spool_bytes_max
         for file in files:
             if file.size > most:
-                raise Malformed(
+                raise MalformedFile(
                     f"{file.path} has {file.size} bytes, and at most {most} are fetched at a time "
                     "(source_spool_bytes_max)",
                     file.path,
@@ -199,10 +207,10 @@ class BucketPlace:
                     await self._fetch_one(store, file, Path(local.path))
             except StorageError as error:
                 failure = _unreachable(error)
-            except Unreachable as error:
+            except SourceUnreachable as error:
                 failure = error
             except OSError as error:
-                failure = Unreachable(
+                failure = SourceUnreachable(
                     f"{folder} cannot be written: {error.strerror or error}",
                     "make room on the disk of the state directory, or lower batch_bytes_max",
                 )
@@ -219,18 +227,18 @@ class BucketPlace:
 
     async def _fetch_one(self, store: BucketStore, file: FoundFile, to: Path) -> None:
         bucket = f"{self._place.kind}://{self._place.bucket}/"
-        of = Listed(
+        of = ListedObject(
             file.path.removeprefix(bucket),
             file.size,
             file.modified_ns,
-            file.version or Version(None, None),
+            file.version or ObjectVersion(None, None),
         )
         # Each piece is requested on the condition that the object is still the listed version: the
         # file read is that one, whole, or this fails.
         for start in range(0, file.size, PIECE_BYTES):
             data = await store.piece(of, start, min(start + PIECE_BYTES, file.size))
             if data is None:
-                raise Unreachable(f"{file.path} was changed while it was read", _NEVER_AGAIN)
+                raise SourceUnreachable(f"{file.path} was changed while it was read", _NEVER_AGAIN)
             await self._to_its_end(lambda: _append(to, data))  # noqa: B023 - done in this round
 
     async def _to_its_end(self, function: Callable[[], object]) -> None:
@@ -244,5 +252,5 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _unreachable(error: StorageError) -> Unreachable:
-    return Unreachable(str(error), hint_for(str(error), _NEEDED))
+def _unreachable(error: StorageError) -> SourceUnreachable:
+    return SourceUnreachable(str(error), hint_for(str(error), _NEEDED))

@@ -21,18 +21,18 @@ import numpy as np
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
-from actors.sources.draws import Draws, Numbers, numbered
-from actors.sources.generators import GeneratorConfig, Prepared, at_least, updates
-from actors.sources.source import Export, Rows
+from actors.plan.schema import TableColumn, TableSchema
+from actors.sources.draws import DrawStream, Numbers, numbered
+from actors.sources.generators import GeneratorConfig, PreparedSeries, at_least, updates
+from actors.sources.source import SourceExport, SourceRows
 
 EXPORT: Final = "rows"
-SCHEMA: Final = Schema(
+SCHEMA: Final = TableSchema(
     (
-        Column("key", "bigint", False),
-        Column("version", "bigint", False),
-        Column("value", "bigint", False),
-        Column("payload", "string", False),
+        TableColumn("key", "bigint", False),
+        TableColumn("version", "bigint", False),
+        TableColumn("value", "bigint", False),
+        TableColumn("payload", "string", False),
     ),
     ("key",),
 )
@@ -75,11 +75,11 @@ class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
             )
 
 
-class Churn(Prepared):
+class ChurnSeries(PreparedSeries):
     """The series: event n is turn ``n % keys`` of round ``1 + n // keys``; round 0 gives the first
     contents."""
 
-    exports = (Export(EXPORT, SCHEMA),)
+    exports = (SourceExport(EXPORT, SCHEMA),)
 
     def __init__(self, config: ChurnConfig) -> None:
         self._keys = config.keys
@@ -87,14 +87,14 @@ class Churn(Prepared):
         self.turns = 1 / (1 - (1 - config.present) ** 2)
         row_bytes = 32 + config.payload_bytes
         self.events_at_once = max(100, PIECE_BYTES // (2 * row_bytes))
-        self._there = Draws(config.seed, "there")
-        self._values = Draws(config.seed, "value")
-        self._orders = Draws(config.seed, "order")
+        self._there = DrawStream(config.seed, "there")
+        self._values = DrawStream(config.seed, "value")
+        self._orders = DrawStream(config.seed, "order")
         size = config.payload_bytes
-        self._payloads = Draws(config.seed, "payload").texts(numbered(0, PAYLOADS), size, size)
+        self._payloads = DrawStream(config.seed, "payload").texts(numbered(0, PAYLOADS), size, size)
 
-    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`: each key's row is that of its last turn's round."""
+    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`: each key's row is that of its last turn's round."""
         round_, turn = 1 + at // self._keys, at % self._keys
         for start in range(0, self._keys, self.events_at_once):
             turns = numbered(start, min(self._keys, start + self.events_at_once))
@@ -105,8 +105,8 @@ class Churn(Prepared):
             kept = self._is_there(keys, rounds)
             yield self._rows([(keys[kept], rounds[kept], 1)])
 
-    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`. A piece ends with its round."""
+    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`. A piece ends with its round."""
         while start < stop:
             round_, turn = 1 + start // self._keys, start % self._keys
             count = min(stop - start, self._keys - turn)
@@ -133,11 +133,11 @@ class Churn(Prepared):
         """Return one number for each key in a round."""
         return rounds * self._keys + keys
 
-    def _rows(self, turns: list[tuple[Numbers, Numbers, int]]) -> Rows:
+    def _rows(self, turns: list[tuple[Numbers, Numbers, int]]) -> SourceRows:
         keys = np.concatenate([keys for keys, _, _ in turns])
         rounds = np.concatenate([rounds for _, rounds, _ in turns])
         diffs = np.concatenate([np.full(len(keys), diff) for keys, _, diff in turns])
         bits = self._values.bits(self._number(keys, rounds))
         values = (bits >> np.uint64(32)).astype(np.int64)
         payloads = self._payloads.take(pa.array(bits % np.uint64(PAYLOADS)))
-        return Rows(EXPORT, updates(SCHEMA, [keys, rounds, values, payloads], diffs))
+        return SourceRows(EXPORT, updates(SCHEMA, [keys, rounds, values, payloads], diffs))

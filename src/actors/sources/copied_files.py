@@ -18,21 +18,21 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import Manifest
-from actors.plan.schema import DIFF, Schema
-from actors.sources.json_rows import Misfit, RowsOfTable
+from actors.plan.copy_manifest import CopyManifest
+from actors.plan.schema import DIFF, TableSchema
+from actors.sources.json_rows import RowMisfit, RowsOfTable
 
 BLOCK_BYTES_MAX: Final = 64 << 20
 """Greatest length of one CSV row."""
 LINES_AT_ONCE: Final = 10_000
-_READING: Final = (pa.ArrowException, OSError, Misfit, UnicodeDecodeError)
+_READING: Final = (pa.ArrowException, OSError, RowMisfit, UnicodeDecodeError)
 
 
 class UnreadableCopy(Exception):
     """A file of a copy differs from what was written; the text gives the reason."""
 
 
-def columns_of_copy(manifest: Manifest, target: Schema) -> Schema:
+def columns_of_copy(manifest: CopyManifest, target: TableSchema) -> TableSchema:
     """Return the target's columns that the copy has, in the copy's order. Raises `InvalidUsage`
     for a column that the target has not."""
     own = {column.name.lower(): column for column in target.columns}
@@ -42,10 +42,10 @@ def columns_of_copy(manifest: Manifest, target: Schema) -> Schema:
             f"the copy of {manifest.object} has columns that the table has not: "
             f"{', '.join(strangers)}"
         )
-    return Schema(tuple(own[column.name.lower()] for column in manifest.schema))
+    return TableSchema(tuple(own[column.name.lower()] for column in manifest.schema))
 
 
-def has_types(path: str, wanted: Schema) -> bool:
+def has_types(path: str, wanted: TableSchema) -> bool:
     """Return whether a Parquet file of a copy has just these types, nested ones too."""
     try:
         return bool(pq.read_schema(path).types == wanted.arrow().types)
@@ -53,7 +53,7 @@ def has_types(path: str, wanted: Schema) -> bool:
         return False
 
 
-def read_copied(path: str, kind: str, columns: Schema) -> Iterator[pa.Table]:
+def read_copied(path: str, kind: str, columns: TableSchema) -> Iterator[pa.Table]:
     """Yield the rows of a CSV or JSON file with these columns, in pieces. Raises
     `UnreadableCopy`."""
     try:
@@ -62,7 +62,7 @@ def read_copied(path: str, kind: str, columns: Schema) -> Iterator[pa.Table]:
         raise UnreadableCopy(str(error)) from None
 
 
-def _read_json(path: str, columns: Schema) -> Iterator[pa.Table]:
+def _read_json(path: str, columns: TableSchema) -> Iterator[pa.Table]:
     rows = RowsOfTable(columns, columns, skips=False, naive=True)
     with open(path, "rb") as lines:
         for line in lines:
@@ -74,7 +74,7 @@ def _read_json(path: str, columns: Schema) -> Iterator[pa.Table]:
         yield rows.updates().drop_columns([DIFF])
 
 
-def _read_csv(path: str, columns: Schema) -> Iterator[pa.Table]:
+def _read_csv(path: str, columns: TableSchema) -> Iterator[pa.Table]:
     shape = columns.arrow()
     # Arrow reads no base64: binary columns are read as text first.
     texts = [pa.string() if pa.types.is_binary(field.type) else field.type for field in shape]
@@ -116,4 +116,4 @@ def _binary(column: pa.Array) -> pa.Array:
             pa.binary(),
         )
     except binascii.Error as error:
-        raise Misfit(f"what should be base64 is not: {error}") from None
+        raise RowMisfit(f"what should be base64 is not: {error}") from None

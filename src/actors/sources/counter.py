@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.sources.draws import numbered
-from actors.sources.generators import GeneratorConfig, Prepared, at_least, updates
-from actors.sources.source import Export, Rows
+from actors.sources.generators import GeneratorConfig, PreparedSeries, at_least, updates
+from actors.sources.source import SourceExport, SourceRows
 
 EXPORT: Final = "counter"
-SCHEMA: Final = Schema((Column("counter", "bigint", False),), ("counter",))
+SCHEMA: Final = TableSchema((TableColumn("counter", "bigint", False),), ("counter",))
 PIECE_ROWS: Final = 100_000
 
 
@@ -32,23 +32,24 @@ class CounterConfig(GeneratorConfig, frozen=True, kw_only=True, tag="counter"):
             at_least(self, max_cardinality=1)
 
 
-class Counter(Prepared):
+class CounterSeries(PreparedSeries):
     """The series: event n is the number ``n + 1``."""
 
-    exports = (Export(EXPORT, SCHEMA),)
+    exports = (SourceExport(EXPORT, SCHEMA),)
     events_at_once = PIECE_ROWS
 
     def __init__(self, config: CounterConfig) -> None:
         self._limit = config.max_cardinality
 
-    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`."""
+    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`."""
         first = 0 if self._limit is None else max(0, at - self._limit)
         for start in range(first, at, PIECE_ROWS):
             yield _rows(numbered(start, min(at, start + PIECE_ROWS)) + 1, 1)
 
-    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`. Rows that are inserted and deleted within these events are left out."""
+    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`. Rows that are inserted and deleted within these events are left
+        out."""
         if self._limit is None:
             yield _rows(numbered(start, stop) + 1, 1)
             return
@@ -58,5 +59,5 @@ class Counter(Prepared):
         yield _rows(np.concatenate([come, gone]), diffs)
 
 
-def _rows(numbers: np.ndarray, diffs: int | np.ndarray) -> Rows:
-    return Rows(EXPORT, updates(SCHEMA, [pa.array(numbers)], diffs))
+def _rows(numbers: np.ndarray, diffs: int | np.ndarray) -> SourceRows:
+    return SourceRows(EXPORT, updates(SCHEMA, [pa.array(numbers)], diffs))

@@ -24,7 +24,7 @@ _SECOND: Final = 0x94D049BB133111EB
 LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 TEXT: Final = b"abcdefghijklm nopqrstuvwxyz "
 BELOW_MAX: Final = 1 << 32
-"""Greatest bound of `Draws.below`."""
+"""Greatest bound of `DrawStream.below`."""
 
 
 def _mixed(number: int) -> int:
@@ -33,7 +33,7 @@ def _mixed(number: int) -> int:
     return number ^ (number >> 31)
 
 
-class Draws:
+class DrawStream:
     """One stream of draws, such as the values of one column."""
 
     def __init__(self, seed: int, stream: str) -> None:
@@ -76,7 +76,7 @@ class Draws:
         places = np.arange(ends[-1], dtype=np.int64) - firsts
         # Letters are draws of their own, numbered by the text and the place in it.
         of = np.repeat(numbers * length_max, lengths) + places
-        chosen = Draws(int(self._key), "letters").below(of, len(letters))
+        chosen = DrawStream(int(self._key), "letters").below(of, len(letters))
         data = np.frombuffer(letters, np.uint8)[chosen]
         offsets = np.concatenate([[0], ends]).astype(np.int32)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from actors.buckets.bucket_store import Version
+from actors.buckets.bucket_store import ObjectVersion
 from actors.errors import InvalidUsage
 from actors.settings import Settings
 from actors.threshold_probes import LISTED_FILES
@@ -54,7 +54,7 @@ class FoundFile(NamedTuple):
     """Size in bytes."""
     inode_changed_ns: int
     """Time of the inode's last change: also of a rename, or another owner."""
-    version: Version | None = None
+    version: ObjectVersion | None = None
     """The listed version of an object in a bucket."""
 
     @property
@@ -73,7 +73,7 @@ class _Written(msgspec.Struct, frozen=True):
     exports: tuple[str, ...]
 
 
-class Taken(NamedTuple):
+class TakenFiles(NamedTuple):
     """The files taken so far."""
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
@@ -92,7 +92,7 @@ class Taken(NamedTuple):
         return msgspec.json.encode(written).decode()
 
     @classmethod
-    def of(cls, position: str) -> Taken:
+    def of(cls, position: str) -> TakenFiles:
         """Parse the text of `position`. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
@@ -103,7 +103,7 @@ class Taken(NamedTuple):
             ) from None
         return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
 
-    def holding(self, exports: tuple[str, ...]) -> Taken:
+    def holding(self, exports: tuple[str, ...]) -> TakenFiles:
         """Return the same files, held by these exports."""
         return self._replace(exports=exports)
 
@@ -117,7 +117,7 @@ class Taken(NamedTuple):
             return "new"
         return "late" if file.inode_changed_ns > looked_ns else "taken"
 
-    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> Taken:
+    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> TakenFiles:
         """Return the files taken with these added; `looked_ns`: of the scan that found them (None:
         of the last one)."""
         looked_ns = self.looked_ns if looked_ns is None else looked_ns
@@ -132,7 +132,7 @@ class Taken(NamedTuple):
         return self._replace(low=low, looked_ns=looked_ns, recent=recent)
 
 
-class Scanned(NamedTuple):
+class FolderScan(NamedTuple):
     """Result of a scan of the folder."""
 
     new: tuple[FoundFile, ...]
@@ -144,7 +144,7 @@ class Scanned(NamedTuple):
     """Links that lead out of the allowed folders."""
 
 
-class Place(NamedTuple):
+class ListingPlace(NamedTuple):
     """A folder to scan, and the pattern of names."""
 
     folder: str
@@ -181,7 +181,7 @@ def hash_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
 
 
-def scan(place: Place, taken: Taken, looked_ns: int) -> Scanned:
+def scan(place: ListingPlace, taken: TakenFiles, looked_ns: int) -> FolderScan:
     """List the folder and sort its files by verdict. Blocks; raises `OSError`."""
     new: list[FoundFile] = []
     changed: list[FoundFile] = []
@@ -197,10 +197,10 @@ def scan(place: Place, taken: Taken, looked_ns: int) -> Scanned:
             changed.append(file)
         elif verdict == "late":
             late.append(file.name)
-    return Scanned(tuple(sorted(new)), newest, tuple(late), tuple(changed), tuple(refused))
+    return FolderScan(tuple(sorted(new)), newest, tuple(late), tuple(changed), tuple(refused))
 
 
-def listed(place: Place, refused: list[str]) -> Iterator[FoundFile]:
+def listed(place: ListingPlace, refused: list[str]) -> Iterator[FoundFile]:
     """Yield the files of the folder that fit the pattern; add names that may not be read to
     `refused`. Files and folders with names that begin with ``.`` or ``_`` are skipped. Blocks."""
     folders = [("", place.folder)]

@@ -6,14 +6,14 @@ from actors.buckets.bucket_paths import is_bucket
 from actors.buckets.bucket_store import BucketStore, Opener
 from actors.sources.bucket_place import BucketPlace
 from actors.sources.file_places import FilesPlace, FolderPlace
-from actors.sources.surroundings import Surroundings
+from actors.sources.surroundings import ConnectorContext
 
 
 def open_place(
     path: str,
     pattern: str,
     recursive: bool,
-    around: Surroundings,
+    around: ConnectorContext,
     opened: Opener = BucketStore.open,
 ) -> FilesPlace:
     """Return the place. Raises `InvalidUsage` for a bucket that may not be read; a folder is looked

@@ -1,7 +1,7 @@
 """Places of files: a folder of the machine, or a place in a bucket, with one interface for both.
 
 Theory of operation. A `FilesPlace` lists files (`look`, `every`), makes them readable on the local
-disk (`brought`), and keeps a `Ledger` of the files taken. Readers keep the listed `FoundFile`s,
+disk (`brought`), and keeps a `FileLedger` of the files taken. Readers keep the listed `FoundFile`s,
 and read those that `brought` yields: for a folder they are the same.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol, Self
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, decode_manifest
+from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, CopyManifest, decode_manifest
 from actors.sources.file_listing import (
     FoundFile,
-    Place,
-    Taken,
+    ListingPlace,
+    TakenFiles,
     allowed,
     allowed_roots,
     first_batch,
@@ -27,12 +27,12 @@ from actors.sources.file_listing import (
     scan,
     unchanged,
 )
-from actors.sources.file_reading import FileReader, Malformed
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.file_reading import FileReader, MalformedFile
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 
 
-class Ledger(Protocol):
+class FileLedger(Protocol):
     """The files taken so far; immutable."""
 
     @property
@@ -53,7 +53,7 @@ class Ledger(Protocol):
         ...
 
 
-class Told(NamedTuple):
+class FileNotice(NamedTuple):
     """A warning about some files; `anew`: each scan reports all of them, not only further ones."""
 
     kind: str
@@ -61,34 +61,34 @@ class Told(NamedTuple):
     anew: bool = False
 
 
-class Look(NamedTuple):
+class ListingResult(NamedTuple):
     """Result of a scan."""
 
     new: Sequence[FoundFile]
     """New files in order; only the first ones, when they are very many."""
-    taken: Ledger
+    taken: FileLedger
     """The ledger given, updated by this scan."""
     behind: int = 0
     """Number of new files beyond `new`; then their bytes."""
     behind_bytes: int = 0
     newest: str = ""
     """Name of the last new file."""
-    told: tuple[Told, ...] = ()
+    told: tuple[FileNotice, ...] = ()
 
 
 class FilesPlace(Protocol):
-    """The place of the files of one source, or of one copy. Methods raise `Unreachable` when it
-    cannot be listed or read just now, `InvalidUsage` when it may not be read."""
+    """The place of the files of one source, or of one copy. Methods raise `SourceUnreachable` when
+    it cannot be listed or read just now, `InvalidUsage` when it may not be read."""
 
     async def check(self) -> None:
         """Check that the place may be read."""
         ...
 
-    def begun(self, position: str | None) -> Ledger:
+    def begun(self, position: str | None) -> FileLedger:
         """Return the ledger of a position; None: of no files. Raises `InvalidUsage`."""
         ...
 
-    async def look(self, taken: Ledger) -> Look:
+    async def look(self, taken: FileLedger) -> ListingResult:
         """Scan for files that are not in the ledger."""
         ...
 
@@ -96,7 +96,7 @@ class FilesPlace(Protocol):
         """Return all files, in order."""
         ...
 
-    async def manifest(self) -> Manifest | None:
+    async def manifest(self) -> CopyManifest | None:
         """Return the manifest of the copy at the place; None if there is none. Raises
         `InvalidUsage` for a file of that name with other contents."""
         ...
@@ -111,7 +111,7 @@ class FilesPlace(Protocol):
         self, files: Sequence[FoundFile]
     ) -> AbstractAsyncContextManager[Sequence[FoundFile]]:
         """Yield the same files with a readable `path`, valid as long as the block lasts. Raises
-        `Malformed` for a file that is too large to be downloaded."""
+        `MalformedFile` for a file that is too large to be downloaded."""
         ...
 
     async def changed(self, files: Sequence[FoundFile]) -> str | None:
@@ -134,16 +134,16 @@ class BroughtReader:
                 async with aclosing(self._reader.pieces(brought)) as pieces:
                     async for piece in pieces:
                         yield piece
-            except Malformed as error:
+            except MalformedFile as error:
                 raise restore_paths(error, files, brought) from None
 
 
 def restore_paths(
-    error: Malformed, files: Sequence[FoundFile], brought: Sequence[FoundFile]
-) -> Malformed:
+    error: MalformedFile, files: Sequence[FoundFile], brought: Sequence[FoundFile]
+) -> MalformedFile:
     """Return the error with local paths replaced by those at the place."""
     path = {here.path: file.path for file, here in zip(files, brought, strict=True)}
-    return Malformed(
+    return MalformedFile(
         restore_paths_in_text(str(error), files, brought),
         None if error.path is None else path.get(error.path, error.path),
     )
@@ -164,7 +164,7 @@ def restore_paths_in_text(
 class FolderPlace:
     """A folder; for a copy, also a single file. See `FilesPlace`."""
 
-    def __init__(self, path: str, pattern: str, recursive: bool, around: Surroundings) -> None:
+    def __init__(self, path: str, pattern: str, recursive: bool, around: ConnectorContext) -> None:
         self._path = path
         self._pattern = pattern
         self._recursive = recursive
@@ -175,30 +175,30 @@ class FolderPlace:
         """See `FilesPlace`."""
         await self._place()
 
-    def begun(self, position: str | None) -> Taken:
+    def begun(self, position: str | None) -> TakenFiles:
         """See `FilesPlace`."""
-        return Taken() if position is None else Taken.of(position)
+        return TakenFiles() if position is None else TakenFiles.of(position)
 
-    async def look(self, taken: Ledger) -> Look:
+    async def look(self, taken: FileLedger) -> ListingResult:
         """See `FilesPlace`."""
-        assert isinstance(taken, Taken), "its own"
+        assert isinstance(taken, TakenFiles), "its own"
         place, looked_ns = await self._place(), taken.looked_ns
         try:
             found = await self._clock.run_blocking(lambda: scan(place, taken, looked_ns))
         except OSError as error:
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"the folder {self._path} cannot be listed: {error.strerror or error}",
                 "it must be there, and the service may list it",
             ) from None
         late = "came too late, or its inode was changed; touch it to have it taken"
-        return Look(
+        return ListingResult(
             found.new,
             taken.plus(found.changed, found.looked_ns),
             newest=found.new[-1].name if found.new else "",
             told=(
-                Told(late, found.late),
-                Told("was changed after it was taken", [file.name for file in found.changed]),
-                Told("is a link that leads out of source_dirs", found.refused, anew=True),
+                FileNotice(late, found.late),
+                FileNotice("was changed after it was taken", [file.name for file in found.changed]),
+                FileNotice("is a link that leads out of source_dirs", found.refused, anew=True),
             ),
         )
 
@@ -207,13 +207,15 @@ class FolderPlace:
         try:
             return await self._clock.run_blocking(self._every)
         except OSError as error:
-            raise Unreachable(f"{self._path} cannot be read: {error.strerror or error}") from None
+            raise SourceUnreachable(
+                f"{self._path} cannot be read: {error.strerror or error}"
+            ) from None
 
-    async def manifest(self) -> Manifest | None:
+    async def manifest(self) -> CopyManifest | None:
         """See `FilesPlace`."""
         return await self._clock.run_blocking(self._manifest)
 
-    def _manifest(self) -> Manifest | None:
+    def _manifest(self) -> CopyManifest | None:
         path = os.path.join(allowed(self._path, self._roots), MANIFEST)
         try:
             with open(path, "rb") as file:
@@ -221,18 +223,18 @@ class FolderPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from None
+            raise SourceUnreachable(f"{path} cannot be read: {error.strerror or error}") from None
         return decode_manifest(text, path)
 
     def _every(self) -> list[FoundFile]:
         roots = self._roots
         real = allowed(self._path, roots)
         if os.path.isdir(real):
-            place = Place(real, roots, self._pattern, self._recursive)
+            place = ListingPlace(real, roots, self._pattern, self._recursive)
         else:
             # Raises for a path that does not exist: the listing of its folder would just lack it.
             os.stat(real)
-            place = Place(os.path.dirname(real), roots)
+            place = ListingPlace(os.path.dirname(real), roots)
         refused: list[str] = []
         files = sorted(listed(place, refused))
         if not os.path.isdir(real):
@@ -256,7 +258,7 @@ class FolderPlace:
         """See `FilesPlace`: size and time are compared with the listing."""
         return await self._clock.run_blocking(lambda: unchanged(files))
 
-    async def _place(self) -> Place:
+    async def _place(self) -> ListingPlace:
         path, roots = self._path, self._roots
         real = await self._clock.run_blocking(lambda: allowed(path, roots))
-        return Place(real, roots, self._pattern, self._recursive)
+        return ListingPlace(real, roots, self._pattern, self._recursive)

@@ -18,22 +18,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.errors import (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
+    ConnectionBroken,
     DefiniteError,
     EngineError,
     InvalidUsage,
+    OperationCanceled,
+    ResourceBusy,
+    ResourceClosed,
 )
-from actors.plan.jobs import Analyzed, InferFiles, Job, RowsDone, TakeFiles
+from actors.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
 from actors.plan.nested import TextTooLong, fit_texts_of
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
 from actors.sources.copied_files import UnreadableCopy, has_types, read_copied
 from actors.sources.file_listing import FoundFile
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 from actors.threshold_probes import FILE_PIECE
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
@@ -62,7 +62,7 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
 """Options of Spark's readers that may be given, in lower case. None of them names other files."""
 
 
-class Malformed(Unreachable):
+class MalformedFile(SourceUnreachable):
     """A file cannot be read as it is; `path`: the file, None if unknown."""
 
     def __init__(self, message: str, path: str | None) -> None:
@@ -81,10 +81,10 @@ def check_options(kind: str, options: Mapping[str, str]) -> None:
             )
 
 
-def check_columns(columns: Sequence[Column]) -> Schema:
+def check_columns(columns: Sequence[TableColumn]) -> TableSchema:
     """Return the columns as a schema. Raises `InvalidUsage` for a name that comes twice or a type
     that is not supported."""
-    schema = Schema(tuple(columns))
+    schema = TableSchema(tuple(columns))
     low = [name.lower() for name in schema.names]
     twice = sorted({name for name in schema.names if low.count(name.lower()) > 1})
     if twice:
@@ -101,9 +101,9 @@ class FileReader:
         self,
         kind: Format,
         options: Mapping[str, str],
-        read: Schema,
-        keep: Schema,
-        around: Surroundings,
+        read: TableSchema,
+        keep: TableSchema,
+        around: ConnectorContext,
         *,
         copied: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class FileReader:
         self._around = around
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
-        """Yield the files' rows. Raises `Malformed`, `Unreachable`."""
+        """Yield the files' rows. Raises `MalformedFile`, `SourceUnreachable`."""
         made: Iterator[pa.Table] | None = None
         if self._copied and self._kind != "parquet":
             made = self._from_copy(files)
@@ -155,9 +155,9 @@ class FileReader:
         try:
             return await self._around.clock.run_blocking(function)
         except _Unreadable as error:
-            raise Malformed(str(error), error.path) from None
+            raise MalformedFile(str(error), error.path) from None
         except OSError as error:
-            raise Unreachable(f"a file cannot be read: {error}") from None
+            raise SourceUnreachable(f"a file cannot be read: {error}") from None
 
     async def _taken(self, files: Sequence[FoundFile]) -> RowsDone:
         job = TakeFiles(
@@ -178,10 +178,10 @@ async def infer(
     kind: Format,
     options: Mapping[str, str],
     files: Sequence[FoundFile],
-    around: Surroundings,
-) -> Schema:
+    around: ConnectorContext,
+) -> TableSchema:
     """Return the columns of the first files, as Spark infers them. Raises `InvalidUsage`,
-    `Unreachable`."""
+    `SourceUnreachable`."""
     given = dict(_options(kind, options))
     if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
         given["inferSchema"] = "true"
@@ -189,23 +189,29 @@ async def infer(
     job = InferFiles(f"files/{uuid.uuid4().hex}", paths, kind, tuple(given.items()))
     try:
         answer = await run(around, job, paths)
-    except Malformed as error:
+    except MalformedFile as error:
         raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
-    assert isinstance(answer, Analyzed)
+    assert isinstance(answer, QueryAnalyzed)
     return check_columns(answer.schema.columns)
 
 
-async def run(around: Surroundings, job: Job, paths: Sequence[str]) -> Any:
-    """Run a job and return the engine's answer. Raises `Malformed`, `Unreachable`."""
+async def run(around: ConnectorContext, job: Job, paths: Sequence[str]) -> Any:
+    """Run a job and return the engine's answer. Raises `MalformedFile`, `SourceUnreachable`."""
     try:
         return await around.run_job(job)
     except (DefiniteError, InvalidUsage) as error:
         path = next((path for path in paths if str(error).startswith(f"{path}: ")), None)
         path = paths[0] if path is None and len(paths) == 1 else path
         text = str(error) if path is None or path in str(error) else f"{path}: {error}"
-        raise Malformed(text, path) from None
-    except (EngineError, Busy, Canceled, Closed, Broken) as error:
-        raise Unreachable(f"the engine did not read files: {error}") from None
+        raise MalformedFile(text, path) from None
+    except (
+        EngineError,
+        ResourceBusy,
+        OperationCanceled,
+        ResourceClosed,
+        ConnectionBroken,
+    ) as error:
+        raise SourceUnreachable(f"the engine did not read files: {error}") from None
 
 
 def _options(kind: Format, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -272,7 +278,7 @@ def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(there == wanted)
 
 
-def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iterator[pa.Table]:
+def _from_parquet(paths: Sequence[str], keep: TableSchema, ours: bool = True) -> Iterator[pa.Table]:
     """Yield the rows of Parquet files; `ours`: False for files that the engine made. Blocks."""
     shape = keep.arrow()
     waiting: list[pa.Table] = []
@@ -294,7 +300,7 @@ def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iter
         yield pa.concat_tables(waiting)
 
 
-def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
+def _answered(answer: RowsDone, keep: TableSchema) -> Iterator[pa.Table]:
     """Yield the rows that the engine has read. Blocks."""
     if answer.arrow is not None:
         yield from _cut(from_ipc(answer.arrow), keep)
@@ -304,7 +310,7 @@ def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
     yield from _from_parquet([file.path for file in answer.files or ()], keep, ours=False)
 
 
-def _cut(rows: pa.Table, keep: Schema, path: str | None = None) -> Iterator[pa.Table]:
+def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:
     # Several pieces fit into the staging buffer: one is read while another becomes a part.
     rows = _as_stored(rows, keep, path)
     step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
@@ -319,7 +325,7 @@ def _remove(paths: Sequence[str]) -> None:
             Path(path).unlink()
 
 
-def _as_stored(rows: pa.Table, keep: Schema, path: str | None) -> pa.Table:
+def _as_stored(rows: pa.Table, keep: TableSchema, path: str | None) -> pa.Table:
     """Return rows in the types of `keep`, with CHAR(n) filled up. Raises `_Unreadable` for a NULL
     where none may be, and for a text that is too long."""
     shape = keep.arrow()

@@ -9,9 +9,9 @@ Rules of the folder, and of the bucket likewise:
 - a file is renamed into the folder, whole, and not written again. A batch with a file that was
   changed while it was read is given up and read again;
 - a file that is late, or was changed after it was taken, is not taken, and reported as a warning
-  (`Lag.notes`);
-- a malformed file stops the source before it (`Malformed`, which names the file): files before it
-  are taken, and it is retried until it was repaired or removed. Options of Spark's readers can
+  (`SourceLag.notes`);
+- a malformed file stops the source before it (`MalformedFile`, which names the file): files before
+  it are taken, and it is retried until it was repaired or removed. Options of Spark's readers can
   accept such records;
 - removing a file retracts no rows.
 """
@@ -30,29 +30,37 @@ import pyarrow as pa
 from actors.buckets.bucket_paths import bucket_path, is_bucket
 from actors.buckets.bucket_store import BucketStore, Opener
 from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, Column, Schema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.settings import without_user
 from actors.sources.file_listing import FoundFile
 from actors.sources.file_opening import open_place
 from actors.sources.file_places import (
     BroughtReader,
+    FileLedger,
+    FileNotice,
     FilesPlace,
-    Ledger,
-    Told,
     restore_paths_in_text,
 )
 from actors.sources.file_reading import (
     INFER_FILES,
     FileReader,
     Format,
-    Malformed,
+    MalformedFile,
     check_columns,
     check_options,
     infer,
 )
 from actors.sources.generators import at_least, select_exports
-from actors.sources.source import Export, Given, Idle, Lag, Mark, Rows, Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.source import (
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceLag,
+    SourceRows,
+    SourceUnreachable,
+)
+from actors.sources.surroundings import ConnectorContext
 
 EXPORT: Final = "rows"
 WARNED_NAMES_MAX: Final = 3
@@ -66,7 +74,7 @@ class FilesConfig(
     folder: str
     """A path, or the URL of a place in a bucket (s3://bucket/path, gs://…, az://container/…)."""
     format: Format
-    columns: tuple[Column, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
     """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
     first files when the source is made."""
     options: dict[str, str] = {}
@@ -100,14 +108,14 @@ class FilesSource:
     """Ingests the files of one place. See `sources.source.Source`."""
 
     def __init__(
-        self, config: FilesConfig, around: Surroundings, opened: Opener = BucketStore.open
+        self, config: FilesConfig, around: ConnectorContext, opened: Opener = BucketStore.open
     ) -> None:
         self._config = config
         self._around = around
         self._opened = opened
         self._place: FilesPlace
         self._reader: BroughtReader | None = None
-        self._taken: Ledger
+        self._taken: FileLedger
         self._first = False
         self._pending: Sequence[FoundFile] = ()
         self._behind = 0
@@ -121,7 +129,9 @@ class FilesSource:
 
     # -- open -------------------------------------------------------------------------------------
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         """See `Source.describe`."""
         await self._opens()
         schema = check_columns(self._config.columns)
@@ -133,13 +143,13 @@ class FilesSource:
                     "declare columns, or put one there"
                 )
             schema = await self._inferred(found.new)
-        exports = select_exports((Export(EXPORT, schema),), wanted)
+        exports = select_exports((SourceExport(EXPORT, schema),), wanted)
         left_out = exports and len(exports[0].schema.columns) < len(schema.columns)
         if left_out and self._config.format == "csv" and not self._config.columns:
             raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
         return exports
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         await self._opens()
         came = self._place.begun(position)
@@ -153,7 +163,7 @@ class FilesSource:
         if exports:
             keep = exports[0].schema
             declared = check_columns(self._config.columns)
-            read = declared if declared.columns else Schema(keep.columns)
+            read = declared if declared.columns else TableSchema(keep.columns)
             config = self._config
             reader = FileReader(config.format, config.options, read, keep, self._around)
             self._reader = BroughtReader(reader, self._place)
@@ -166,7 +176,7 @@ class FilesSource:
         )
         await self._place.check()
 
-    async def _inferred(self, files: Sequence[FoundFile]) -> Schema:
+    async def _inferred(self, files: Sequence[FoundFile]) -> TableSchema:
         config = self._config
         files = self._place.first(files, INFER_FILES, config.batch_bytes_max)
         async with self._place.brought(files) as brought:
@@ -188,7 +198,7 @@ class FilesSource:
     async def taken(self, position: str) -> None:
         """See `Source.taken`: nothing to acknowledge, since files stay where they are."""
 
-    def lag(self) -> Lag:
+    def lag(self) -> SourceLag:
         """See `Source.lag`. `known` is the newest file that is not taken yet."""
         count = len(self._pending) + self._behind
         known = self._newest if self._pending else ""
@@ -198,7 +208,7 @@ class FilesSource:
         for kind, (count, names) in self._warnings.items():
             more = f" and {count - len(names)} more" if count > len(names) else ""
             texts.append(f"{kind}: {', '.join(names)}{more}")
-        return Lag(
+        return SourceLag(
             known=known,
             bytes_behind=self._behind_bytes + sum(file.size for file in self._pending),
             notes=tuple(texts),
@@ -228,7 +238,7 @@ class FilesSource:
                     return self._marked()
                 elif not self._quiet:
                     self._quiet = True
-                    return Idle()
+                    return SourceIdle()
                 else:
                     await anyio.sleep(self._config.poll_ms / 1000)
 
@@ -241,7 +251,7 @@ class FilesSource:
         """Return the next piece of the batch, or its mark; None if another batch was begun."""
         try:
             piece = await anext(pieces, None)
-        except Malformed as error:
+        except MalformedFile as error:
             # Rows that were given cannot be taken back: then the batch cannot be made shorter.
             shorter = [] if self._given else self._before(error.path)
             if not shorter:
@@ -252,10 +262,10 @@ class FilesSource:
             self._given += 1
             diffs = pa.array(np.ones(piece.num_rows, np.int64))
             updates = piece.append_column(pa.field(DIFF, pa.int64()), diffs)
-            return Rows(EXPORT, updates, snapshot=self._first)
+            return SourceRows(EXPORT, updates, snapshot=self._first)
         other = await self._place.changed(self._batch)
         if other is not None:
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"{other} was changed while it was read",
                 "write files elsewhere, or under a name that begins with _, and rename them",
             )
@@ -269,7 +279,7 @@ class FilesSource:
                 return self._batch[:number]
         return self._batch[: len(self._batch) // 2]
 
-    def _marked(self) -> Mark:
+    def _marked(self) -> PositionMark:
         files, self._batch, self._pieces = self._batch, (), None
         filled = (EXPORT,) if self._first else ()
         self._pending = self._pending[len(files) :]
@@ -277,7 +287,7 @@ class FilesSource:
         if not self._pending and not self._behind:
             self._first = False
         newest = max((file.modified_ns for file in files), default=None)
-        return Mark(
+        return PositionMark(
             self._taken.position(),
             outside_ms=None if newest is None else newest // 1_000_000,
             messages=len(files),
@@ -294,8 +304,8 @@ class FilesSource:
         for told in found.told:
             self._warn(told)
 
-    def _warn(self, told: Told) -> None:
-        """Record a warning for `Lag.notes`."""
+    def _warn(self, told: FileNotice) -> None:
+        """Record a warning for `SourceLag.notes`."""
         count, known = (0, []) if told.anew else self._warnings.get(told.kind, (0, []))
         if told.names:
             shown = [*known, *told.names][-WARNED_NAMES_MAX:]

@@ -2,7 +2,7 @@
 
 Theory of operation. A *series* is pure: it gives the changes of a range of events, and the whole
 contents after a number of events, as functions of the configuration and those numbers alone.
-`Generator` makes a source of it: by the clock it decides how many events are due, gives their
+`GeneratorSource` makes a source of it: by the clock it decides how many events are due, gives their
 changes in pieces, then a mark. The position is the number of events, and the exports that were
 filled; so a restart costs nothing, however many events there were.
 
@@ -10,7 +10,7 @@ Rules:
 - an export that the position does not name is filled with the contents at the position;
 - at `rate` r, event n (from 0) is due ``(n - at + 1) / r`` seconds after the source was opened at
   event `at`: delay by a slow reader is made up for, downtime is not. Rate 0: as fast as possible;
-- due events are given at most every `every_ms`, at most `Series.events_at_once` before a mark;
+- due events are given at most every `every_ms`, at most `EventSeries.events_at_once` before a mark;
 - after `up_to` events the source is idle for ever.
 
 A cancelled `next` may have lost a piece: such a source must be closed, and opened again.
@@ -28,9 +28,16 @@ import numpy as np
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.kernel import Clock
-from actors.plan.schema import DIFF, Schema
-from actors.sources.source import Export, Given, Idle, Lag, Mark, Rows
+from actors.kernel import ActorClock
+from actors.plan.schema import DIFF, TableSchema
+from actors.sources.source import (
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceLag,
+    SourceRows,
+)
 from actors.threshold_probes import GENERATED_EVENTS
 
 
@@ -62,13 +69,13 @@ def at_least(config: msgspec.Struct, **least: float) -> None:
             raise InvalidUsage(f"{name} = {value}: must be at least {bound}")
 
 
-class Series(Protocol):
+class EventSeries(Protocol):
     """A generator's changes as a function of the event number. Pure, but for `prepare` and
     `release`. Tables have all columns of their export and `DIFF`; exports that are not wanted may
     be left out."""
 
     @property
-    def exports(self) -> tuple[Export, ...]:
+    def exports(self) -> tuple[SourceExport, ...]:
         """Return all exports of the series."""
         ...
 
@@ -81,14 +88,14 @@ class Series(Protocol):
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
         """Prepare for events from `at` on; called before anything is read. Raises `InvalidUsage`,
-        `Unreachable`."""
+        `SourceUnreachable`."""
         ...
 
-    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
+    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
         """Yield all rows after `at` events, of some exports, in bounded pieces. May block."""
         ...
 
-    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
+    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
         """Yield the changes of events `start` to ``stop - 1``. May block."""
         ...
 
@@ -97,39 +104,39 @@ class Series(Protocol):
         ...
 
 
-class Prepared:
+class PreparedSeries:
     """A series that needs no preparation."""
 
     turns = 1.0
     light = True
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """See `Series`."""
+        """See `EventSeries`."""
 
     async def release(self) -> None:
-        """See `Series`."""
+        """See `EventSeries`."""
 
 
-class Position(msgspec.Struct, frozen=True):
+class GeneratorPosition(msgspec.Struct, frozen=True):
     """A generator's position: the number of events that the named exports hold."""
 
     events: int
     exports: tuple[str, ...]
 
 
-class Generator:
+class GeneratorSource:
     """A source over a series. See `sources.source.Source`."""
 
-    def __init__(self, series: Series, config: GeneratorConfig, clock: Clock) -> None:
+    def __init__(self, series: EventSeries, config: GeneratorConfig, clock: ActorClock) -> None:
         self._series = series
         self._config = config
         self._clock = clock
-        self._exports: dict[str, Export] = {}
+        self._exports: dict[str, SourceExport] = {}
         self._at = 0
         self._opened_at = 0
         self._opened_ms = 0.0
         self._marked_ms = -float("inf")
-        self._pieces: Iterator[Rows] | None = None
+        self._pieces: Iterator[SourceRows] | None = None
         self._filling = False
         self._new: frozenset[str] = frozenset()
         """Exports that the next mark fills."""
@@ -137,12 +144,14 @@ class Generator:
         self._stop = 0
         self._told = False
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         """See `Source.describe`."""
         self._config.check()
         return select_exports(self._series.exports, wanted)
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         self._config.check()
         known = {export.name: export for export in self._series.exports}
@@ -152,7 +161,7 @@ class Generator:
             lacking = set(export.schema.names) - set(known[export.name].schema.names)
             if lacking:
                 raise InvalidUsage(f"{export.name} has no column {', '.join(sorted(lacking))}")
-        came = Position(0, ()) if position is None else _position(position)
+        came = GeneratorPosition(0, ()) if position is None else _position(position)
         self._exports = {export.name: export for export in exports}
         self._at = self._opened_at = self._stop = came.events
         new = frozenset(self._exports) - frozenset(came.exports)
@@ -177,7 +186,7 @@ class Generator:
             elif self._at == self._config.up_to:
                 if not self._told:
                     self._told = True
-                    return Idle()
+                    return SourceIdle()
                 await anyio.sleep_forever()
             else:
                 await anyio.sleep(self._wait_ms() / 1000)
@@ -185,9 +194,9 @@ class Generator:
     async def taken(self, position: str) -> None:
         """See `Source.taken`: there is nothing to acknowledge."""
 
-    def lag(self) -> Lag:
+    def lag(self) -> SourceLag:
         """See `Source.lag`. `known` is the number of events that are due by now."""
-        return Lag(known=str(self._at if self._config.rate == 0 else self._due()))
+        return SourceLag(known=str(self._at if self._config.rate == 0 else self._due()))
 
     async def close(self) -> None:
         """See `Source.close`."""
@@ -200,12 +209,17 @@ class Generator:
     # -- pieces -----------------------------------------------------------------------------------
 
     def _begin(
-        self, pieces: Iterator[Rows], stop: int, *, filling: bool = False, inline: bool = False
+        self,
+        pieces: Iterator[SourceRows],
+        stop: int,
+        *,
+        filling: bool = False,
+        inline: bool = False,
     ) -> None:
         self._pieces, self._filling, self._inline = pieces, filling, inline
         self._stop = stop
 
-    async def _piece(self, pieces: Iterator[Rows]) -> Given:
+    async def _piece(self, pieces: Iterator[SourceRows]) -> Given:
         while True:
             if self._inline:
                 rows = next(pieces, None)
@@ -217,13 +231,13 @@ class Generator:
             # The series may give more exports and columns than are wanted.
             if export is not None and rows.updates.num_rows:
                 names = [*export.schema.names, DIFF]
-                return Rows(rows.export, rows.updates.select(names), self._filling)
+                return SourceRows(rows.export, rows.updates.select(names), self._filling)
         events, self._at, self._pieces = self._stop - self._at, self._stop, None
         self._marked_ms = self._clock.monotonic_ms()
-        position = Position(self._at, tuple(sorted(self._exports)))
+        position = GeneratorPosition(self._at, tuple(sorted(self._exports)))
         text = msgspec.json.encode(position).decode()
         filled, self._new = tuple(sorted(self._new)), frozenset()
-        return Mark(text, outside_ms=self._clock.now_ms(), messages=events, filled=filled)
+        return PositionMark(text, outside_ms=self._clock.now_ms(), messages=events, filled=filled)
 
     # -- pace -------------------------------------------------------------------------------------
 
@@ -252,8 +266,8 @@ class Generator:
 
 
 def select_exports(
-    exports: Sequence[Export], wanted: Mapping[str, Sequence[str]] | None
-) -> tuple[Export, ...]:
+    exports: Sequence[SourceExport], wanted: Mapping[str, Sequence[str]] | None
+) -> tuple[SourceExport, ...]:
     """Return the wanted exports without the columns to leave out. Raises `InvalidUsage` for an
     unknown name."""
     if wanted is None:
@@ -273,19 +287,19 @@ def select_exports(
         names = {column.name for column in kept}
         # Without all of its columns a key identifies no row.
         key = export.schema.key if names.issuperset(export.schema.key) else ()
-        chosen.append(Export(name, Schema(kept, key)))
+        chosen.append(SourceExport(name, TableSchema(kept, key)))
     return tuple(chosen)
 
 
-def _position(text: str) -> Position:
+def _position(text: str) -> GeneratorPosition:
     try:
-        return msgspec.json.decode(text, type=Position)
+        return msgspec.json.decode(text, type=GeneratorPosition)
     except msgspec.DecodeError as error:
         raise InvalidUsage(f"{text[:100]!r} is not a position of a generator: {error}") from None
 
 
 def updates(
-    schema: Schema, columns: Sequence[pa.Array | np.ndarray], diff: int | np.ndarray
+    schema: TableSchema, columns: Sequence[pa.Array | np.ndarray], diff: int | np.ndarray
 ) -> pa.Table:
     """Return a table of the schema's columns and `DIFF`."""
     shape = schema.arrow().append(pa.field(DIFF, pa.int64()))

@@ -8,7 +8,7 @@ Rules:
   where that is allowed, without: UTC), ``timestamp_ntz`` without; ``binary`` is base64; decimals
   are numbers or, for more digits than a writer's floats have, text; arrays are arrays; structs and
   maps are objects, a map's keys being texts of the key type's values;
-- a value that its column cannot hold is a `Misfit`: nothing is rounded, cut or guessed, but for
+- a value that its column cannot hold is a `RowMisfit`: nothing is rounded, cut or guessed, but for
   digits that a column of floats, or a timestamp's microseconds, cannot hold.
 """
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from actors.errors import InvalidUsage
 from actors.plan.nested import fit_texts
-from actors.plan.schema import DIFF, Column, Schema, arrow_type
+from actors.plan.schema import DIFF, TableColumn, TableSchema, arrow_type
 
 FLOAT_MAX: Final = 3.4028234663852886e38
 """Greatest float of 32 bits."""
@@ -44,7 +44,7 @@ _Change: TypeAlias = Callable[[Any], Any]
 _NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
 
 
-class Misfit(Exception):
+class RowMisfit(Exception):
     """A row does not fit the table; the text names the column and the reason. `row`: its number
     among the gathered rows, if known."""
 
@@ -122,10 +122,12 @@ def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, na
 class RowsOfTable:
     """Gathers rows of one table; `updates` returns them as Arrow."""
 
-    def __init__(self, declared: Schema, keep: Schema, *, skips: bool, naive: bool = False) -> None:
+    def __init__(
+        self, declared: TableSchema, keep: TableSchema, *, skips: bool, naive: bool = False
+    ) -> None:
         """Make an empty buffer for the columns `keep`, some of those in `declared`. `skips`: other
-        fields of a row are ignored; else they are a `Misfit`. `naive`: a timestamp without an
-        offset is UTC; else it is a `Misfit`."""
+        fields of a row are ignored; else they are a `RowMisfit`. `naive`: a timestamp without an
+        offset is UTC; else it is a `RowMisfit`."""
         columns = [(each.name, arrow_type(each.type), each.nullable) for each in declared.columns]
         self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
         places = {name: place for place, name in enumerate(declared.names)}
@@ -147,13 +149,13 @@ class RowsOfTable:
         return len(self._rows)
 
     def add(self, row: bytes | memoryview | msgspec.Raw, diff: int) -> None:
-        """Decode and add a row. Raises `Misfit`."""
+        """Decode and add a row. Raises `RowMisfit`."""
         try:
             found = self._decoder.decode(row)
         except (msgspec.DecodeError, RecursionError) as error:
             shown = bytes(row)[: _SHOWN + 1].decode(errors="replace")
             more = "…" if len(shown) > _SHOWN else ""
-            raise Misfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
+            raise RowMisfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
         values = msgspec.structs.astuple(found)
         # Arrow must not see such decimals: exponents of some hundred millions, and as many digits,
         # end the process.
@@ -173,7 +175,7 @@ class RowsOfTable:
 
     def updates(self) -> pa.Table:
         """Return the wanted columns of all rows, and `DIFF`; the rows stay until `clear`. Raises
-        `Misfit`."""
+        `RowMisfit`."""
         columns = list(zip(*self._rows, strict=True))
         arrays: list[Any] = []
         for place, column, change in zip(self._keep, self._columns, self._changes, strict=True):
@@ -192,7 +194,7 @@ def _array(values: Sequence[Any], kind: str, change: _Change | None) -> pa.Chunk
     return fit_texts(pa.chunked_array([pa.array(values, arrow_type(kind))]), kind)
 
 
-def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Misfit:
+def _misfit(column: TableColumn, values: Sequence[Any], change: _Change | None) -> RowMisfit:
     """Return the error for the first value that its column cannot hold."""
     for row, value in enumerate(values):
         try:
@@ -200,16 +202,16 @@ def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Mi
         except (pa.ArrowException, ValueError, OverflowError) as error:
             shown = ascii(str(value))[:_SHOWN]
             text = f"column {column.name} ({column.type}) cannot hold {shown}: {error}"
-            return Misfit(text, row)
-    return Misfit(f"column {column.name} ({column.type}) cannot hold all values that came")
+            return RowMisfit(text, row)
+    return RowMisfit(f"column {column.name} ({column.type}) cannot hold all values that came")
 
 
 def _check_decimals(value: Any) -> None:
-    """Raise `Misfit` for decimals with more digits than any column has, at any depth."""
+    """Raise `RowMisfit` for decimals with more digits than any column has, at any depth."""
     if isinstance(value, decimal.Decimal):
         text = str(value)
         if abs(value.adjusted()) > _DIGITS_MAX or len(text) > 2 * _DIGITS_MAX:
-            raise Misfit(f"no decimal column can hold {text[:_SHOWN]}")
+            raise RowMisfit(f"no decimal column can hold {text[:_SHOWN]}")
     elif isinstance(value, msgspec.Struct):
         _check_decimals(msgspec.structs.astuple(value))
     elif isinstance(value, dict):

@@ -11,16 +11,16 @@ from typing import Any, Final, TypeAlias, assert_never, get_args
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.sources.churn import Churn, ChurnConfig
-from actors.sources.counter import Counter, CounterConfig
+from actors.sources.churn import ChurnConfig, ChurnSeries
+from actors.sources.counter import CounterConfig, CounterSeries
 from actors.sources.files import FilesConfig, FilesSource
-from actors.sources.generators import Generator
-from actors.sources.nexmark import Nexmark, NexmarkConfig
+from actors.sources.generators import GeneratorSource
+from actors.sources.nexmark import NexmarkConfig, NexmarkSeries
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.secrets import check_secrets
-from actors.sources.source import Source
-from actors.sources.surroundings import Surroundings
-from actors.sources.tpch import Tpch, TpchConfig
+from actors.sources.source import SourceConnector
+from actors.sources.surroundings import ConnectorContext
+from actors.sources.tpch import TpchConfig, TpchSeries
 from actors.sources.wal import WalSource
 from actors.sources.wal_config import WalConfig
 
@@ -53,20 +53,20 @@ def external_resource(config: SourceConfig, id: str) -> str:
     return ""
 
 
-def make_source(config: SourceConfig, around: Surroundings) -> Source:
+def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnector:
     """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
     or a package that the kind needs is not installed."""
     config.check()
     match config:
         case CounterConfig():
-            return Generator(Counter(config), config, around.clock)
+            return GeneratorSource(CounterSeries(config), config, around.clock)
         case ChurnConfig():
-            return Generator(Churn(config), config, around.clock)
+            return GeneratorSource(ChurnSeries(config), config, around.clock)
         case NexmarkConfig():
-            return Generator(Nexmark(config), config, around.clock)
+            return GeneratorSource(NexmarkSeries(config), config, around.clock)
         case TpchConfig():
-            series = Tpch(config, around.clock, around.scratch)
-            return Generator(series, config, around.clock)
+            series = TpchSeries(config, around.clock, around.scratch)
+            return GeneratorSource(series, config, around.clock)
         case FilesConfig():
             return FilesSource(config, around)
         case PostgresConfig():
@@ -78,7 +78,7 @@ def make_source(config: SourceConfig, around: Surroundings) -> Source:
             assert_never(config)
 
 
-def _postgres(config: PostgresConfig, around: Surroundings) -> Source:
+def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:
     # Imported here: only this kind needs libpq, an optional dependency.
     from actors.sources import libpq
     from actors.sources.postgres import PostgresSource

@@ -1,7 +1,7 @@
 """Bindings to the functions of libpq that sources call: psycopg's, or those of the system's libpq.
 
 psycopg (the extra ``postgres``) brings its own libpq. Where it is not installed, the system's is
-loaded through ctypes. Both give the same `Connection`, which never blocks once it is made
+loaded through ctypes. Both give the same `LibpqConnection`, which never blocks once it is made
 nonblocking. A lost connection raises one of `LOST`.
 """
 
@@ -66,14 +66,14 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-class Lost(Exception):
+class LibpqConnectionLost(Exception):
     """The connection is lost; the text is libpq's."""
 
 
-LOST: Final[tuple[type[Exception], ...]] = (Lost, *_LOST_THERE)
+LOST: Final[tuple[type[Exception], ...]] = (LibpqConnectionLost, *_LOST_THERE)
 
 
-class Result(Protocol):
+class LibpqResult(Protocol):
     """Result of one statement."""
 
     @property
@@ -105,7 +105,7 @@ class Result(Protocol):
         ...
 
 
-class Connection(Protocol):
+class LibpqConnection(Protocol):
     """One connection; methods raise one of `LOST` when it is lost."""
 
     nonblocking: int
@@ -156,7 +156,7 @@ class Connection(Protocol):
         """Read the data that has arrived."""
         ...
 
-    def get_result(self) -> Result | None:
+    def get_result(self) -> LibpqResult | None:
         """Return the next result; None: there are no more."""
         ...
 
@@ -173,7 +173,7 @@ class Connection(Protocol):
         ...
 
 
-def connect(conninfo: bytes) -> Connection:
+def connect(conninfo: bytes) -> LibpqConnection:
     """Connect, and wait for success or failure: see `status`. Blocks. Raises `ImportError` where
     there is no libpq."""
     if psycopg_pq is None:
@@ -181,7 +181,7 @@ def connect(conninfo: bytes) -> Connection:
     connection = psycopg_pq.PGconn.connect(conninfo)
     # Else psycopg logs the server's notices.
     connection.notice_handler = None
-    return cast("Connection", connection)
+    return cast("LibpqConnection", connection)
 
 
 @functools.cache
@@ -219,7 +219,7 @@ _UNHEARD: Final = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)(lambda _argument, _
 
 
 class SystemResult:
-    """A `Result` of the system's libpq."""
+    """A `LibpqResult` of the system's libpq."""
 
     def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
         self._library = library
@@ -230,31 +230,31 @@ class SystemResult:
 
     @property
     def status(self) -> int:
-        """See `Result`."""
+        """See `LibpqResult`."""
         return int(self._library.PQresultStatus(self._pointer))
 
     @property
     def error_message(self) -> bytes:
-        """See `Result`."""
+        """See `LibpqResult`."""
         return bytes(self._library.PQresultErrorMessage(self._pointer))
 
     def error_field(self, fieldcode: int, /) -> bytes | None:
-        """See `Result`."""
+        """See `LibpqResult`."""
         found: bytes | None = self._library.PQresultErrorField(self._pointer, fieldcode)
         return found
 
     @property
     def ntuples(self) -> int:
-        """See `Result`."""
+        """See `LibpqResult`."""
         return int(self._library.PQntuples(self._pointer))
 
     @property
     def nfields(self) -> int:
-        """See `Result`."""
+        """See `LibpqResult`."""
         return int(self._library.PQnfields(self._pointer))
 
     def get_value(self, row: int, column: int, /) -> bytes | None:
-        """See `Result`."""
+        """See `LibpqResult`."""
         place = (self._pointer, row, column)
         if self._library.PQgetisnull(*place):
             return None
@@ -262,7 +262,7 @@ class SystemResult:
 
 
 class SystemConnection:
-    """A `Connection` of the system's libpq."""
+    """A `LibpqConnection` of the system's libpq."""
 
     _pointer: int | None = None
 
@@ -278,55 +278,55 @@ class SystemConnection:
         self.finish()
 
     def finish(self) -> None:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._library.PQfinish(pointer)
 
     def _open(self) -> int:
         if self._pointer is None:
-            raise Lost("the connection is closed")
+            raise LibpqConnectionLost("the connection is closed")
         return self._pointer
 
     def _checked(self, well: bool) -> None:
         if not well:
-            raise Lost(self.error_message.decode(errors="replace").strip())
+            raise LibpqConnectionLost(self.error_message.decode(errors="replace").strip())
 
     @property
     def status(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return int(self._library.PQstatus(self._pointer))
 
     @property
     def error_message(self) -> bytes:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return bytes(self._library.PQerrorMessage(self._pointer))
 
     @property
     def server_version(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return int(self._library.PQserverVersion(self._open()))
 
     @property
     def socket(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         found = int(self._library.PQsocket(self._open()))
         self._checked(found >= 0)
         return found
 
     @property
     def ssl_in_use(self) -> bool:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return bool(self._library.PQsslInUse(self._open()))
 
     @property
     def used_gssapi(self) -> bool:
-        """See `Connection`. Here True only if GSSAPI encrypts, which is what callers need."""
+        """See `LibpqConnection`. Here True only if GSSAPI encrypts, which is what callers need."""
         return bool(self._library.PQgssEncInUse(self._open()))
 
     @property
     def nonblocking(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return int(self._library.PQisnonblocking(self._open()))
 
     @nonblocking.setter
@@ -334,30 +334,30 @@ class SystemConnection:
         self._checked(self._library.PQsetnonblocking(self._open(), value) == 0)
 
     def send_query(self, command: bytes, /) -> None:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         self._checked(self._library.PQsendQuery(self._open(), command) == 1)
 
     def flush(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         left = int(self._library.PQflush(self._open()))
         self._checked(left >= 0)
         return left
 
     def is_busy(self) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         return int(self._library.PQisBusy(self._open()))
 
     def consume_input(self) -> None:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         self._checked(self._library.PQconsumeInput(self._open()) == 1)
 
     def get_result(self) -> SystemResult | None:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         pointer = self._library.PQgetResult(self._open())
         return None if pointer is None else SystemResult(self._library, pointer)
 
     def get_copy_data(self, async_: int, /) -> tuple[int, memoryview]:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         row = POINTER(c_char)()
         size = int(self._library.PQgetCopyData(self._open(), byref(row), async_))
         self._checked(size >= -1)
@@ -369,7 +369,7 @@ class SystemConnection:
         return size, memoryview(data)
 
     def put_copy_data(self, buffer: bytes, /) -> int:
-        """See `Connection`."""
+        """See `LibpqConnection`."""
         sent = int(self._library.PQputCopyData(self._open(), buffer, len(buffer)))
         self._checked(sent >= 0)
         return sent

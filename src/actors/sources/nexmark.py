@@ -18,15 +18,15 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from actors.plan.schema import Column, Schema
-from actors.sources.draws import TEXT, Draws, Numbers, joined, numbered, padded
-from actors.sources.generators import GeneratorConfig, Prepared, at_least, updates
-from actors.sources.source import Export, Rows
+from actors.plan.schema import TableColumn, TableSchema
+from actors.sources.draws import TEXT, DrawStream, Numbers, joined, numbered, padded
+from actors.sources.generators import GeneratorConfig, PreparedSeries, at_least, updates
+from actors.sources.source import SourceExport, SourceRows
 
 
-def _schema(text: str, key: tuple[str, ...]) -> Schema:
+def _schema(text: str, key: tuple[str, ...]) -> TableSchema:
     columns = [part.split() for part in text.split(",")]
-    return Schema(tuple(Column(name, kind, False) for name, kind in columns), key)
+    return TableSchema(tuple(TableColumn(name, kind, False) for name, kind in columns), key)
 
 
 PERSON: Final = _schema(
@@ -101,33 +101,37 @@ class NexmarkConfig(GeneratorConfig, frozen=True, kw_only=True, tag="nexmark"):
             at_least(self, event_rate=1e-3)
 
 
-class Nexmark(Prepared):
+class NexmarkSeries(PreparedSeries):
     """The series of the three tables."""
 
-    exports = (Export("person", PERSON), Export("auction", AUCTION), Export("bid", BID))
+    exports = (
+        SourceExport("person", PERSON),
+        SourceExport("auction", AUCTION),
+        SourceExport("bid", BID),
+    )
     events_at_once = EVENTS_AT_ONCE
 
     def __init__(self, config: NexmarkConfig) -> None:
         self._config = config
         self._us_per_event = SECOND_US / (config.event_rate or config.rate or 10_000.0)
-        self._drawn: dict[str, Draws] = {}
+        self._drawn: dict[str, DrawStream] = {}
         self._pools = _pools(config.seed)
 
-    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`. Rows are never deleted."""
+    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`. Rows are never deleted."""
         for start in range(0, at, EVENTS_AT_ONCE):
             yield from self.changes(start, min(at, start + EVENTS_AT_ONCE), wanted)
 
-    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`."""
+    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`."""
         events = numbered(start, stop)
         place = events % EPOCH
         if "person" in wanted:
-            yield Rows("person", self._people(events[place == 0]))
+            yield SourceRows("person", self._people(events[place == 0]))
         if "auction" in wanted:
-            yield Rows("auction", self._auctions(events[(place > 0) & (place <= AUCTIONS)]))
+            yield SourceRows("auction", self._auctions(events[(place > 0) & (place <= AUCTIONS)]))
         if "bid" in wanted:
-            yield Rows("bid", self._bids(events[place > AUCTIONS]))
+            yield SourceRows("bid", self._bids(events[place > AUCTIONS]))
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -196,10 +200,10 @@ class Nexmark(Prepared):
 
     # -- columns ----------------------------------------------------------------------------------
 
-    def _draws(self, stream: str) -> Draws:
+    def _draws(self, stream: str) -> DrawStream:
         found = self._drawn.get(stream)
         if found is None:
-            found = self._drawn[stream] = Draws(self._config.seed, stream)
+            found = self._drawn[stream] = DrawStream(self._config.seed, stream)
         return found
 
     def _choice(self, stream: str, events: Numbers, among: pa.Array) -> pa.Array:
@@ -238,12 +242,12 @@ class _Pools(NamedTuple):
 def _pools(seed: int) -> _Pools:
     pool = numbered(0, POOL)
     extras = {
-        "person": Draws(seed, "person extra").texts(pool, 60, 110),
-        "auction": Draws(seed, "auction extra").texts(pool, 290, 430),
-        "bid": Draws(seed, "bid extra").texts(pool, 54, 82),
+        "person": DrawStream(seed, "person extra").texts(pool, 60, 110),
+        "auction": DrawStream(seed, "auction extra").texts(pool, 290, 430),
+        "bid": DrawStream(seed, "bid extra").texts(pool, 54, 82),
     }
-    items = Draws(seed, "item").texts(pool, 3, 20, TEXT)
-    descriptions = Draws(seed, "description").texts(pool, 3, 100, TEXT)
+    items = DrawStream(seed, "item").texts(pool, 3, 20, TEXT)
+    descriptions = DrawStream(seed, "description").texts(pool, 3, 100, TEXT)
     return _Pools(items, descriptions, extras, *_channels(seed))
 
 
@@ -253,13 +257,13 @@ def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
     texts = pa.array(numbers).cast(pa.string())
     names = [*joined("channel-", texts).to_pylist(), *HOT_CHANNELS]
     every = numbered(0, CHANNELS + len(HOT_CHANNELS))
-    draws = Draws(seed, "url")
+    draws = DrawStream(seed, "url")
     parts = [draws.texts(every + (1 << 20) * part, 3, 5) for part in range(3)]
     paths = joined(parts[0], "/", parts[1], "/", parts[2])
     urls = joined("https://www.nexmark.com/", paths, "/item.htm?query=1").to_pylist()
     # Nine of ten URLs of the many channels contain the channel's id.
-    tells = Draws(seed, "channel id").below(numbers, 10) > 0
-    ids = Draws(seed, "channel number").below(numbers, 1 << 31)
+    tells = DrawStream(seed, "channel id").below(numbers, 10) > 0
+    ids = DrawStream(seed, "channel number").below(numbers, 1 << 31)
     for number in np.flatnonzero(tells).tolist():
         urls[number] += f"&channel_id={ids[number]}"
     return pa.array(names), pa.array(urls)

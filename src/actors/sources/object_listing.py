@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from actors.buckets.bucket_store import Listed
+from actors.buckets.bucket_store import ListedObject
 from actors.errors import InvalidUsage
 from actors.sources.file_listing import HASH_BYTES, FoundFile, hash_of
 from actors.threshold_probes import LISTED_FILES
@@ -117,7 +117,7 @@ def tag_of(file: FoundFile) -> bytes:
     return hashlib.blake2b(msgspec.json.encode(told), digest_size=TAG_BYTES).digest()
 
 
-class Objects(NamedTuple):
+class BucketListing(NamedTuple):
     """Result of a scan of a bucket."""
 
     new: tuple[FoundFile, ...]
@@ -133,7 +133,7 @@ class Objects(NamedTuple):
     """The objects taken, updated by this scan."""
 
 
-class Looking:
+class BucketScan:
     """One scan, object by object; bounded memory."""
 
     def __init__(self, taken: TakenObjects) -> None:
@@ -167,14 +167,14 @@ class Looking:
             elif verdict == "old":
                 self._old += 1
 
-    def done(self) -> Objects:
+    def done(self) -> BucketListing:
         """Return the result when all objects were seen."""
         new = tuple(sorted(each.file for each in self._new))
         # Late objects cannot be told from forgotten ones, but counted: at or below the mark there
         # are no more taken objects than `forgotten`. A removed object may hide a late one.
         late = max(0, self._old - self._taken.forgotten)
         taken = self._taken._replace(forgotten=self._old)
-        return Objects(
+        return BucketListing(
             new,
             self._count - len(new),
             self._bytes - sum(file.size for file in new),
@@ -198,7 +198,7 @@ class _Reversed:
 
 
 def data_objects(
-    url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[Listed]
+    url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[ListedObject]
 ) -> Iterator[FoundFile]:
     """Yield the objects below a prefix (``""``, or it ends with ``/``) that are data: of this
     pattern, with a name in which no part begins with ``.`` or ``_``, and not empty (tools put empty

@@ -20,21 +20,21 @@ import pyarrow as pa
 
 from actors.buckets.bucket_store import BucketStore, Opener
 from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import VERSION, Manifest
-from actors.plan.schema import DIFF, Schema
+from actors.plan.copy_manifest import VERSION, CopyManifest
+from actors.plan.schema import DIFF, TableSchema
 from actors.sources.copied_files import columns_of_copy
 from actors.sources.file_listing import FoundFile
 from actors.sources.file_opening import open_place
 from actors.sources.file_places import BroughtReader, FilesPlace
-from actors.sources.file_reading import FileReader, Format, Malformed, check_options
-from actors.sources.source import Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.file_reading import FileReader, Format, MalformedFile, check_options
+from actors.sources.source import SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 
 FILES_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024 * 1024
 
 
-class CopyFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CopyFromConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to copy a file, or the files of a folder."""
 
     path: str
@@ -49,7 +49,7 @@ class CopyFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recursive: bool = False
 
 
-class CopyProgress(msgspec.Struct, frozen=True):
+class FilesProgress(msgspec.Struct, frozen=True):
     """Progress of a copy. Files count when they were read whole."""
 
     files_done: int
@@ -64,9 +64,9 @@ class OneshotCopy:
 
     def __init__(
         self,
-        request: CopyFrom,
-        target: Schema,
-        around: Surroundings,
+        request: CopyFromConfig,
+        target: TableSchema,
+        around: ConnectorContext,
         opened: Opener = BucketStore.open,
     ) -> None:
         self._request = request
@@ -74,14 +74,14 @@ class OneshotCopy:
         self._around = around
         self._opened = opened
         self._place: FilesPlace
-        self._manifest: Manifest | None = None
+        self._manifest: CopyManifest | None = None
         self._files: list[FoundFile] = []
         self._done = 0
         self._rows = 0
 
     async def prepare(self) -> None:
         """List the files. Raises `InvalidUsage` (an option, a column, a path that may not be read,
-        no file), `Unreachable`."""
+        no file), `SourceUnreachable`."""
         request = self._request
         check_options(request.format, request.options)
         absent = [name for name in request.columns if name not in self._target.names]
@@ -109,7 +109,7 @@ class OneshotCopy:
         path = self._request.path
         return open_place(path, pattern, recursive, self._around, self._opened)
 
-    async def _listed(self, manifest: Manifest) -> list[FoundFile]:
+    async def _listed(self, manifest: CopyManifest) -> list[FoundFile]:
         """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
         request = self._request
         told = f"{request.path} holds a copy of {manifest.object}"
@@ -134,10 +134,10 @@ class OneshotCopy:
             raise InvalidUsage(f"{told}, of which files are gone: {', '.join(gone[:10])}")
         return [there[file.path] for file in manifest.files]
 
-    def progress(self) -> CopyProgress:
+    def progress(self) -> FilesProgress:
         """Return the progress; never waits."""
         done = self._files[: self._done]
-        return CopyProgress(
+        return FilesProgress(
             len(done),
             len(self._files),
             sum(file.size for file in done),
@@ -147,14 +147,14 @@ class OneshotCopy:
 
     async def pieces(self) -> AsyncGenerator[pa.Table, None]:
         """Yield the rows: the table's columns and `DIFF`, all 1. They are valid only once the
-        generator has ended without an error. Raises `Malformed` (the file is named),
-        `Unreachable`."""
+        generator has ended without an error. Raises `MalformedFile` (the file is named),
+        `SourceUnreachable`."""
         names = self._request.columns or self._target.names
         columns = {column.name: column for column in self._target.columns}
-        read = Schema(tuple(columns[name] for name in names))
+        read = TableSchema(tuple(columns[name] for name in names))
         if self._manifest is not None:
             read = columns_of_copy(self._manifest, self._target)
-        keep = Schema(tuple(c for c in self._target.columns if c.name in read.names))
+        keep = TableSchema(tuple(c for c in self._target.columns if c.name in read.names))
         request = self._request
         files = FileReader(
             request.format,
@@ -172,17 +172,17 @@ class OneshotCopy:
                     async for piece in pieces:
                         self._rows += piece.num_rows
                         yield self._whole(piece)
-            except Malformed as error:
+            except MalformedFile as error:
                 raise await self._named(reader, batch, error) from None
             self._done += len(batch)
         # Last: a file that changed after it was listed may have been read in two versions.
         other = await self._place.changed(self._files)
         if other is not None:
-            raise Unreachable(f"{other} was changed while it was copied: copy again")
+            raise SourceUnreachable(f"{other} was changed while it was copied: copy again")
 
     async def _named(
-        self, reader: BroughtReader, batch: Sequence[FoundFile], error: Malformed
-    ) -> Malformed:
+        self, reader: BroughtReader, batch: Sequence[FoundFile], error: MalformedFile
+    ) -> MalformedFile:
         """Return the error with the malformed file's name, found by reading halves of the batch
         again."""
         while error.path is None and len(batch) > 1:
@@ -193,8 +193,8 @@ class OneshotCopy:
                         pass
                 batch = batch[len(half) :]
                 if len(batch) == 1:
-                    return Malformed(f"{batch[0].path}: {error}", batch[0].path)
-            except Malformed as found:
+                    return MalformedFile(f"{batch[0].path}: {error}", batch[0].path)
+            except MalformedFile as found:
                 batch, error = half, found
         return error
 

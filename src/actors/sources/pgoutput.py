@@ -1,6 +1,6 @@
 """PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
 
-Theory of operation. A batch of messages lies in one buffer (`Frames`). The same field of all
+Theory of operation. A batch of messages lies in one buffer (`CopyFrames`). The same field of all
 messages is read at once with numpy, so that a message costs no Python of its own: `walk` goes
 through the tuples column by column, all rows side by side. A column is then the buffer with offsets
 into it, from which Arrow copies the values (`column`). Only rare messages (a relation's
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.errors import RemoteProtocolError
-from actors.sources.postgres_frames import Bytes, Frames, Places, be16, be32, be64
+from actors.sources.postgres_frames import Bytes, CopyFrames, Places, be16, be32, be64
 from actors.sources.postgres_names import qualified_name
 
 XLOG_HEADER_BYTES: Final = 25
@@ -38,7 +38,7 @@ Kinds = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 
-class RelationColumn(msgspec.Struct, frozen=True):
+class PgRelationColumn(msgspec.Struct, frozen=True):
     """A column as the server describes it."""
 
     name: str
@@ -47,7 +47,7 @@ class RelationColumn(msgspec.Struct, frozen=True):
     in_key: bool
 
 
-class Relation(msgspec.Struct, frozen=True):
+class PgRelation(msgspec.Struct, frozen=True):
     """A table, as the server describes it before its first change and after each of its own."""
 
     oid: int
@@ -55,10 +55,10 @@ class Relation(msgspec.Struct, frozen=True):
     """Name with schema: ``public.accounts``."""
     identity: str
     """``d`` (default: the primary key), ``i`` (an index), ``f`` (full), ``n`` (nothing)."""
-    columns: tuple[RelationColumn, ...]
+    columns: tuple[PgRelationColumn, ...]
 
 
-class Messages(msgspec.Struct):
+class MessageBatch(msgspec.Struct):
     """A batch: type, first and last place of each message."""
 
     data: Bytes
@@ -69,20 +69,20 @@ class Messages(msgspec.Struct):
     def __len__(self) -> int:
         return len(self.tags)
 
-    def slice(self, start: int, stop: int) -> Messages:
+    def slice(self, start: int, stop: int) -> MessageBatch:
         """Return some of the messages."""
         cut = slice(start, stop)
-        return Messages(self.data, self.tags[cut], self.places[cut], self.ends[cut])
+        return MessageBatch(self.data, self.tags[cut], self.places[cut], self.ends[cut])
 
 
-class Keepalive(msgspec.Struct, frozen=True):
+class PrimaryKeepalive(msgspec.Struct, frozen=True):
     """The server has sent everything before `end`."""
 
     end: int
     wants_reply: bool
 
 
-class Commits(msgspec.Struct):
+class CommitBatch(msgspec.Struct):
     """Commits of a batch: their indices, the position after each, and its time (Unix ms)."""
 
     places: Places
@@ -90,7 +90,7 @@ class Commits(msgspec.Struct):
     times_ms: Places
 
 
-class Values(msgspec.Struct):
+class TupleValues(msgspec.Struct):
     """One column of many tuples: the kind of each value, and the place of its text."""
 
     kinds: Kinds
@@ -98,7 +98,7 @@ class Values(msgspec.Struct):
     ends: Places
 
 
-def messages(frames: Frames) -> Messages:
+def messages(frames: CopyFrames) -> MessageBatch:
     """Return the messages of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
     kinds = frames.data[frames.starts]
     logged = kinds == _XLOG
@@ -110,10 +110,10 @@ def messages(frames: Frames) -> Messages:
     unknown = [tag for tag in np.unique(tags).tolist() if tag not in _KNOWN]
     if unknown:
         raise RemoteProtocolError(f"message of type {chr(unknown[0])!r}: it is none of version 1")
-    return Messages(frames.data, tags, places, frames.ends[logged])
+    return MessageBatch(frames.data, tags, places, frames.ends[logged])
 
 
-def is_commit(frames: Frames) -> Mask:
+def is_commit(frames: CopyFrames) -> Mask:
     """Return which frames end a transaction."""
     # A keepalive is shorter than the header: bounded, so that the index stays in the buffer.
     last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
@@ -121,7 +121,7 @@ def is_commit(frames: Frames) -> Mask:
     return mask
 
 
-def late_ms(frames: Frames, index: int) -> int:
+def late_ms(frames: CopyFrames, index: int) -> int:
     """Return the time between a commit and its sending, both by the server's clock."""
     start = frames.starts[index : index + 1]
     sent = be64(frames.data, start + 17)
@@ -129,19 +129,19 @@ def late_ms(frames: Frames, index: int) -> int:
     return int((sent - committed)[0]) // 1000
 
 
-def keepalive(frames: Frames) -> Keepalive | None:
+def keepalive(frames: CopyFrames) -> PrimaryKeepalive | None:
     """Return the newest keepalive of these frames; it wants a reply if any of them does."""
     (at,) = np.nonzero(frames.data[frames.starts] == _KEEPALIVE)
     if not len(at):
         return None
     starts = frames.starts[at]
-    return Keepalive(
+    return PrimaryKeepalive(
         end=int(be64(frames.data, starts[-1:] + 1)[0]),
         wants_reply=bool((frames.data[starts + 17] != 0).any()),
     )
 
 
-def received(frames: Frames) -> int:
+def received(frames: CopyFrames) -> int:
     """Return the newest log position in these frames; 0 if there are none."""
     if not len(frames):
         return 0
@@ -149,33 +149,33 @@ def received(frames: Frames) -> int:
     return int(be64(frames.data, frames.starts + 1).max())
 
 
-def begins(batch: Messages) -> tuple[Places, Places]:
+def begins(batch: MessageBatch) -> tuple[Places, Places]:
     """Return (indices of begins in the batch, the position of each one's commit)."""
     (at,) = np.nonzero(batch.tags == BEGIN)
     return at, be64(batch.data, batch.places[at] + 1)
 
 
-def xids(batch: Messages) -> set[int]:
+def xids(batch: MessageBatch) -> set[int]:
     """Return the transactions that begin in the batch, modulo 2^32."""
     at = batch.tags == BEGIN
     return set((be32(batch.data, batch.places[at] + 17) & 0xFFFFFFFF).tolist())
 
 
-def commits(batch: Messages) -> Commits:
+def commits(batch: MessageBatch) -> CommitBatch:
     """Return all commits of a batch."""
     (at,) = np.nonzero(batch.tags == COMMIT)
     # type, flags, position, position after it, time
     places = batch.places[at]
     times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
-    return Commits(at, be64(batch.data, places + 10), times)
+    return CommitBatch(at, be64(batch.data, places + 10), times)
 
 
-def relation_oids(batch: Messages) -> Places:
+def relation_oids(batch: MessageBatch) -> Places:
     """Return the relation of each insert, update and delete; meaningless for other messages."""
     return be32(batch.data, batch.places + 1) & 0xFFFFFFFF
 
 
-def relation(batch: Messages, index: int) -> Relation:
+def relation(batch: MessageBatch, index: int) -> PgRelation:
     """Parse the description at that index of the batch. Raises `RemoteProtocolError`."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     body = batch.data[start + 1 : end].tobytes()
@@ -188,7 +188,7 @@ def relation(batch: Messages, index: int) -> Relation:
         for _ in range(count):
             name, behind = rest[1:].split(b"\0", 1)
             columns.append(
-                RelationColumn(
+                PgRelationColumn(
                     name=name.decode(),
                     type_oid=int.from_bytes(behind[:4], "big"),
                     type_modifier=int.from_bytes(behind[4:8], "big", signed=True),
@@ -199,17 +199,17 @@ def relation(batch: Messages, index: int) -> Relation:
     except (IndexError, ValueError) as error:
         raise RemoteProtocolError(f"broken description of a relation: {error}") from None
     whole = qualified_name(schema.decode() or "pg_catalog", table.decode())
-    return Relation(oid, whole, identity, tuple(columns))
+    return PgRelation(oid, whole, identity, tuple(columns))
 
 
-def truncated(batch: Messages, index: int) -> tuple[int, ...]:
+def truncated(batch: MessageBatch, index: int) -> tuple[int, ...]:
     """Return the relations that the truncate at that index of the batch empties."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     oids = batch.data[start + 6 : end].tobytes()
     return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
 
 
-def walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Places]:
+def walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
     """Return tuples that begin at these places, column by column; and the end of each. Raises
     `RemoteProtocolError` for a tuple with another number of columns, or beyond the buffer."""
     try:
@@ -218,7 +218,7 @@ def walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Place
         raise RemoteProtocolError("a tuple ends behind its batch") from None
 
 
-def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Places]:
+def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
     counts = be16(data, places)
     if len(counts) and not bool((counts == columns).all()):
         wrong = int(counts[counts != columns][0])
@@ -236,7 +236,7 @@ def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Plac
             starts = np.where(none, at + 1, starts)
         _check(starts, lengths, data)
         at = starts + lengths
-        values.append(Values(kinds, starts, at))
+        values.append(TupleValues(kinds, starts, at))
     return values, at
 
 
@@ -245,7 +245,7 @@ def _check(starts: Places, lengths: Places, data: Bytes) -> None:
         raise RemoteProtocolError("a value ends outside its batch")
 
 
-def walk_copied(data: Bytes, places: Places, columns: int) -> list[Values]:
+def walk_copied(data: Bytes, places: Places, columns: int) -> list[TupleValues]:
     """Return tuples of COPY's binary format that begin at these places, column by column. Raises
     `RemoteProtocolError`."""
     counts = be16(data, places)
@@ -261,11 +261,11 @@ def walk_copied(data: Bytes, places: Places, columns: int) -> list[Values]:
             lengths[none] = 0
         _check(starts, lengths, data)
         at = starts + lengths
-        values.append(Values(np.where(none, NULL, 0).astype(np.uint8), starts, at))
+        values.append(TupleValues(np.where(none, NULL, 0).astype(np.uint8), starts, at))
     return values
 
 
-def column(data: Bytes, values: Values) -> pa.Array:
+def column(data: Bytes, values: TupleValues) -> pa.Array:
     """Return the texts (binary); NULL where there is none. Places must ascend."""
     count = len(values.starts)
     if not count:

@@ -11,10 +11,10 @@ the place of its snapshot. The server sends transactions after the place that `o
 
 The stream tells of rows only; whatever else happens to a table is in the catalog, which is checked
 before every mark (`_confirm`, `postgres_footing`). A table whose rows here may differ from those
-there is refilled: the source ends (`Unreachable`), and copies it anew when it is reopened.
+there is refilled: the source ends (`SourceUnreachable`), and copies it anew when it is reopened.
 
 Three connections: for replication, for queries of the catalog, and for snapshots. Losing any of
-them is `Unreachable`: the source is reopened.
+them is `SourceUnreachable`: the source is reopened.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ import anyio
 import msgspec
 
 from actors.errors import InvalidUsage, ProtocolError
-from actors.kernel.clock import Clock, SystemClock
+from actors.kernel.clock import ActorClock, SystemClock
 from actors.sources import postgres_catalog as catalog
 from actors.sources import postgres_setup as setup
-from actors.sources.postgres_catalog import Health, Table, lsn_of, lsn_text
-from actors.sources.postgres_changes import Changes
+from actors.sources.postgres_catalog import PostgresTable, ServerHealth, lsn_of, lsn_text
+from actors.sources.postgres_changes import DecodedChanges
 from actors.sources.postgres_config import PostgresConfig
-from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_errors import ServerRefused
 from actors.sources.postgres_footing import (
     ANEW,
-    Ends,
-    Filled,
-    Refills,
-    Stands,
+    FilledTable,
+    TableEnds,
+    TableRefills,
+    TableStands,
     Verdict,
     bind,
 )
 from actors.sources.postgres_names import identifier, numbers_of
 from actors.sources.postgres_position import position_lsn, read_position, write_position
-from actors.sources.postgres_snapshot import Snapshot, copied_contents
-from actors.sources.postgres_stream import Stream
-from actors.sources.postgres_survey import Survey, judge_all, read_catalog_digest, survey_now
-from actors.sources.postgres_wire import Wire
+from actors.sources.postgres_snapshot import TableSnapshots, copied_contents
+from actors.sources.postgres_stream import ReplicationStream
+from actors.sources.postgres_survey import CatalogSurvey, judge_all, read_catalog_digest, survey_now
+from actors.sources.postgres_wire import PostgresConnection
 from actors.sources.source import (
     POSITION_BYTES_MAX,
-    Export,
     ExportFailed,
+    ExportTruncated,
     Given,
-    Idle,
-    Lag,
-    Mark,
-    Truncated,
-    Unreachable,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceLag,
+    SourceUnreachable,
 )
 
 _IDLE_WAIT_S: Final = 1.0
@@ -70,25 +70,25 @@ class PostgresSource:
     """Ingests tables of one database. See `sources.source.Source`. `id` names slot and publication
     unless the configuration does; it must be unique among all that use the server."""
 
-    def __init__(self, config: PostgresConfig, id: str, clock: Clock | None = None) -> None:
+    def __init__(self, config: PostgresConfig, id: str, clock: ActorClock | None = None) -> None:
         config.check()
         self._config = config
         self._clock = clock or SystemClock()
         self._slot = config.slot_name(id)
         self._publication = config.publication_name(id)
-        self._looker: Wire | None = None
+        self._looker: PostgresConnection | None = None
         """Connection for queries of the catalog."""
-        self._snapshot: Snapshot | None = None
-        self._stream: Stream | None = None
+        self._snapshot: TableSnapshots | None = None
+        self._stream: ReplicationStream | None = None
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
         """Rows and a mark that wait for a check of the catalog (`_confirm`)."""
-        self._changes: Changes | None = None
-        self._filled: dict[str, Filled] = {}
-        self._exports: dict[str, Export] = {}
+        self._changes: DecodedChanges | None = None
+        self._filled: dict[str, FilledTable] = {}
+        self._exports: dict[str, SourceExport] = {}
         self._system = ""
         self._looked_ms = 0.0
-        self._health: Health | None = None
+        self._health: ServerHealth | None = None
         self._surveyed = ""
         """Digest of the catalog when the tables were last judged."""
         self._types: tuple[int, ...] = ()
@@ -98,27 +98,29 @@ class PostgresSource:
         self._notes: dict[str, str] = {}
         self._idle = False
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         """See `Source.describe`. Names are ``schema.table``, or ``table`` in schema ``public``."""
         # A replication connection, so that a user who may not replicate is refused now.
         wire = await self._connect(replication=True)
         try:
             return await setup.describe(wire, self._config, self._publication, wanted)
-        except Refused as error:
-            raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
+        except ServerRefused as error:
+            raise SourceUnreachable(f"PostgreSQL: {error}", error.server_hint) from None
         finally:
             wire.close()
 
     # -- open --------------------------------------------------------------------------------
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         try:
             await self._open(exports, position)
-        except Refused as error:
-            raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
+        except ServerRefused as error:
+            raise SourceUnreachable(f"PostgreSQL: {error}", error.server_hint) from None
 
-    async def _open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def _open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         self._exports = {export.name: export for export in exports}
         self._looker = looker = await self._connect(replication=False)
         maker = await self._connect(replication=True)
@@ -157,10 +159,10 @@ class PostgresSource:
 
     async def _begin(
         self,
-        maker: Wire,
-        health: Health,
-        found: Mapping[str, Table],
-        filled: dict[str, Filled],
+        maker: PostgresConnection,
+        health: ServerHealth,
+        found: Mapping[str, PostgresTable],
+        filled: dict[str, FilledTable],
         lsn: int,
     ) -> None:
         """Judge the tables that were filled before, and start to copy the others."""
@@ -169,14 +171,14 @@ class PostgresSource:
         began, at = lsn > 0, lsn
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         verdicts = await self._judge(survey, filled)
-        anew = {name for name, each in verdicts.items() if isinstance(each, Refills)}
+        anew = {name for name, each in verdicts.items() if isinstance(each, TableRefills)}
         new = [found[name] for name in self._exports if name in found]
         new = [table for table in new if table.name not in filled or table.name in anew]
         refused: dict[str, str] = {}
         if health.slot is None or new:
             at, name = await self._export_snapshot(maker, health, resumed=began)
             # Where no table keeps its rows, the stream may begin at the snapshot.
-            lsn = lsn if any(isinstance(each, Stands) for each in verdicts.values()) else at
+            lsn = lsn if any(isinstance(each, TableStands) for each in verdicts.values()) else at
             if new:
                 then, refused = await self._begin_snapshot(new, name)
                 for table in new:
@@ -191,7 +193,7 @@ class PostgresSource:
             if self._bind(survey, table, at) != fresh and table.name not in refused:
                 raise self._was_altered(table.name)
         verdicts = await self._judge(survey, filled)
-        self._changes = changes = Changes(
+        self._changes = changes = DecodedChanges(
             self._exports.values(),
             filled,
             survey.types,
@@ -211,7 +213,7 @@ class PostgresSource:
         if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
             raise InvalidUsage(f"{len(self._exports)} tables are too many: make several sources")
         if new:
-            self._ready += [Truncated(name) for name in sorted(anew) if name not in refused]
+            self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
             assert self._snapshot is not None, "begun"
             live = [table for table in new if not changes.is_failed(table.name)]
             self._snapshot.copy(
@@ -225,16 +227,18 @@ class PostgresSource:
                 for table in live
             )
         elif not began:
-            self._ready.append(Mark(self._position_text(lsn)))
+            self._ready.append(PositionMark(self._position_text(lsn)))
 
     @staticmethod
-    def _was_altered(name: str) -> Unreachable:
+    def _was_altered(name: str) -> SourceUnreachable:
         # Retried: the next attempt copies the table at a newer snapshot.
-        return Unreachable(f"PostgreSQL: {name} was altered as it was to be copied", "tried again")
+        return SourceUnreachable(
+            f"PostgreSQL: {name} was altered as it was to be copied", "tried again"
+        )
 
-    def _bind(self, then: Survey, table: Table, lsn: int) -> Filled:
+    def _bind(self, then: CatalogSurvey, table: PostgresTable, lsn: int) -> FilledTable:
         """Return a table as filled at the snapshot, bound to its columns there. Raises
-        `Unreachable`."""
+        `SourceUnreachable`."""
         there = then.tables.get(table.oid)
         if there is None or there.name != table.name:
             raise self._was_altered(table.name)
@@ -243,7 +247,7 @@ class PostgresSource:
         return bind(there, numbers, lsn, then.types, then.publication)
 
     async def _export_snapshot(
-        self, maker: Wire, health: Health, *, resumed: bool
+        self, maker: PostgresConnection, health: ServerHealth, *, resumed: bool
     ) -> tuple[int, str]:
         """Return (position, snapshot of everything committed before it). The snapshot lives as long
         as `maker`."""
@@ -257,17 +261,17 @@ class PostgresSource:
             rows = await maker.query(
                 f"CREATE_REPLICATION_SLOT {identifier(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
             )
-        except Refused as error:
-            raise Unreachable(
+        except ServerRefused as error:
+            raise SourceUnreachable(
                 f"PostgreSQL: slot {slot} cannot be made: {error}", error.server_hint
             ) from None
         return lsn_of(rows[0][1]), rows[0][2] or ""
 
     async def _begin_snapshot(
-        self, tables: Sequence[Table], name: str
-    ) -> tuple[Survey, dict[str, str]]:
-        """Connect, and begin the snapshot. See `Snapshot.begin`."""
-        self._snapshot = Snapshot(await self._connect(replication=False))
+        self, tables: Sequence[PostgresTable], name: str
+    ) -> tuple[CatalogSurvey, dict[str, str]]:
+        """Connect, and begin the snapshot. See `TableSnapshots.begin`."""
+        self._snapshot = TableSnapshots(await self._connect(replication=False))
         known = [table.rows for table in tables]
         self._rows_known = sum(known) if min(known) >= 0 else None
         return await self._snapshot.begin(name, tables, self._publication)
@@ -278,10 +282,10 @@ class PostgresSource:
         """See `Source.next`."""
         try:
             return await self._next()
-        except Refused as error:
+        except ServerRefused as error:
             raise self._refused(error) from None
         except ProtocolError as error:
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"PostgreSQL: {error}", "it is read again from the last mark"
             ) from None
 
@@ -302,7 +306,7 @@ class PostgresSource:
             if now >= due:
                 await self._look()
                 continue
-            # Wait only after `Idle`: the ingest task must learn at once that nothing is left.
+            # Wait only after `SourceIdle`: the ingest task must learn at once that nothing is left.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
             self._give(await stream.next(wait_s))
             if not self._ready and not self._unsure:
@@ -310,12 +314,12 @@ class PostgresSource:
                     stream.ask()
                 if not self._idle:
                     self._idle = True
-                    return Idle()
+                    return SourceIdle()
         self._idle = False
         return self._ready.popleft()
 
     def _give(self, given: Sequence[Given]) -> None:
-        if any(isinstance(each, Mark) for each in given):
+        if any(isinstance(each, PositionMark) for each in given):
             self._unsure += given
         else:
             self._ready += given
@@ -341,14 +345,14 @@ class PostgresSource:
             timeout_ms = await catalog.sender_timeout_ms(wire)
             # At least three times within the timeout, whatever is configured; 0: no timeout.
             feedback_ms = min(self._config.feedback_ms, timeout_ms // 3 or 3_600_000)
-            stream = Stream(wire, self._changes_(), self._clock, feedback_ms)
+            stream = ReplicationStream(wire, self._changes_(), self._clock, feedback_ms)
             await stream.begin(self._slot, self._publication)
         except BaseException:
             (stream or wire).close()
             raise
         self._stream = stream
 
-    def _refused(self, error: Refused) -> Unreachable:
+    def _refused(self, error: ServerRefused) -> SourceUnreachable:
         hint = error.server_hint
         if error.sqlstate == _IN_USE:
             hint = (
@@ -360,7 +364,7 @@ class PostgresSource:
                 f"publication {self._publication} was dropped: changes since then are not in the"
                 " stream; drop the source and create it again"
             )
-        return Unreachable(f"PostgreSQL: {error}", hint)
+        return SourceUnreachable(f"PostgreSQL: {error}", hint)
 
     async def _look(self) -> None:
         """Check the slot and the tables."""
@@ -369,7 +373,7 @@ class PostgresSource:
         self._health = health = await catalog.health(looker, self._slot)
         if health.slot is None or health.slot.wal_status == "lost":
             state = "was dropped" if health.slot is None else "has lost log (wal_status lost)"
-            raise Unreachable(f"PostgreSQL: slot {self._slot} {state}", setup.AGAIN)
+            raise SourceUnreachable(f"PostgreSQL: slot {self._slot} {state}", setup.AGAIN)
         if health.slot.wal_status == "unreserved":
             self._notes["slot"] = (
                 f"slot {self._slot} is about to lose log (wal_status unreserved): raise"
@@ -396,19 +400,21 @@ class PostgresSource:
         if seen.digest != self._surveyed:
             await self._survey()
         failed = changes.confirm()
-        place = next(at for at, each in enumerate(self._unsure) if isinstance(each, Mark))
+        place = next(at for at, each in enumerate(self._unsure) if isinstance(each, PositionMark))
         self._ready += [*self._unsure[:place], *failed, *self._unsure[place:]]
         self._unsure = []
 
     async def _survey(self) -> None:
-        """Judge all tables. Raises `Unreachable` where one must be refilled."""
+        """Judge all tables. Raises `SourceUnreachable` where one must be refilled."""
         looker = self._looker
         assert looker is not None, "open"
         oids = [each.oid for each in self._filled.values()]
         survey = await survey_now(looker, oids, self._publication)
         self._settle(survey, await self._judge(survey, self._filled))
 
-    async def _judge(self, found: Survey, filled: Mapping[str, Filled]) -> dict[str, Verdict]:
+    async def _judge(
+        self, found: CatalogSurvey, filled: Mapping[str, FilledTable]
+    ) -> dict[str, Verdict]:
         """Judge the tables that have not failed. See `judge_all`."""
         assert self._looker is not None, "open"
         changes = self._changes
@@ -417,14 +423,14 @@ class PostgresSource:
             self._looker, found, live, self._exports, self._publication, self._config.numeric
         )
 
-    def _settle(self, survey: Survey, verdicts: Mapping[str, Verdict]) -> None:
-        """Apply the verdicts on the tables. Raises `Unreachable`."""
+    def _settle(self, survey: CatalogSurvey, verdicts: Mapping[str, Verdict]) -> None:
+        """Apply the verdicts on the tables. Raises `SourceUnreachable`."""
         changes = self._changes_()
         self._surveyed, self._types = survey.seen.digest, tuple(sorted(survey.types))
         changes.learn(survey.types)
         for name, verdict in verdicts.items():
             match verdict:
-                case Stands():
+                case TableStands():
                     self._filled[name] = msgspec.structs.replace(
                         self._filled[name], footing=verdict.footing, names=verdict.names
                     )
@@ -432,10 +438,12 @@ class PostgresSource:
                     self._notes.pop(name, None)
                     if verdict.note:
                         self._notes[name] = verdict.note
-                case Ends(error, hint):
+                case TableEnds(error, hint):
                     self._ready += changes.fail(name, error, hint)
-                case Refills(reason):
-                    raise Unreachable(f"PostgreSQL: {name}: {reason}", "the table is filled anew")
+                case TableRefills(reason):
+                    raise SourceUnreachable(
+                        f"PostgreSQL: {name}: {reason}", "the table is filled anew"
+                    )
 
     # -- acknowledge, close ------------------------------------------------------------------
 
@@ -444,17 +452,17 @@ class PostgresSource:
         if self._stream is not None:
             self._stream.taken(position_lsn(position))
 
-    def lag(self) -> Lag:
+    def lag(self) -> SourceLag:
         """See `Source.lag`."""
         known = self._health.wal_lsn if self._health else 0
         changes = self._changes
         if changes is None:
-            return Lag()
+            return SourceLag()
         reached = self._stream.reached if self._stream else changes.lsn
         behind = max(0, known - reached)
         since = changes.commit_ms
         ms = 0 if not behind else None if since is None else self._clock.now_ms() - since
-        return Lag(
+        return SourceLag(
             known=lsn_text(max(known, reached)),
             bytes_behind=behind,
             snapshot_rows_known=self._rows_known,
@@ -481,20 +489,20 @@ class PostgresSource:
         wire = await self._connect(replication=False)
         try:
             await setup.remove(wire, self._config, self._slot, self._publication)
-        except Refused as error:
-            raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
+        except ServerRefused as error:
+            raise SourceUnreachable(f"PostgreSQL: {error}", error.server_hint) from None
         finally:
             wire.close()
 
-    def _changes_(self) -> Changes:
+    def _changes_(self) -> DecodedChanges:
         assert self._changes is not None, "open"
         return self._changes
 
-    async def _connect(self, *, replication: bool) -> Wire:
+    async def _connect(self, *, replication: bool) -> PostgresConnection:
         parameters = await self._clock.run_blocking(
             lambda: self._config.connection(replication=replication)
         )
-        wire = await Wire.connect(parameters, self._clock)
+        wire = await PostgresConnection.connect(parameters, self._clock)
         if wire.server_version >= 140_000:
             # PostgreSQL 14 added the setting; it would end the connection for queries, which is
             # often idle.

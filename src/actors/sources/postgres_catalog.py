@@ -18,7 +18,7 @@ from actors.sources.postgres_names import (
     split_name,
 )
 from actors.sources.postgres_types import TypeFacts
-from actors.sources.postgres_wire import Wire
+from actors.sources.postgres_wire import PostgresConnection
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
@@ -26,7 +26,7 @@ VERSION_WITH_LISTS: Final = 150_000
 """Version from which publications may list columns and filter rows."""
 
 
-class TableColumn(msgspec.Struct, frozen=True):
+class PostgresColumn(msgspec.Struct, frozen=True):
     """A column of a table."""
 
     name: str
@@ -42,7 +42,7 @@ class TableColumn(msgspec.Struct, frozen=True):
     """Transaction that wrote the column's row of the catalog, as every ALTER of the column does."""
 
 
-class Leaf(msgspec.Struct, frozen=True):
+class LeafPartition(msgspec.Struct, frozen=True):
     """A partition that holds rows."""
 
     oid: int
@@ -59,7 +59,7 @@ class Leaf(msgspec.Struct, frozen=True):
     """Transaction that attached it, or a partition above it, to the root."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class PostgresTable(msgspec.Struct, frozen=True):
     """A table, or the root of a partitioned one."""
 
     oid: int
@@ -74,10 +74,10 @@ class Table(msgspec.Struct, frozen=True):
     """True if the user, or a role that it is in, owns the table."""
     rows: int
     """Estimated number of rows; -1: unknown."""
-    columns: tuple[TableColumn, ...]
+    columns: tuple[PostgresColumn, ...]
     filenode: int = 0
     """File of its rows: it changes with a rewrite, also by TRUNCATE and VACUUM FULL."""
-    leaves: tuple[Leaf, ...] = ()
+    leaves: tuple[LeafPartition, ...] = ()
     """Partitions that hold rows, in order of oids."""
 
     @property
@@ -98,7 +98,7 @@ class Table(msgspec.Struct, frozen=True):
         return tuple(name for _, name in inside)
 
 
-class Publication(msgspec.Struct, frozen=True):
+class PublicationInfo(msgspec.Struct, frozen=True):
     """A publication, and the tables in it."""
 
     name: str
@@ -115,7 +115,7 @@ class Publication(msgspec.Struct, frozen=True):
     anew."""
 
 
-class Slot(msgspec.Struct, frozen=True):
+class ReplicationSlot(msgspec.Struct, frozen=True):
     """A replication slot."""
 
     plugin: str
@@ -126,12 +126,12 @@ class Slot(msgspec.Struct, frozen=True):
     wal_status: str
 
 
-class Health(msgspec.Struct, frozen=True):
+class ServerHealth(msgspec.Struct, frozen=True):
     """State of the server's log and of the slot."""
 
     wal_lsn: int
     """End of the server's log."""
-    slot: Slot | None
+    slot: ReplicationSlot | None
 
 
 def lsn_of(text: str | None) -> int:
@@ -148,8 +148,8 @@ def lsn_text(lsn: int) -> str:
 
 
 async def tables(
-    wire: Wire, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
-) -> dict[str, Table]:
+    wire: PostgresConnection, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
+) -> dict[str, PostgresTable]:
     """Return tables of these names, or with these oids, by their current names; both None: all that
     the user may read. Partitions of a partitioned table are no tables of their own."""
     chosen = "has_table_privilege(c.oid, 'SELECT')"
@@ -172,7 +172,7 @@ async def tables(
     columns = await _columns(wire, [number_of(row[0]) for row in rows])
     leaves = await _leaves(wire, [number_of(row[0]) for row in rows if row[3] == "p"])
     found = [
-        Table(
+        PostgresTable(
             oid=number_of(row[0]),
             schema=row[1] or "",
             table=row[2] or "",
@@ -199,7 +199,9 @@ _KEY: Final = (
 """Subquery for the numbers of the columns that tell rows of table ``c`` apart."""
 
 
-async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColumn, ...]]:
+async def _columns(
+    wire: PostgresConnection, oids: Sequence[int]
+) -> dict[int, tuple[PostgresColumn, ...]]:
     if not oids:
         return {}
     rows = await wire.query(
@@ -211,9 +213,9 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
         f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({listed_numbers(oids)})"
         " ORDER BY a.attrelid, a.attnum"
     )
-    found: dict[int, list[TableColumn]] = {}
+    found: dict[int, list[PostgresColumn]] = {}
     for oid, name, number, kind, modifier, not_null, generated, readable, place, xid in rows:
-        column = TableColumn(
+        column = PostgresColumn(
             name=name or "",
             number=number_of(number),
             type_oid=number_of(kind),
@@ -228,7 +230,9 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
     return {oid: tuple(columns) for oid, columns in found.items()}
 
 
-async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
+async def _leaves(
+    wire: PostgresConnection, oids: Sequence[int]
+) -> dict[int, tuple[LeafPartition, ...]]:
     """Return the partitions that hold rows, by the oid of the root."""
     if not oids:
         return {}
@@ -248,9 +252,9 @@ async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]
         f" JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN LATERAL ({_KEY}) k ON true"
         " WHERE c.relkind <> 'p' ORDER BY c.oid"
     )
-    found: dict[int, list[Leaf]] = {}
+    found: dict[int, list[LeafPartition]] = {}
     for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
-        leaf = Leaf(
+        leaf = LeafPartition(
             oid=number_of(oid),
             relation=f"{identifier(schema or '')}.{identifier(table or '')}",
             kind=kind or "",
@@ -264,7 +268,7 @@ async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]
     return {root: tuple(leaves) for root, leaves in found.items()}
 
 
-async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
+async def type_facts(wire: PostgresConnection, oids: Iterable[int]) -> dict[int, TypeFacts]:
     """Return the facts of these types, and of those that they are made of."""
     wanted = sorted(set(oids))
     if not wanted:
@@ -314,7 +318,7 @@ def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
     return msgspec.json.decode(text, type=tuple[tuple[int, int, int], ...]) if text else ()
 
 
-async def publication(wire: Wire, name: str) -> Publication | None:
+async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | None:
     """Return a publication; None if there is none."""
     rows = await wire.query(
         "SELECT pg_has_role(pubowner, 'USAGE'), puballtables, pubinsert, pubupdate, pubdelete,"
@@ -334,7 +338,7 @@ async def publication(wire: Wire, name: str) -> Publication | None:
             tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
         )
     kinds = ("insert", "update", "delete", "truncate")
-    return Publication(
+    return PublicationInfo(
         name=name,
         owned=rows[0][0] == "t",
         all_tables=rows[0][1] == "t",
@@ -349,7 +353,7 @@ async def publication(wire: Wire, name: str) -> Publication | None:
     )
 
 
-async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
+async def _memberships(wire: PostgresConnection, publication: str) -> dict[int, str]:
     """Return for each table's oid a token of its membership: the catalog rows of the publication,
     and of the table or schema in it."""
     whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
@@ -368,13 +372,13 @@ async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
     return {number_of(table): token or "" for table, token in rows}
 
 
-async def sender_timeout_ms(wire: Wire) -> int:
+async def sender_timeout_ms(wire: PostgresConnection) -> int:
     """Return the time without feedback after which the server ends a replication; 0: never."""
     rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
     return number_of(rows[0][0])
 
 
-async def health(wire: Wire, slot: str) -> Health:
+async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
     """Return the end of the server's log, and the slot."""
     rows = await wire.query(
         "SELECT pg_current_wal_flush_lsn(), s.plugin, s.database, s.active_pid,"
@@ -385,14 +389,14 @@ async def health(wire: Wire, slot: str) -> Health:
     lsn, plugin, database, process, confirmed, status = rows[0]
     found = None
     if database is not None or plugin is not None:
-        found = Slot(
+        found = ReplicationSlot(
             plugin=plugin or "",
             database=database or "",
             active_pid=number_of(process),
             confirmed_lsn=lsn_of(confirmed),
             wal_status=status or "",
         )
-    return Health(lsn_of(lsn), found)
+    return ServerHealth(lsn_of(lsn), found)
 
 
 def listed_numbers(numbers: Iterable[int]) -> str:

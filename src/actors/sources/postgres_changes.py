@@ -5,9 +5,9 @@ one mark belong to one instant, so the order of transactions does not matter. Th
 where order counts: at a truncate, and where a table changed its columns. A transaction too large
 for one batch comes in several, without a mark between them.
 
-A table with replica identity FULL tells whole old rows: its changes are `Rows`. Any other identity
-tells the key at most: changes are `Upserts`, or `Rows` as long as nothing but inserts came since
-the last mark.
+A table with replica identity FULL tells whole old rows: its changes are `SourceRows`. Any other
+identity tells the key at most: changes are `SourceUpserts`, or `SourceRows` as long as nothing but
+inserts came since the last mark.
 
 An export ends when its table was renamed, dropped and made anew, lost a column or changed a type,
 when its replica identity no longer gives its key, or when a value cannot be held. Others go on.
@@ -23,42 +23,48 @@ import pyarrow as pa
 
 from actors.plan.schema import DIFF
 from actors.sources import pgoutput
-from actors.sources.pgoutput import Messages, Relation, Values
-from actors.sources.postgres_footing import ANEW, Filled, Stands, type_changed
+from actors.sources.pgoutput import MessageBatch, PgRelation, TupleValues
+from actors.sources.postgres_footing import ANEW, FilledTable, TableStands, type_changed
 from actors.sources.postgres_frames import Places
-from actors.sources.postgres_types import ColumnType, TypeFacts, Unheld, column_type, from_text
+from actors.sources.postgres_types import (
+    ColumnType,
+    TypeFacts,
+    UnrepresentableValue,
+    column_type,
+    from_text,
+)
 from actors.sources.source import (
     KEPT,
     OP,
-    Export,
     ExportFailed,
+    ExportTruncated,
     Given,
-    Mark,
-    Op,
-    Rows,
-    Truncated,
-    Upserts,
+    PositionMark,
+    SourceExport,
+    SourceRows,
+    SourceUpserts,
+    UpsertOp,
 )
 
 
 class _Bound(msgspec.Struct, frozen=True):
     """A table of the stream that is an export."""
 
-    export: Export
-    relation: Relation
+    export: SourceExport
+    relation: PgRelation
     columns: tuple[tuple[int, ColumnType], ...]
     """Place in the relation, and type, of each of the export's columns."""
     filled: int
-    """See `Filled.lsn`."""
+    """See `FilledTable.lsn`."""
 
 
-class Changes:
+class DecodedChanges:
     """Decoder of one stream: tables, open transaction, and exports that are new or failed."""
 
     def __init__(
         self,
-        exports: Iterable[Export],
-        filled: Mapping[str, Filled],
+        exports: Iterable[SourceExport],
+        filled: Mapping[str, FilledTable],
         types: Mapping[int, TypeFacts],
         numeric: str,
         lsn: int,
@@ -77,7 +83,7 @@ class Changes:
         self._types = types
         self._numeric = numeric
         self._position = position
-        self._relations: dict[int, Relation] = {}
+        self._relations: dict[int, PgRelation] = {}
         self._bound: dict[int, _Bound] = {}
         self._failed: set[str] = set()
         self._replacing: set[str] = set()
@@ -97,7 +103,7 @@ class Changes:
         """Export → columns that every list must begin with, where names alone no longer identify
         columns."""
 
-    def take(self, batch: Messages) -> list[Given]:
+    def take(self, batch: MessageBatch) -> list[Given]:
         """Decode a batch: return rows, then a mark for its last commit, then rows of the
         transaction that is still open. Raises `RemoteProtocolError`."""
         commits = pgoutput.commits(batch)
@@ -125,7 +131,7 @@ class Changes:
             return []
         return self._mark(lsn, None)
 
-    def stands(self, export: str, found: Stands) -> None:
+    def stands(self, export: str, found: TableStands) -> None:
         """Record the verdict that a table is still bound."""
         if found.footing.strict:
             self._listed[export] = found.all_names
@@ -172,11 +178,11 @@ class Changes:
         count, self._count = self._count, 0
         filled, self._filling = self._filling, ()
         self._replacing.clear()
-        return [Mark(self._position(lsn), commit_ms, count, filled)]
+        return [PositionMark(self._position(lsn), commit_ms, count, filled)]
 
     # -- segments of a batch -----------------------------------------------------------------
 
-    def _segments(self, batch: Messages) -> list[Given]:
+    def _segments(self, batch: MessageBatch) -> list[Given]:
         given: list[Given] = []
         if not len(batch):
             return given
@@ -206,26 +212,26 @@ class Changes:
             self.open, self._commit_lsn = True, int(lsns[-1])
         return given
 
-    def _commit_lsns(self, batch: Messages, indices: Places) -> Places:
+    def _commit_lsns(self, batch: MessageBatch, indices: Places) -> Places:
         """Return the commit position of each message's transaction."""
         begins, lsns = pgoutput.begins(batch)
         known = np.concatenate([np.array([self._commit_lsn], np.int64), lsns])
         found: Places = known[np.searchsorted(begins, indices, side="right")]
         return found
 
-    def _truncate(self, batch: Messages, index: int) -> list[Given]:
+    def _truncate(self, batch: MessageBatch, index: int) -> list[Given]:
         commit_lsn = int(self._commit_lsns(batch, np.array([index]))[0])
         given: list[Given] = []
         for oid in pgoutput.truncated(batch, index):
             bound = self._bound.get(oid)
             if bound is not None and commit_lsn >= bound.filled:
                 self._count += 1
-                given.append(Truncated(bound.export.name))
+                given.append(ExportTruncated(bound.export.name))
         return given
 
     # -- descriptions of tables -----------------------------------------------------------
 
-    def _relation(self, relation: Relation) -> list[Given]:
+    def _relation(self, relation: PgRelation) -> list[Given]:
         """Bind a table that is described for the first time, or again."""
         self._relations[relation.oid] = relation
         self._bound.pop(relation.oid, None)
@@ -260,7 +266,7 @@ class Changes:
 
     # -- rows -----------------------------------------------------------------------------
 
-    def _changes(self, batch: Messages, start: int, stop: int) -> list[Given]:
+    def _changes(self, batch: MessageBatch, start: int, stop: int) -> list[Given]:
         """Return rows of all inserts, updates and deletes between two indices of a batch."""
         tags = batch.tags[start:stop]
         changed = (tags == pgoutput.INSERT) | (tags == pgoutput.UPDATE) | (tags == pgoutput.DELETE)
@@ -286,7 +292,7 @@ class Changes:
                 given += self.fail(bound.export.name, error.text, error.hint)
         return given
 
-    def _piece(self, batch: Messages, chosen: Places, bound: _Bound) -> Given:
+    def _piece(self, batch: MessageBatch, chosen: Places, bound: _Bound) -> Given:
         data, width = batch.data, len(bound.relation.columns)
         tags, places = batch.tags[chosen], batch.places[chosen] + 5
         marks = data[places]
@@ -303,12 +309,12 @@ class Changes:
             _fill_unchanged(before, after, old[news], news[old])
             gone = _table(batch, before, bound, {DIFF: _full(-1, len(chosen[old]))})
             come = _table(batch, after, bound, {DIFF: _full(1, len(chosen[news]))})
-            return Rows(name, pa.concat_tables([gone, come]))
+            return SourceRows(name, pa.concat_tables([gone, come]))
         # Inserts need no lookup, unless upserts since the last mark may have their keys.
         if name not in self._replacing and bool((tags == pgoutput.INSERT).all()):
-            return Rows(name, _table(batch, after, bound, {DIFF: _full(1, len(chosen))}))
+            return SourceRows(name, _table(batch, after, bound, {DIFF: _full(1, len(chosen))}))
         self._replacing.add(name)
-        return Upserts(name, _upserts(batch, bound, tags, old, before, after))
+        return SourceUpserts(name, _upserts(batch, bound, tags, old, before, after))
 
 
 def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> None:
@@ -333,7 +339,7 @@ class _Column(Exception):
         self.hint = hint
 
 
-def unheld(column: str, error: Unheld) -> tuple[str, str]:
+def unheld(column: str, error: UnrepresentableValue) -> tuple[str, str]:
     """Return (error, hint) for a value that its column cannot hold."""
     return (
         f"column {column}: {error}",
@@ -341,7 +347,7 @@ def unheld(column: str, error: Unheld) -> tuple[str, str]:
     )
 
 
-def _identity_changed(export: Export, relation: Relation, here: Mapping[str, str]) -> str:
+def _identity_changed(export: SourceExport, relation: PgRelation, here: Mapping[str, str]) -> str:
     """Return the error if the table's replica identity no longer fits; "" if it does. `here`:
     column names there → names here."""
     if relation.identity == "f":
@@ -355,7 +361,7 @@ def _identity_changed(export: Export, relation: Relation, here: Mapping[str, str
 
 
 def _fill_unchanged(
-    before: list[Values], after: list[Values], updated: Places, with_new: Places
+    before: list[TupleValues], after: list[TupleValues], updated: Places, with_new: Places
 ) -> None:
     """Replace unchanged (TOAST) values by those of the old row. `updated`: which new rows have an
     old one; `with_new`: which old rows have a new one; both in the same order."""
@@ -372,12 +378,12 @@ def _fill_unchanged(
 
 
 def _upserts(
-    batch: Messages,
+    batch: MessageBatch,
     bound: _Bound,
     tags: pgoutput.Kinds,
     old: pgoutput.Mask,
-    before: list[Values],
-    after: list[Values],
+    before: list[TupleValues],
+    after: list[TupleValues],
 ) -> pa.Table:
     """Return upserts in order: a delete of the old key (also when an update changed it), then the
     new row."""
@@ -386,11 +392,11 @@ def _upserts(
     places = [place for place, _ in bound.columns]
     stays = np.array([after[place].kinds == pgoutput.UNCHANGED for place in places])
     keeps = stays.any(axis=0)
-    ops = np.where(tags[news] == pgoutput.UPDATE, Op.UPDATED, Op.INSERTED)
+    ops = np.where(tags[news] == pgoutput.UPDATE, UpsertOp.UPDATED, UpsertOp.INSERTED)
     # An update of the key is a delete and an insert, which keeps values of the deleted row.
-    ops = np.where(moved, np.where(keeps, Op.MOVED, Op.INSERTED), ops).astype(np.int8)
+    ops = np.where(moved, np.where(keeps, UpsertOp.MOVED, UpsertOp.INSERTED), ops).astype(np.int8)
     come = _table(batch, after, bound, {OP: pa.array(ops)})
-    gone = _table(batch, before, bound, {OP: _full(Op.DELETED, int(old.sum()), pa.int8())})
+    gone = _table(batch, before, bound, {OP: _full(UpsertOp.DELETED, int(old.sum()), pa.int8())})
     if keeps.any():
         kept = [np.flatnonzero(row).tolist() or None for row in stays.T]
         come = come.append_column(KEPT, pa.array(kept, pa.list_(pa.int16())))
@@ -406,13 +412,13 @@ def _full(value: int, count: int, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _table(
-    batch: Messages, values: list[Values], bound: _Bound, more: Mapping[str, pa.Array]
+    batch: MessageBatch, values: list[TupleValues], bound: _Bound, more: Mapping[str, pa.Array]
 ) -> pa.Table:
     """Return the export's columns of these tuples, and others."""
     columns: dict[str, pa.Array] = {}
     for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=True):
         try:
             columns[column.name] = from_text(pgoutput.column(batch.data, values[place]), kind)
-        except Unheld as error:
+        except UnrepresentableValue as error:
             raise _Column(*unheld(column.name, error)) from None
     return pa.table({**columns, **more})

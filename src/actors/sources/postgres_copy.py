@@ -1,4 +1,4 @@
-"""COPY from PostgreSQL in large pieces: payloads of many messages in one buffer (`Frames`).
+"""COPY from PostgreSQL in large pieces: payloads of many messages in one buffer (`CopyFrames`).
 
 Theory of operation. libpq returns one row of a COPY per call, which costs more than all else that
 is done with a row. So where the connection is not encrypted, `RawCopy` sends the query itself, and
@@ -23,9 +23,9 @@ from anyio.lowlevel import checkpoint
 
 from actors.errors import PenstockError
 from actors.sources import libpq
-from actors.sources.postgres_errors import Refused, connection_lost, refusal, refused_raw
-from actors.sources.postgres_frames import PAD_BYTES, Bytes, Frames, Places, be32, chain
-from actors.sources.source import Unreachable
+from actors.sources.postgres_errors import ServerRefused, connection_lost, refusal, refused_raw
+from actors.sources.postgres_frames import PAD_BYTES, Bytes, CopyFrames, Places, be32, chain
+from actors.sources.source import SourceUnreachable
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Greatest size of one row or one change."""
@@ -38,18 +38,18 @@ _DATA: Final = ord("d")
 _LENGTH = struct.Struct(">I")
 
 
-class Copy(Protocol):
+class CopyStream(Protocol):
     """A COPY in progress."""
 
     ended: bool
     """True if nothing comes after the buffer's contents."""
 
-    async def fill(self) -> Frames:
+    async def fill(self) -> CopyFrames:
         """Wait for data, read it as far as there is room, and return the frames that became
-        complete. When cancelled, nothing was read. Raises `Unreachable`, `Refused`."""
+        complete. When cancelled, nothing was read. Raises `SourceUnreachable`, `ServerRefused`."""
         ...
 
-    def poll(self) -> Frames:
+    def poll(self) -> CopyFrames:
         """Read without waiting, and return the frames that became complete."""
         ...
 
@@ -57,7 +57,7 @@ class Copy(Protocol):
         """Read in the background from now on, until the buffer is full."""
         ...
 
-    def frames(self) -> Frames:
+    def frames(self) -> CopyFrames:
         """Return all complete frames in the buffer."""
         ...
 
@@ -71,7 +71,8 @@ class Copy(Protocol):
         ...
 
     def send(self, payload: bytes) -> None:
-        """Send a CopyData message, at once or together with a later one. Raises `Unreachable`."""
+        """Send a CopyData message, at once or together with a later one. Raises
+        `SourceUnreachable`."""
         ...
 
     def end(self) -> None:
@@ -95,7 +96,7 @@ class _Buffer:
 class RawCopy:
     """Reads libpq's socket. The buffer holds the protocol's frames as they came."""
 
-    def __init__(self, connection: libpq.Connection, bytes_max: int) -> None:
+    def __init__(self, connection: libpq.LibpqConnection, bytes_max: int) -> None:
         # Our own descriptor: libpq may close its own while the event loop waits for this one.
         self._socket = socket.socket(fileno=os.dup(connection.socket))
         self._socket.setblocking(False)
@@ -118,7 +119,7 @@ class RawCopy:
         self.ended = False
 
     @classmethod
-    async def begin(cls, connection: libpq.Connection, sql: str, bytes_max: int) -> RawCopy:
+    async def begin(cls, connection: libpq.LibpqConnection, sql: str, bytes_max: int) -> RawCopy:
         """Send the query and wait for the start of the COPY."""
         copy = cls(connection, bytes_max)
         try:
@@ -133,7 +134,7 @@ class RawCopy:
             raise
         return copy
 
-    async def fill(self) -> Frames:
+    async def fill(self) -> CopyFrames:
         await checkpoint()  # other tasks run, even if the socket always has data
         self._write(b"")
         while not self._attempt():
@@ -144,7 +145,7 @@ class RawCopy:
                 await self._come
         return self._tell()
 
-    def poll(self) -> Frames:
+    def poll(self) -> CopyFrames:
         self._write(b"")
         self._attempt()
         return self._tell()
@@ -159,7 +160,7 @@ class RawCopy:
         # A full buffer counts: the caller must take frames before more can come.
         return bool(self._fresh) or self.full or self.ended or self._failure is not None
 
-    def _tell(self) -> Frames:
+    def _tell(self) -> CopyFrames:
         new, self._fresh = self._fresh, []
         if not new and self._failure is not None:
             raise self._failure
@@ -255,7 +256,7 @@ class RawCopy:
         elif kind == "E":
             end = start - 4 + _LENGTH.unpack_from(_view(data), start - 4)[0]
             self._refusal = refused_raw(data[start:end].tobytes())
-            if isinstance(self._refusal, Unreachable):
+            if isinstance(self._refusal, SourceUnreachable):
                 raise self._refusal
         elif kind == "Z":
             self.ended = True
@@ -286,16 +287,18 @@ class RawCopy:
         self._starts = [places - start for places in self._starts]
         self._fresh = [places - start for places in self._fresh]
 
-    def frames(self) -> Frames:
+    def frames(self) -> CopyFrames:
         """Return all complete frames that were returned before."""
         return self._frames(self._starts)
 
-    def _frames(self, found: list[Places]) -> Frames:
+    def _frames(self, found: list[Places]) -> CopyFrames:
         starts = np.concatenate([np.empty(0, np.int64), *found])
-        return Frames(self._buffer.data, starts, starts - 4 + be32(self._buffer.data, starts - 4))
+        return CopyFrames(
+            self._buffer.data, starts, starts - 4 + be32(self._buffer.data, starts - 4)
+        )
 
     def take(self, count: int) -> None:
-        """See `Copy`. Frames that were returned are never overwritten."""
+        """See `CopyStream`. Frames that were returned are never overwritten."""
         left = np.concatenate([np.empty(0, np.int64), *self._starts])[count:]
         rest = np.concatenate([left, *self._fresh])
         start = int(rest[0]) - _HEADER_BYTES if len(rest) else self._scanned
@@ -334,7 +337,7 @@ class RawCopy:
 class LibpqCopy:
     """Reads through libpq, with one call per message."""
 
-    def __init__(self, connection: libpq.Connection, bytes_max: int) -> None:
+    def __init__(self, connection: libpq.LibpqConnection, bytes_max: int) -> None:
         self._connection = connection
         self._bytes_max = bytes_max
         self._parts: list[memoryview] = []
@@ -343,7 +346,7 @@ class LibpqCopy:
         self.ended = False
 
     @classmethod
-    async def begin(cls, connection: libpq.Connection, sql: str, bytes_max: int) -> LibpqCopy:
+    async def begin(cls, connection: libpq.LibpqConnection, sql: str, bytes_max: int) -> LibpqCopy:
         """Send the query and wait for the start of the COPY."""
         try:
             connection.send_query(sql.encode())
@@ -358,7 +361,7 @@ class LibpqCopy:
             raise connection_lost(str(error)) from None
         return cls(connection, bytes_max)
 
-    async def fill(self) -> Frames:
+    async def fill(self) -> CopyFrames:
         await checkpoint()
         before = len(self._parts)
         patience = _Patience()
@@ -371,7 +374,7 @@ class LibpqCopy:
             raise connection_lost(str(error)) from None
         return self._frames(self._parts[before:])
 
-    def poll(self) -> Frames:
+    def poll(self) -> CopyFrames:
         before = len(self._parts)
         try:
             self._read()
@@ -400,7 +403,7 @@ class LibpqCopy:
 
     async def _finish(self) -> None:
         """Read the results that end the COPY."""
-        refused: Refused | None = None
+        refused: ServerRefused | None = None
         while (result := await next_result(self._connection)) is not None:
             if result.status == libpq.FATAL_ERROR:
                 refused = refusal(result)
@@ -412,15 +415,15 @@ class LibpqCopy:
     def full(self) -> bool:
         return self._bytes >= self._bytes_max
 
-    def frames(self) -> Frames:
+    def frames(self) -> CopyFrames:
         """Return all complete frames in the buffer."""
         return self._frames(self._parts)
 
-    def _frames(self, parts: list[memoryview]) -> Frames:
+    def _frames(self, parts: list[memoryview]) -> CopyFrames:
         joined = b"".join([*parts, bytes(PAD_BYTES)])
         ends = np.cumsum(np.array([len(part) for part in parts], np.int64))
         starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
-        return Frames(np.frombuffer(joined, np.uint8), starts, ends)
+        return CopyFrames(np.frombuffer(joined, np.uint8), starts, ends)
 
     def take(self, count: int) -> None:
         del self._parts[:count]
@@ -459,7 +462,7 @@ async def ready(descriptor: int, *, writable: bool = False) -> None:
         remove(descriptor)
 
 
-async def next_result(connection: libpq.Connection) -> libpq.Result | None:
+async def next_result(connection: libpq.LibpqConnection) -> libpq.LibpqResult | None:
     """Return the next result of a query; None: there are no more."""
     patience = _Patience()
     while connection.is_busy():

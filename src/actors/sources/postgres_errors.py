@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from actors.errors import PenstockError
 from actors.sources import libpq
-from actors.sources.source import Unreachable
+from actors.sources.source import SourceUnreachable
 
 
-class Refused(PenstockError):
+class ServerRefused(PenstockError):
     """The server answered with an error, with its SQLSTATE and the server's own hint."""
 
     def __init__(self, message: str, sqlstate: str, server_hint: str = "") -> None:
@@ -16,10 +16,10 @@ class Refused(PenstockError):
         self.server_hint = server_hint
 
 
-def connection_lost(reason: str) -> Unreachable:
+def connection_lost(reason: str) -> SourceUnreachable:
     """Return the error for a lost connection."""
     text = " ".join(reason.split())
-    return Unreachable(f"PostgreSQL: {text}", hint_for(text))
+    return SourceUnreachable(f"PostgreSQL: {text}", hint_for(text))
 
 
 def hint_for(text: str) -> str:
@@ -45,14 +45,14 @@ def hint_for(text: str) -> str:
     return next((hint for sign, hint in hints if sign in text), "it is tried again")
 
 
-def refusal(result: libpq.Result) -> Refused:
+def refusal(result: libpq.LibpqResult) -> ServerRefused:
     """Return the error of a failed result."""
 
     def part(code: int) -> str:
         return (result.error_field(code) or b"").decode(errors="replace")
 
     message = part(libpq.MESSAGE_PRIMARY) or text_of(result.error_message)
-    return Refused(message, part(libpq.SQLSTATE), part(libpq.MESSAGE_HINT))
+    return ServerRefused(message, part(libpq.SQLSTATE), part(libpq.MESSAGE_HINT))
 
 
 def refused_raw(payload: bytes) -> PenstockError:
@@ -62,7 +62,7 @@ def refused_raw(payload: bytes) -> PenstockError:
     # 57P: the server is stopping or ends connections; 08: the connection failed.
     if state.startswith(("57P", "08")):
         return connection_lost(fields.get(b"M", ""))
-    return Refused(fields.get(b"M", ""), state, fields.get(b"H", ""))
+    return ServerRefused(fields.get(b"M", ""), state, fields.get(b"H", ""))
 
 
 def text_of(raw: bytes | None) -> str:

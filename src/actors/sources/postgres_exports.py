@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
-from actors.sources.postgres_catalog import Leaf, Publication, Table, TableColumn
+from actors.plan.schema import TableColumn, TableSchema
+from actors.sources.postgres_catalog import (
+    LeafPartition,
+    PostgresColumn,
+    PostgresTable,
+    PublicationInfo,
+)
 from actors.sources.postgres_names import columns_here, identifier, numbers_of
 from actors.sources.postgres_types import TypeFacts, column_type
-from actors.sources.source import Export
+from actors.sources.source import SourceExport
 
 
 def export_of(
-    table: Table, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
-) -> Export:
+    table: PostgresTable, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
+) -> SourceExport:
     """Return the table as an export, without these columns and generated ones. Raises
     `InvalidUsage` with the reasons why it cannot be ingested, and what to do."""
     name = f"{identifier(table.schema)}.{identifier(table.table)}"
@@ -43,7 +48,7 @@ def export_of(
         ((column.number, column.name) for column in columns), (c.name for c in table.columns)
     )
     held = {
-        column.name: Column(
+        column.name: TableColumn(
             here[column.number],
             column_type(column.type_oid, column.modifier, types, numeric).spark,
             nullable=not column.not_null,
@@ -59,7 +64,7 @@ def export_of(
         if wrong := leaf_fault(table, leaf):
             raise InvalidUsage(f"{table.name}: {wrong}")
     key = () if unfit else tuple(held[name].name for name in kept)
-    return Export(table.name, Schema(tuple(held.values()), key), table=table.table)
+    return SourceExport(table.name, TableSchema(tuple(held.values()), key), table=table.table)
 
 
 def _is_no_key(spark: str) -> bool:
@@ -67,7 +72,9 @@ def _is_no_key(spark: str) -> bool:
     return spark in ("float", "double") or spark.startswith("array<")
 
 
-def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequence[str]) -> None:
+def _check_identity(
+    table: PostgresTable, name: str, kept: Sequence[str], unfit: Sequence[str]
+) -> None:
     """Raise `InvalidUsage` where a replica identity by key does not identify rows here."""
     full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
     if table.identity == "n" or not table.key:
@@ -86,7 +93,7 @@ def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequenc
         )
 
 
-def leaf_fault(table: Table, leaf: Leaf) -> str:
+def leaf_fault(table: PostgresTable, leaf: LeafPartition) -> str:
     """Return the error and a hint if a partition's changes do not come as those of its table; "" if
     they do."""
     if leaf.kind != "r":
@@ -107,7 +114,7 @@ def leaf_fault(table: Table, leaf: Leaf) -> str:
     return ""
 
 
-def check_published(found: Publication, export: Export, table: Table) -> None:
+def check_published(found: PublicationInfo, export: SourceExport, table: PostgresTable) -> None:
     """Raise `InvalidUsage` when the publication gives an export in part only."""
     if found.missing:
         raise InvalidUsage(
@@ -129,7 +136,7 @@ def check_published(found: Publication, export: Export, table: Table) -> None:
         )
 
 
-def bound_columns(table: Table, export: Export) -> tuple[TableColumn | None, ...]:
+def bound_columns(table: PostgresTable, export: SourceExport) -> tuple[PostgresColumn | None, ...]:
     """Return the table's column for each of the export's columns; None where there is none."""
     by_number = {column.number: column for column in table.columns}
     pairs = [(column.number, column.name) for column in table.columns]

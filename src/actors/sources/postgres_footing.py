@@ -24,16 +24,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.sources.postgres_catalog import Leaf, Publication, Table
+from actors.sources.postgres_catalog import LeafPartition, PostgresTable, PublicationInfo
 from actors.sources.postgres_exports import leaf_fault
 from actors.sources.postgres_names import is_called
 from actors.sources.postgres_types import TypeFacts, column_type
-from actors.sources.source import Export
+from actors.sources.source import SourceExport
 
 ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
 
 
-class Footing(msgspec.Struct, frozen=True, array_like=True):
+class TableFooting(msgspec.Struct, frozen=True, array_like=True):
     """Digests of the catalog's facts of a table, short enough for every position."""
 
     shape: str = ""
@@ -50,12 +50,12 @@ class Footing(msgspec.Struct, frozen=True, array_like=True):
     label_max: int = 0
     """Highest oid of a label in `types`."""
     membership: str = ""
-    """See `Publication.tokens`."""
+    """See `PublicationInfo.tokens`."""
     strict: bool = False
     """True if a bound column was altered since the table was filled."""
 
 
-class Filled(msgspec.Struct, frozen=True):
+class FilledTable(msgspec.Struct, frozen=True):
     """A table whose snapshot was taken."""
 
     oid: int
@@ -65,51 +65,51 @@ class Filled(msgspec.Struct, frozen=True):
     """Numbers of the export's columns in the server's catalog."""
     number_max: int = 0
     """Highest column number of the table at the snapshot."""
-    footing: Footing = Footing()
+    footing: TableFooting = TableFooting()
     names: tuple[str, ...] = ()
     """Names of the export's columns in the server's catalog."""
 
 
-class Stands(msgspec.Struct, frozen=True):
+class TableStands(msgspec.Struct, frozen=True):
     """Verdict: the table is unchanged, or changed in a way that its rows here follow."""
 
-    footing: Footing
+    footing: TableFooting
     names: tuple[str, ...]
     """Names of the bound columns in the server's catalog."""
     all_names: tuple[str, ...]
     """Names of the columns that the stream lists first: those that there were at the snapshot."""
-    new_leaves: tuple[Leaf, ...]
+    new_leaves: tuple[LeafPartition, ...]
     """Partitions that were attached; the caller must check that they came empty."""
     note: str = ""
 
 
-class Ends(msgspec.Struct, frozen=True):
+class TableEnds(msgspec.Struct, frozen=True):
     """Verdict: the export fails."""
 
     error: str
     hint: str = ANEW
 
 
-class Refills(msgspec.Struct, frozen=True):
+class TableRefills(msgspec.Struct, frozen=True):
     """Verdict: rows here may differ from those there; the table must be refilled."""
 
     reason: str
 
 
-Verdict: TypeAlias = Stands | Ends | Refills
+Verdict: TypeAlias = TableStands | TableEnds | TableRefills
 
 
 def bind(
-    table: Table,
+    table: PostgresTable,
     numbers: Sequence[int],
     lsn: int,
     types: Mapping[int, TypeFacts],
-    publication: Publication | None,
-) -> Filled:
+    publication: PublicationInfo | None,
+) -> FilledTable:
     """Return a table as filled at a position, bound to columns of these numbers."""
     number_max = max((column.number for column in table.columns), default=0)
     names = {column.number: column.name for column in table.columns}
-    return Filled(
+    return FilledTable(
         table.oid,
         lsn,
         tuple(numbers),
@@ -120,18 +120,18 @@ def bind(
 
 
 def judge(
-    export: Export,
-    filled: Filled,
-    table: Table | None,
+    export: SourceExport,
+    filled: FilledTable,
+    table: PostgresTable | None,
     types: Mapping[int, TypeFacts],
-    publication: Publication,
+    publication: PublicationInfo,
     numeric: str,
 ) -> Verdict:
     """Return the verdict on a table that was filled. `table`: the one with its oid now; None:
     dropped."""
     ended = _ended(export, filled, table, types, publication, numeric)
     if ended is not None or table is None:
-        return ended or Ends("the table was dropped")
+        return ended or TableEnds("the table was dropped")
     was, bound = filled.footing, filled.columns
     now = _footing(table, bound, filled.number_max, types, publication, was)
     altered = bool(was.shape) and now.altered != was.altered
@@ -141,18 +141,18 @@ def judge(
         # An empty token was kept by a version that did not know those FOR ALL TABLES.
         if was.membership and now.membership != was.membership:
             # Changes in between may not be in the stream.
-            return Refills("the publication was altered, or the table taken out and put back")
+            return TableRefills("the publication was altered, or the table taken out and put back")
         if now.types != was.types:
-            return Refills("a type of its columns was altered")
+            return TableRefills("a type of its columns was altered")
         if strict and now.shape != was.shape:
             # Names may have been exchanged between columns, so those in the stream prove nothing.
-            return Refills("its columns were altered, dropped or renamed together")
+            return TableRefills("its columns were altered, dropped or renamed together")
         if table.partitioned and now.storage != was.storage:
-            return Refills("a partition was detached, dropped, emptied or rewritten")
+            return TableRefills("a partition was detached, dropped, emptied or rewritten")
         if altered and now.storage != was.storage:
-            return Refills("it was rewritten and its columns altered together")
+            return TableRefills("it was rewritten and its columns altered together")
     names = {column.number: column.name for column in table.columns}
-    return Stands(
+    return TableStands(
         # All partitions, and all labels, count from now on.
         msgspec.structs.replace(
             _footing(table, bound, filled.number_max, types, publication), strict=strict
@@ -171,51 +171,51 @@ def judge(
 
 
 def _ended(
-    export: Export,
-    filled: Filled,
-    table: Table | None,
+    export: SourceExport,
+    filled: FilledTable,
+    table: PostgresTable | None,
     types: Mapping[int, TypeFacts],
-    publication: Publication,
+    publication: PublicationInfo,
     numeric: str,
-) -> Ends | None:
+) -> TableEnds | None:
     if table is None or table.name != export.name:
         now = "" if table is None else f" to {table.name}"
-        return Ends(f"the table was dropped or renamed{now}, or made anew")
+        return TableEnds(f"the table was dropped or renamed{now}, or made anew")
     if table.name not in publication.tables:
-        return Ends(
+        return TableEnds(
             f"publication {publication.name} gives the table no more",
             f"changes since then are not in the stream: add it again there, then {ANEW}",
         )
     if table.name in publication.filtered or publication.missing:
-        return Ends(
+        return TableEnds(
             f"publication {publication.name} gives the table's changes in part only",
             f"have it give all rows, inserts, updates, deletes and truncates, then {ANEW}",
         )
     if not table.permanent:
-        return Ends("the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {ANEW}")
+        return TableEnds("the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {ANEW}")
     listed = publication.tables[table.name]
     columns = {column.number: column for column in table.columns}
     for number, column in zip(filled.columns, export.schema.columns, strict=True):
         told = columns.get(number)
         if told is None or not is_called(column.name, number, told.name):
-            return Ends(f"column {column.name} was dropped or renamed")
+            return TableEnds(f"column {column.name} was dropped or renamed")
         if listed and told.name not in listed:
-            return Ends(f"publication {publication.name} gives column {told.name} no more")
+            return TableEnds(f"publication {publication.name} gives column {told.name} no more")
         now = column_type(told.type_oid, told.modifier, types, numeric).spark
         if now != column.type:
-            return Ends(type_changed(column.name, column.type, now))
+            return TableEnds(type_changed(column.name, column.type, now))
     # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).
     faults = (leaf_fault(table, leaf) for leaf in table.leaves if not _tells_by_itself(table, leaf))
-    return next((Ends(fault) for fault in faults if fault), None)
+    return next((TableEnds(fault) for fault in faults if fault), None)
 
 
-def _tells_by_itself(table: Table, leaf: Leaf) -> bool:
+def _tells_by_itself(table: PostgresTable, leaf: LeafPartition) -> bool:
     """Say whether the stream itself shows that the partition's identity is wrong: a change comes
     without its old row."""
     return table.identity == "f" and leaf.kind == "r" and leaf.permanent
 
 
-def _note(export: Export, filled: Filled, table: Table) -> str:
+def _note(export: SourceExport, filled: FilledTable, table: PostgresTable) -> str:
     added = [each.name for each in table.columns if each.number > filled.number_max]
     told = []
     if added:
@@ -236,13 +236,13 @@ def type_changed(column: str, was: str, now: str) -> str:
 
 
 def _footing(
-    table: Table,
+    table: PostgresTable,
     bound: Sequence[int],
     number_max: int,
     types: Mapping[int, TypeFacts],
-    publication: Publication | None,
-    was: Footing | None = None,
-) -> Footing:
+    publication: PublicationInfo | None,
+    was: TableFooting | None = None,
+) -> TableFooting:
     """Return a table's footing now. With `was`, only partitions and labels that `was` counts take
     part, so that the two compare."""
     known = was is not None and bool(was.shape)
@@ -251,7 +251,7 @@ def _footing(
     used = list(_made_of({c.type_oid for c in table.columns if c.number in bound}, types))
     highest = max((oid for facts in used for oid, _ in facts.labels), default=0)
     label_max = was.label_max if was is not None and known else highest
-    return Footing(
+    return TableFooting(
         _digest((c.number, c.name, c.generated) for c in table.columns if c.number <= number_max),
         _digest((c.number, c.changed_xid) for c in table.columns if c.number in bound),
         _digest([table.filenode, *((leaf.oid, leaf.filenode) for leaf in leaves)]),

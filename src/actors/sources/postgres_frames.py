@@ -21,7 +21,7 @@ _CHAIN_BYTES_MIN: Final = 4096
 """Size below which going from frame to frame is faster."""
 
 
-class Frames(msgspec.Struct):
+class CopyFrames(msgspec.Struct):
     """Payloads of CopyData messages: ``data[starts[i]:ends[i]]``, ascending, with `PAD_BYTES`
     readable after the last."""
 

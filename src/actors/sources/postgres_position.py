@@ -9,17 +9,17 @@ import msgspec
 
 from actors.errors import InvalidUsage
 from actors.sources.postgres_catalog import lsn_of, lsn_text
-from actors.sources.postgres_footing import Filled, Footing
+from actors.sources.postgres_footing import FilledTable, TableFooting
 
 
 class _Filled(msgspec.Struct, frozen=True, array_like=True):
-    """A `Filled` as JSON."""
+    """A `FilledTable` as JSON."""
 
     oid: int
     lsn: str
     columns: list[int]
     number_max: int
-    footing: Footing = Footing()
+    footing: TableFooting = TableFooting()
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -33,10 +33,10 @@ class PostgresPosition(msgspec.Struct, frozen=True):
     """A source's position: everything before `lsn` was given."""
 
     lsn: int
-    filled: dict[str, Filled]
+    filled: dict[str, FilledTable]
 
 
-def write_position(system: str, database: str, lsn: int, filled: Mapping[str, Filled]) -> str:
+def write_position(system: str, database: str, lsn: int, filled: Mapping[str, FilledTable]) -> str:
     """Return a position as its text."""
     tables = {
         name: _Filled(
@@ -57,7 +57,9 @@ def read_position(text: str, system: str, database: str) -> PostgresPosition:
             " it again"
         )
     filled = {
-        name: Filled(each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max, each.footing)
+        name: FilledTable(
+            each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max, each.footing
+        )
         for name, each in was.filled.items()
     }
     return PostgresPosition(lsn_of(was.lsn), filled)

@@ -14,16 +14,16 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.sources import postgres_catalog as catalog
-from actors.sources.postgres_catalog import Health, Table, lsn_text
+from actors.sources.postgres_catalog import PostgresTable, ServerHealth, lsn_text
 from actors.sources.postgres_config import PostgresConfig
-from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_errors import ServerRefused
 from actors.sources.postgres_exports import check_published, export_of
 from actors.sources.postgres_names import identifier, literal, qualified_name, split_name
 from actors.sources.postgres_types import TypeFacts
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Export, Unreachable
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import SourceExport, SourceUnreachable
 
 _NO_SUCH_OBJECT: Final = "42704"
 VERSION_WITH_WAIT: Final = 140_000
@@ -32,11 +32,11 @@ AGAIN: Final = "drop the source and create it again: its tables are then filled 
 
 
 async def describe(
-    wire: Wire,
+    wire: PostgresConnection,
     config: PostgresConfig,
     publication: str,
     wanted: Mapping[str, Sequence[str]] | None,
-) -> tuple[Export, ...]:
+) -> tuple[SourceExport, ...]:
     """See `Source.describe`. Raises `InvalidUsage`."""
     await check_server(wire)
     await _check_room(wire)
@@ -62,7 +62,7 @@ async def describe(
             if published is not None:
                 check_published(published, export, table)
         except InvalidUsage as error:
-            wrong.append(Export(name, Schema(()), table=table.table, refused=str(error)))
+            wrong.append(SourceExport(name, TableSchema(()), table=table.table, refused=str(error)))
         else:
             exports.append(msgspec.structs.replace(export, asked_as=text))
     if wrong and (asked is not None or not exports):
@@ -91,7 +91,7 @@ def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence
     return found
 
 
-async def _similar(wire: Wire, absent: Sequence[str]) -> str:
+async def _similar(wire: PostgresConnection, absent: Sequence[str]) -> str:
     """Return a hint with similar names of tables; "" if there are none."""
     there = {name.lower(): name for name in await catalog.tables(wire)}
     close = [difflib.get_close_matches(name.lower(), list(there), 1) for name in absent]
@@ -99,7 +99,7 @@ async def _similar(wire: Wire, absent: Sequence[str]) -> str:
     return f"; there is {', '.join(meant)}" if meant else ""
 
 
-async def check_server(wire: Wire) -> None:
+async def check_server(wire: PostgresConnection) -> None:
     """Raise `InvalidUsage` for a server that is too old, a standby, or not set up for logical
     decoding."""
     if wire.server_version < catalog.VERSION_MIN:
@@ -115,7 +115,7 @@ async def check_server(wire: Wire) -> None:
         raise InvalidUsage("the server is a standby: name the primary")
 
 
-async def _check_room(wire: Wire) -> None:
+async def _check_room(wire: PostgresConnection) -> None:
     """Raise `InvalidUsage` unless one more slot can be created: the source's own, or a temporary
     one."""
     rows = await wire.query(
@@ -130,7 +130,7 @@ async def _check_room(wire: Wire) -> None:
         )
 
 
-def _publish_sql(publication: str, tables: Sequence[Table], *, new: bool) -> str:
+def _publish_sql(publication: str, tables: Sequence[PostgresTable], *, new: bool) -> str:
     listed = ", ".join(f"{identifier(table.schema)}.{identifier(table.table)}" for table in tables)
     name = identifier(publication)
     if not new:
@@ -140,7 +140,7 @@ def _publish_sql(publication: str, tables: Sequence[Table], *, new: bool) -> str
 
 
 def _check_may_publish(
-    config: PostgresConfig, publication: str, tables: Sequence[Table], may: bool, sql: str
+    config: PostgresConfig, publication: str, tables: Sequence[PostgresTable], may: bool, sql: str
 ) -> None:
     """Raise `InvalidUsage` unless the publication may be made, or these tables added to it."""
     if not config.create:
@@ -154,7 +154,10 @@ def _check_may_publish(
 
 
 async def publish(
-    wire: Wire, config: PostgresConfig, publication: str, tables: Sequence[Table]
+    wire: PostgresConnection,
+    config: PostgresConfig,
+    publication: str,
+    tables: Sequence[PostgresTable],
 ) -> None:
     """Create the publication, or add missing tables to it. Raises `InvalidUsage`."""
     published = await catalog.publication(wire, publication)
@@ -166,13 +169,13 @@ async def publish(
     _check_may_publish(config, publication, [], config.create, sql)
     try:
         await wire.query(sql)
-    except Refused as error:
+    except ServerRefused as error:
         raise InvalidUsage(f"{sql}: {error}") from None
 
 
-def check_slot(health: Health, name: str, config: PostgresConfig, lsn: int) -> None:
+def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int) -> None:
     """Check that the slot is ours and still holds the log after `lsn` (0: nothing was ingested
-    yet). Raises `InvalidUsage`, and `Unreachable` while another process reads it."""
+    yet). Raises `InvalidUsage`, and `SourceUnreachable` while another process reads it."""
     slot = health.slot
     if slot is None:
         if lsn:
@@ -203,22 +206,26 @@ def check_slot(health: Health, name: str, config: PostgresConfig, lsn: int) -> N
             f" {lsn_text(lsn)}: another reader used it, or it was made anew; {AGAIN}"
         )
     if slot.active_pid:
-        raise Unreachable(
+        raise SourceUnreachable(
             f"slot {name} is read by process {slot.active_pid} of the server",
             "it ends by itself after wal_sender_timeout; else end its reader, or give this"
             " source a slot of another name",
         )
 
 
-async def types_of(wire: Wire, tables: Iterable[Table]) -> dict[int, TypeFacts]:
+async def types_of(
+    wire: PostgresConnection, tables: Iterable[PostgresTable]
+) -> dict[int, TypeFacts]:
     """Return the facts of the types of these tables' columns."""
     return await catalog.type_facts(
         wire, (column.type_oid for table in tables for column in table.columns)
     )
 
 
-async def remove(wire: Wire, config: PostgresConfig, slot: str, publication: str) -> None:
-    """Remove the slot and publication of a source that is dropped. Raises `Refused`."""
+async def remove(
+    wire: PostgresConnection, config: PostgresConfig, slot: str, publication: str
+) -> None:
+    """Remove the slot and publication of a source that is dropped. Raises `ServerRefused`."""
     found = (await catalog.health(wire, slot)).slot
     if found is not None and found.plugin == "pgoutput":
         if found.active_pid:
@@ -228,7 +235,7 @@ async def remove(wire: Wire, config: PostgresConfig, slot: str, publication: str
             await wire.query(f"SELECT pg_terminate_backend({found.active_pid}{wait})")
         try:
             await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
-        except Refused as error:
+        except ServerRefused as error:
             if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
                 raise
     if not config.publication:

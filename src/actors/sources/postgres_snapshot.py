@@ -19,24 +19,24 @@ import pyarrow as pa
 
 from actors.plan.schema import DIFF
 from actors.sources import pgoutput
-from actors.sources.postgres_catalog import Table
+from actors.sources.postgres_catalog import PostgresTable
 from actors.sources.postgres_changes import unheld
-from actors.sources.postgres_copy import Copy
-from actors.sources.postgres_errors import Refused
-from actors.sources.postgres_footing import Filled
-from actors.sources.postgres_frames import Frames, be16, be32
+from actors.sources.postgres_copy import CopyStream
+from actors.sources.postgres_errors import ServerRefused
+from actors.sources.postgres_footing import FilledTable
+from actors.sources.postgres_frames import CopyFrames, be16, be32
 from actors.sources.postgres_names import identifier, literal
-from actors.sources.postgres_survey import Survey, survey
+from actors.sources.postgres_survey import CatalogSurvey, survey
 from actors.sources.postgres_types import (
     ColumnType,
     TypeFacts,
-    Unheld,
+    UnrepresentableValue,
     column_type,
     copy_expression,
     from_binary,
 )
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Export, ExportFailed, Rows
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import ExportFailed, SourceExport, SourceRows
 
 BUFFER_BYTES: Final = 256 * 1024
 PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -45,10 +45,10 @@ _HEADER_BYTES: Final = 19
 """Bytes of the signature, the flags, and the length of the extension."""
 
 
-class Contents(msgspec.Struct, frozen=True):
+class SnapshotTable(msgspec.Struct, frozen=True):
     """A table to copy."""
 
-    export: Export
+    export: SourceExport
     relation: str
     """Expression for SQL's FROM."""
     kinds: tuple[ColumnType, ...]
@@ -66,22 +66,26 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def copied_contents(
-    export: Export, filled: Filled, table: Table, types: Mapping[int, TypeFacts], numeric: str
-) -> Contents:
+    export: SourceExport,
+    filled: FilledTable,
+    table: PostgresTable,
+    types: Mapping[int, TypeFacts],
+    numeric: str,
+) -> SnapshotTable:
     """Return the copy of a table: the columns that it is bound to."""
     columns = {column.number: column for column in table.columns}
     bound = [columns[number] for number in filled.columns]
     kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
-    return Contents(export, table.relation, kinds, filled.names)
+    return SnapshotTable(export, table.relation, kinds, filled.names)
 
 
-class Snapshot:
+class TableSnapshots:
     """Copies tables, one after another."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: PostgresConnection) -> None:
         self._wire = wire
-        self._left: list[Contents] = []
-        self._copy: Copy | None = None
+        self._left: list[SnapshotTable] = []
+        self._copy: CopyStream | None = None
         self._begun = False
         self._parts: list[pa.Table] = []
         """Rows of the next piece, kept here so that a cancelled `next` loses none."""
@@ -91,10 +95,11 @@ class Snapshot:
         """Rows given so far."""
 
     async def begin(
-        self, snapshot: str, tables: Sequence[Table], publication: str
-    ) -> tuple[Survey, dict[str, str]]:
+        self, snapshot: str, tables: Sequence[PostgresTable], publication: str
+    ) -> tuple[CatalogSurvey, dict[str, str]]:
         """Import an exported snapshot, and lock the tables. Return the catalog at the snapshot, and
-        table name → error for tables that cannot be locked. Raises `Refused`, `Unreachable`."""
+        table name → error for tables that cannot be locked. Raises `ServerRefused`,
+        `SourceUnreachable`."""
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
         refused = {}
@@ -105,18 +110,18 @@ class Snapshot:
                 # The lock keeps others from altering, emptying or rewriting the table while it is
                 # copied.
                 await self._wire.query(f"LOCK TABLE {table.relation} IN ACCESS SHARE MODE")
-            except Refused as error:
+            except ServerRefused as error:
                 await self._wire.query("ROLLBACK TO one")
                 refused[table.name] = str(error)
         oids = [table.oid for table in tables]
         return await survey(self._wire, oids, publication), refused
 
-    def copy(self, tables: Iterable[Contents]) -> None:
+    def copy(self, tables: Iterable[SnapshotTable]) -> None:
         """Set the tables to copy, in this order."""
         self._left = list(tables)
 
-    async def next(self) -> Rows | ExportFailed | None:
-        """Return the next piece; None when all tables are given. Raises `Unreachable`."""
+    async def next(self) -> SourceRows | ExportFailed | None:
+        """Return the next piece; None when all tables are given. Raises `SourceUnreachable`."""
         while self._left:
             table = self._left[0]
             try:
@@ -127,19 +132,19 @@ class Snapshot:
                 return ExportFailed(table.export.name, failed.error, failed.hint)
             if piece is not None:
                 self.rows += piece.num_rows
-                return Rows(table.export.name, piece, snapshot=True)
+                return SourceRows(table.export.name, piece, snapshot=True)
             self._left.pop(0)
             self._copy = None
         return None
 
-    async def _piece(self, table: Contents) -> pa.Table | None:
+    async def _piece(self, table: SnapshotTable) -> pa.Table | None:
         """Return the next rows of a table; None: there are no more."""
         if self._copy is None:
             sql = f"COPY ({table.select()}) TO STDOUT (FORMAT binary)"
             await self._wire.query("SAVEPOINT one")
             try:
                 self._copy = await self._wire.copy(sql, BUFFER_BYTES)
-            except Refused as error:
+            except ServerRefused as error:
                 await self._wire.query("ROLLBACK TO one")
                 hint = "check that the user may SELECT all columns of the table"
                 raise _Failed(f"the table cannot be read: {error}", hint) from None
@@ -158,7 +163,7 @@ class Snapshot:
         self._parts, self._bytes = [], 0
         return pa.concat_tables(parts) if any(part.num_rows for part in parts) else None
 
-    def _rows(self, table: Contents, frames: Frames) -> pa.Table:
+    def _rows(self, table: SnapshotTable, frames: CopyFrames) -> pa.Table:
         starts = frames.starts
         if not self._begun:
             self._begun = True
@@ -175,7 +180,7 @@ class Snapshot:
         ):
             try:
                 columns[column.name] = from_binary(frames.data, told, kind)
-            except Unheld as error:
+            except UnrepresentableValue as error:
                 raise _Failed(*unheld(column.name, error)) from None
         columns[DIFF] = pa.array(np.ones(len(starts), np.int64))
         return pa.table(columns)

@@ -18,16 +18,16 @@ from typing import Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from actors.kernel.clock import Clock
+from actors.kernel.clock import ActorClock
 from actors.sources import pgoutput
 from actors.sources.pgoutput import EPOCH_MS
 from actors.sources.postgres_catalog import lsn_text
-from actors.sources.postgres_changes import Changes
-from actors.sources.postgres_copy import Copy
-from actors.sources.postgres_frames import Frames
+from actors.sources.postgres_changes import DecodedChanges
+from actors.sources.postgres_copy import CopyStream
+from actors.sources.postgres_frames import CopyFrames
 from actors.sources.postgres_names import identifier, literal
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Given, Unreachable
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import Given, SourceUnreachable
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000
@@ -40,17 +40,19 @@ IDLE_MARK_MS: Final = 10_000
 _STATUS = struct.Struct(">cQQQqB")
 
 
-class Stream:
+class ReplicationStream:
     """A slot being read."""
 
-    def __init__(self, wire: Wire, changes: Changes, clock: Clock, feedback_ms: int) -> None:
+    def __init__(
+        self, wire: PostgresConnection, changes: DecodedChanges, clock: ActorClock, feedback_ms: int
+    ) -> None:
         self._wire = wire
         self._changes = changes
         self._clock = clock
         self._feedback_s = feedback_ms / 1000
-        self._copy: Copy | None = None
+        self._copy: CopyStream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._broken: Unreachable | None = None
+        self._broken: SourceUnreachable | None = None
         self._received = self._taken = changes.lsn
         self._waiting = 0
         """Number of frames in the buffer."""
@@ -64,7 +66,7 @@ class Stream:
         self._marked_ms = clock.monotonic_ms()
 
     async def begin(self, slot: str, publication: str) -> None:
-        """Start the replication. Raises `Refused`, `Unreachable`."""
+        """Start the replication. Raises `Refused`, `SourceUnreachable`."""
         names = literal(identifier(publication))
         self._copy = await self._wire.copy(
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
@@ -82,7 +84,7 @@ class Stream:
 
     async def next(self, wait_s: float) -> list[Given]:
         """Return changes and marks; empty when none came in time. A cancelled call loses nothing.
-        Raises `Unreachable`."""
+        Raises `SourceUnreachable`."""
         copy = self._copy
         assert copy is not None, "begun"
         await checkpoint()
@@ -91,7 +93,7 @@ class Stream:
             while not self._whole and not copy.full:
                 if copy.ended:
                     self._read(copy.poll())  # raises the server's error, if it sent one
-                    raise Unreachable("PostgreSQL ended the stream", "it is opened again")
+                    raise SourceUnreachable("PostgreSQL ended the stream", "it is opened again")
                 if given := self._idle():
                     return given
                 self._read(await copy.fill())
@@ -100,7 +102,7 @@ class Stream:
         await self._gather(copy)
         return self._batch(copy)
 
-    async def _gather(self, copy: Copy) -> None:
+    async def _gather(self, copy: CopyStream) -> None:
         """Wait for a larger piece, if the stream is late anyway."""
         if not self._whole or self._late_ms < LATE_MS:
             return
@@ -111,7 +113,7 @@ class Stream:
             await anyio.sleep(_GATHER_S)  # it reads ahead meanwhile
             self._read(copy.poll())
 
-    def _read(self, frames: Frames) -> None:
+    def _read(self, frames: CopyFrames) -> None:
         """Note commits, keepalives and positions of frames that have just come."""
         if not len(frames):
             return
@@ -128,13 +130,13 @@ class Stream:
                 self._wants_mark = True
                 self._tell()
 
-    def _batch(self, copy: Copy) -> list[Given]:
+    def _batch(self, copy: CopyStream) -> list[Given]:
         """Return the changes of all whole transactions, or of a full buffer."""
         count = self._whole or (self._waiting if copy.full else 0)
         if not count:
             return self._idle()
         frames = copy.frames()
-        batch = Frames(frames.data, frames.starts[:count], frames.ends[:count])
+        batch = CopyFrames(frames.data, frames.starts[:count], frames.ends[:count])
         copy.take(count)
         self._waiting -= count
         self._whole = 0
@@ -182,7 +184,7 @@ class Stream:
         try:
             # Written, flushed, applied: the server may remove the log before the flushed position.
             self._copy.send(_STATUS.pack(b"r", seen, self._taken, self._taken, now_us, reply))
-        except Unreachable as error:
+        except SourceUnreachable as error:
             self._broken = error
 
     def _beat(self) -> None:

@@ -12,23 +12,23 @@ import msgspec
 
 from actors.sources.postgres_catalog import (
     VERSION_WITH_LISTS,
-    Leaf,
-    Publication,
-    Table,
+    LeafPartition,
+    PostgresTable,
+    PublicationInfo,
     listed_numbers,
     publication,
     tables,
     type_facts,
 )
-from actors.sources.postgres_errors import Refused
-from actors.sources.postgres_footing import Filled, Refills, Stands, Verdict, judge
+from actors.sources.postgres_errors import ServerRefused
+from actors.sources.postgres_footing import FilledTable, TableRefills, TableStands, Verdict, judge
 from actors.sources.postgres_names import literal
 from actors.sources.postgres_types import TypeFacts
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Export, Unreachable
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import SourceExport, SourceUnreachable
 
 
-async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
+async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bool:
     """Say whether a partition may hold rows from before it was attached."""
     try:
         # Rows of younger transactions came through the table, after the attachment: they are in the
@@ -37,12 +37,12 @@ async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
             f"SELECT 1 FROM ONLY {leaf.relation}"
             f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
         )
-    except Refused:
+    except ServerRefused:
         return True
     return bool(rows)
 
 
-class Seen(msgspec.Struct, frozen=True):
+class CatalogGlance(msgspec.Struct, frozen=True):
     """A digest of the catalog at one moment."""
 
     digest: str
@@ -58,27 +58,27 @@ class Seen(msgspec.Struct, frozen=True):
         return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
 
 
-class Survey(msgspec.Struct, frozen=True):
+class CatalogSurvey(msgspec.Struct, frozen=True):
     """Tables, types and publication at one moment."""
 
-    seen: Seen
-    tables: Mapping[int, Table]
+    seen: CatalogGlance
+    tables: Mapping[int, PostgresTable]
     """Oid → table."""
     types: Mapping[int, TypeFacts]
-    publication: Publication | None
+    publication: PublicationInfo | None
 
 
-async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+async def survey(wire: PostgresConnection, oids: Sequence[int], name: str) -> CatalogSurvey:
     """Return the catalog's tables with these oids, and a publication. The caller's transaction must
     be REPEATABLE READ, so that all queries see one moment."""
     found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
     columns = [column for table in found.values() for column in table.columns]
     types = await type_facts(wire, (column.type_oid for column in columns))
     given = await publication(wire, name)
-    return Survey(await read_catalog_digest(wire, oids, types, name), found, types, given)
+    return CatalogSurvey(await read_catalog_digest(wire, oids, types, name), found, types, given)
 
 
-async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+async def survey_now(wire: PostgresConnection, oids: Sequence[int], name: str) -> CatalogSurvey:
     """Return the same, in a transaction of its own."""
     await wire.query("ROLLBACK")  # a cancelled caller may have left a transaction open
     await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -88,8 +88,8 @@ async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
 
 
 async def read_catalog_digest(
-    wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str
-) -> Seen:
+    wire: PostgresConnection, oids: Sequence[int], types: Iterable[int], publication: str
+) -> CatalogGlance:
     """Return a digest of all catalog rows that matter to these tables, by one cheap query."""
     tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
     # Whatever alters a catalog row gives it another xmin.
@@ -123,7 +123,7 @@ async def read_catalog_digest(
     )
     digest, snapshot = rows[0]
     _, xmax, running = (snapshot or "").split(":")
-    return Seen(
+    return CatalogGlance(
         digest or "",
         frozenset(int(xid) % 2**32 for xid in running.split(",") if xid),
         int(xmax) % 2**32,
@@ -131,17 +131,17 @@ async def read_catalog_digest(
 
 
 async def judge_all(
-    wire: Wire,
-    found: Survey,
-    filled: Mapping[str, Filled],
-    exports: Mapping[str, Export],
+    wire: PostgresConnection,
+    found: CatalogSurvey,
+    filled: Mapping[str, FilledTable],
+    exports: Mapping[str, SourceExport],
     publication_name: str,
     numeric: str,
 ) -> dict[str, Verdict]:
-    """Return the verdicts on filled tables. Raises `Unreachable` when the publication was
+    """Return the verdicts on filled tables. Raises `SourceUnreachable` when the publication was
     dropped."""
     if found.publication is None:
-        raise Unreachable(
+        raise SourceUnreachable(
             f"PostgreSQL: publication {publication_name} was dropped",
             "it is made again where that may be, and its tables are filled anew",
         )
@@ -149,10 +149,10 @@ async def judge_all(
     for name, each in filled.items():
         table = found.tables.get(each.oid)
         verdict = judge(exports[name], each, table, found.types, found.publication, numeric)
-        if isinstance(verdict, Stands):
+        if isinstance(verdict, TableStands):
             for leaf in verdict.new_leaves:
                 if await was_filled_before(wire, leaf):
-                    verdict = Refills(f"partition {leaf.relation} came with rows")
+                    verdict = TableRefills(f"partition {leaf.relation} came with rows")
                     break
         verdicts[name] = verdict
     return verdicts

@@ -6,9 +6,9 @@ COPY's binary format: a number, a time or a text is read as it is (`from_binary`
 as the text that changes bring (`copy_expression`). So a row deleted later equals, value by value,
 the row that was copied.
 
-Rules. A value that the column's type cannot hold is `Unheld`, never rounded or cut: NaN in a
-decimal, dates before year 1, after year 9999 or infinite, arrays of more than one dimension.
-``numeric`` without a precision is a string unless the configuration names a decimal.
+Rules. A value that the column's type cannot hold is `UnrepresentableValue`, never rounded or cut:
+NaN in a decimal, dates before year 1, after year 9999 or infinite, arrays of more than one
+dimension. ``numeric`` without a precision is a string unless the configuration names a decimal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.plan.schema import arrow_type
-from actors.sources.pgoutput import NULL, Values, column
+from actors.sources.pgoutput import NULL, TupleValues, column
 from actors.sources.postgres_frames import Bytes, Places, be32, be64
 
 DECIMAL_DIGITS_MAX: Final = 38
@@ -64,7 +64,7 @@ _ELEMENT_TEXT_MAX: Final = 64
 _PLAIN_ARRAY: Final = r"^\{[^{}\"\\]*\}$"
 
 
-class Unheld(Exception):
+class UnrepresentableValue(Exception):
     """A value that its column's type cannot hold. `value` is its text, cut."""
 
     def __init__(self, value: str, why: str) -> None:
@@ -148,7 +148,7 @@ def _scalar(oid: int, modifier: int, numeric: str) -> str:
 
 
 def from_text(texts: pa.Array, kind: ColumnType) -> pa.Array:
-    """Convert a column of output functions' texts (binary). Raises `Unheld`."""
+    """Convert a column of output functions' texts (binary). Raises `UnrepresentableValue`."""
     if kind.element:
         return _arrays(texts, kind)
     return _scalars(texts, kind.oid, kind.spark)
@@ -171,7 +171,7 @@ def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
         raise _culprit(values, target, str(error)) from None
 
 
-def _culprit(values: pa.Array, target: pa.DataType, error: str) -> Unheld:
+def _culprit(values: pa.Array, target: pa.DataType, error: str) -> UnrepresentableValue:
     """Return the error for the first value that does not fit, found by halving the column."""
     while len(values) > 1:
         half = values.slice(0, len(values) // 2)
@@ -183,12 +183,14 @@ def _culprit(values: pa.Array, target: pa.DataType, error: str) -> Unheld:
     text = values.cast(pa.binary())[0].as_py() or b""
     shown = text[:_ELEMENT_TEXT_MAX].decode(errors="replace")
     if pa.types.is_string(target):
-        return Unheld(shown, "it is not UTF-8")
+        return UnrepresentableValue(shown, "it is not UTF-8")
     if pa.types.is_temporal(target):
-        return Unheld(shown, "only years 1 to 9999 can be held, no infinite ones")
+        return UnrepresentableValue(shown, "only years 1 to 9999 can be held, no infinite ones")
     if pa.types.is_decimal(target):
-        return Unheld(shown, f"it does not fit decimal({target.precision},{target.scale}) exactly")
-    return Unheld(shown, error)
+        return UnrepresentableValue(
+            shown, f"it does not fit decimal({target.precision},{target.scale}) exactly"
+        )
+    return UnrepresentableValue(shown, error)
 
 
 def _bytea(texts: pa.Array) -> pa.Array:
@@ -197,7 +199,7 @@ def _bytea(texts: pa.Array) -> pa.Array:
     lengths = pc.binary_length(texts).fill_null(2).to_numpy(zero_copy_only=False)
     digits = b"".join(valid.to_pylist())
     if not digits.startswith(b"\\x") and digits:
-        raise Unheld(digits[:16].decode(errors="replace"), "bytea_output is not hex")
+        raise UnrepresentableValue(digits[:16].decode(errors="replace"), "bytea_output is not hex")
     raw = bytes.fromhex(digits.replace(b"\\x", b"").decode())
     offsets = np.zeros(len(texts) + 1, np.int32)
     np.cumsum((lengths - 2) // 2, out=offsets[1:])
@@ -250,14 +252,16 @@ def _listed(lists: pa.Array, flat: pa.Array, target: pa.DataType) -> pa.Array:
 
 def parse_array(text: str) -> list[str | None]:
     """Return the elements of an array's text, of one dimension: ``{1,NULL,"a,\\"b"}``. Raises
-    `Unheld`."""
+    `UnrepresentableValue`."""
     place = text.index("{") + 1  # after bounds, if any: [0:2]={…}
     elements: list[str | None] = []
     if text[place] == "}":
         return elements
     while True:
         if text[place] == "{":
-            raise Unheld(text[:_ELEMENT_TEXT_MAX], "only arrays of one dimension can be held")
+            raise UnrepresentableValue(
+                text[:_ELEMENT_TEXT_MAX], "only arrays of one dimension can be held"
+            )
         if text[place] == '"':
             part, place = _quoted_element(text, place + 1)
             elements.append(part)
@@ -299,8 +303,8 @@ def copy_expression(name: str, kind: ColumnType) -> str:
 _TIMES: Final = (TIMESTAMP, TIMESTAMPTZ)
 
 
-def from_binary(data: Bytes, values: Values, kind: ColumnType) -> pa.Array:
-    """Convert a column selected by `copy_expression`. Raises `Unheld`."""
+def from_binary(data: Bytes, values: TupleValues, kind: ColumnType) -> pa.Array:
+    """Convert a column selected by `copy_expression`. Raises `UnrepresentableValue`."""
     oid = kind.oid
     none = values.kinds == NULL
     mask = none if bool(none.any()) else None
@@ -337,9 +341,11 @@ def _number_type(oid: int) -> pa.DataType:
     return arrow_type(_SPARK[oid])
 
 
-def _check_days(days: Places, values: Values, name: str) -> None:
+def _check_days(days: Places, values: TupleValues, name: str) -> None:
     out = (days < _DAYS_MIN) | (days > _DAYS_MAX)
     if out.any():
         day = int(days[out][0])
         where = "before year 1" if day < 0 else "after year 9999"
-        raise Unheld(f"a {name} {where}", "only years 1 to 9999 can be held, no infinite ones")
+        raise UnrepresentableValue(
+            f"a {name} {where}", "only years 1 to 9999 can be held, no infinite ones"
+        )

@@ -8,43 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.kernel.clock import Clock
+from actors.kernel.clock import ActorClock
 from actors.sources import libpq
-from actors.sources.postgres_copy import Copy, LibpqCopy, RawCopy, next_result, ready
-from actors.sources.postgres_errors import Refused, connection_lost, hint_for, refusal, text_of
-from actors.sources.source import Unreachable
+from actors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy, next_result, ready
+from actors.sources.postgres_errors import (
+    ServerRefused,
+    connection_lost,
+    hint_for,
+    refusal,
+    text_of,
+)
+from actors.sources.source import SourceUnreachable
 
 
-class Wire:
-    """One connection, for one task at a time (but for `Copy.send`)."""
+class PostgresConnection:
+    """One connection, for one task at a time (but for `CopyStream.send`)."""
 
-    def __init__(self, connection: libpq.Connection) -> None:
+    def __init__(self, connection: libpq.LibpqConnection) -> None:
         self._connection = connection
-        self._copy: Copy | None = None
+        self._copy: CopyStream | None = None
         self._asked = False
         """True if a query's answers were not all read, since its caller was cancelled."""
         self._beginning = False
         """True from a COPY's request to its start."""
 
     @classmethod
-    async def connect(cls, parameters: Mapping[str, str], clock: Clock) -> Wire:
-        """Connect with these parameters. Raises `Unreachable`."""
+    async def connect(cls, parameters: Mapping[str, str], clock: ActorClock) -> PostgresConnection:
+        """Connect with these parameters. Raises `SourceUnreachable`."""
         return await cls.open(
             " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items()), clock
         )
 
     @classmethod
-    async def open(cls, conninfo: str, clock: Clock) -> Wire:
-        """Connect with libpq's ``key=value`` text or URI. Raises `Unreachable`."""
+    async def open(cls, conninfo: str, clock: ActorClock) -> PostgresConnection:
+        """Connect with libpq's ``key=value`` text or URI. Raises `SourceUnreachable`."""
 
-        def blocking() -> libpq.Connection:
+        def blocking() -> libpq.LibpqConnection:
             return libpq.connect(conninfo.encode())
 
         connection = await clock.run_blocking(blocking)
         if connection.status != libpq.CONNECTION_OK:
             text = text_of(connection.error_message)
             connection.finish()
-            raise Unreachable(text, hint_for(text))
+            raise SourceUnreachable(text, hint_for(text))
         connection.nonblocking = 1
         return cls(connection)
 
@@ -54,11 +60,11 @@ class Wire:
         return self._connection.server_version
 
     async def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        """Run simple statements; return the rows of the last one that has any. Raises `Refused`,
-        `Unreachable`."""
+        """Run simple statements; return the rows of the last one that has any. Raises
+        `ServerRefused`, `SourceUnreachable`."""
         connection = self._connection
         rows: list[tuple[str | None, ...]] = []
-        error: Refused | None = None
+        error: ServerRefused | None = None
         await self._drain()
         try:
             self._asked = True
@@ -80,9 +86,9 @@ class Wire:
             raise error
         return rows
 
-    async def copy(self, sql: str, bytes_max: int) -> Copy:
+    async def copy(self, sql: str, bytes_max: int) -> CopyStream:
         """Begin a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
-        `Refused`, `Unreachable`."""
+        `ServerRefused`, `SourceUnreachable`."""
         connection = self._connection
         await self._drain()
         if self._copy is not None:
@@ -91,14 +97,14 @@ class Wire:
         kind = LibpqCopy if connection.ssl_in_use or connection.used_gssapi else RawCopy
         try:
             self._copy = await kind.begin(connection, sql, bytes_max)
-        except Refused:
+        except ServerRefused:
             self._beginning = False
             raise
         self._beginning = False
         return self._copy
 
     async def _drain(self) -> None:
-        """Read the remaining answers to a cancelled query. Raises `Unreachable`."""
+        """Read the remaining answers to a cancelled query. Raises `SourceUnreachable`."""
         # A COPY was cancelled as it began: it is unknown which of its bytes come next.
         if self._beginning:
             raise connection_lost("a COPY was given up as it began")
@@ -117,7 +123,7 @@ class Wire:
         self._connection.finish()
 
 
-def _rows(result: libpq.Result) -> list[tuple[str | None, ...]]:
+def _rows(result: libpq.LibpqResult) -> list[tuple[str | None, ...]]:
     def value(row: int, column: int) -> str | None:
         raw = result.get_value(row, column)
         return None if raw is None else raw.decode()

@@ -2,7 +2,7 @@
 
 Theory of operation. The caller (the ingest task) asks for one thing after another (`next`); a
 source reads ahead no further than one answer, which bounds the bytes in flight. A source knows
-nothing of times and shards: the caller gives everything up to a `Mark` one time, and makes
+nothing of times and shards: the caller gives everything up to a `PositionMark` one time, and makes
 contents, position and that time durable in one append. So the position at which a source is opened
 is always the one up to which everything, and nothing more, is in the shards.
 
@@ -14,15 +14,15 @@ Rules:
 - positions are texts that only the source reads (JSON, at most `POSITION_BYTES_MAX`); they tell
   all that a later `open` needs, also which exports were filled already;
 - rows of an export that was added later come only before the mark that fills it, or after that;
-- where the external system does not tell old rows, `Upserts` and `Truncated` are given: the caller
-  finds the old rows in its own contents (`sources.upserts` computes the changes). Order within one
-  export counts, also between these and `Rows`: rows given since the last mark are among those that
-  are replaced or removed;
+- where the external system does not tell old rows, `SourceUpserts` and `ExportTruncated` are given:
+  the caller finds the old rows in its own contents (`sources.upserts` computes the changes). Order
+  within one export counts, also between these and `SourceRows`: rows given since the last mark are
+  among those that are replaced or removed;
 - `taken` is called when a position is durable here; only then may the external system forget what
   comes before it;
-- an error that waiting may cure (`Unreachable`) ends the source: it is reopened, with backoff. A
-  lasting error of one export (a column was dropped, a value cannot be held) is `ExportFailed`: that
-  export fails, the others go on;
+- an error that waiting may cure (`SourceUnreachable`) ends the source: it is reopened, with
+  backoff. A lasting error of one export (a column was dropped, a value cannot be held) is
+  `ExportFailed`: that export fails, the others go on;
 - nothing blocks the event loop; every wait can be cancelled; `close` is always called.
 """
 
@@ -36,14 +36,14 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import PenstockError
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 
 POSITION_BYTES_MAX: Final = 64 * 1024
 OP: Final = "__op"
 KEPT: Final = "__kept"
 
 
-class Unreachable(PenstockError):
+class SourceUnreachable(PenstockError):
     """The external system cannot be reached or read just now. `hint` says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -51,11 +51,11 @@ class Unreachable(PenstockError):
         self.hint = hint
 
 
-class Export(msgspec.Struct, frozen=True):
+class SourceExport(msgspec.Struct, frozen=True):
     """One table that a source gives: its external name and its columns here."""
 
     name: str
-    schema: Schema
+    schema: TableSchema
     is_new: bool = False
     """Set by the caller of `open` to have it filled, also where the position names it: nothing of
     it was given yet, or it was dropped and added again."""
@@ -68,7 +68,7 @@ class Export(msgspec.Struct, frozen=True):
     for all exports: one that is named and cannot be ingested is an error."""
 
 
-class Rows(msgspec.Struct, frozen=True):
+class SourceRows(msgspec.Struct, frozen=True):
     """Changes of one export: the columns of its schema, then `plan.schema.DIFF` (int64, not 0). A
     piece of bounded size."""
 
@@ -78,11 +78,11 @@ class Rows(msgspec.Struct, frozen=True):
     """True for first contents, not changes; for statistics."""
 
 
-class Upserts(msgspec.Struct, frozen=True):
+class SourceUpserts(msgspec.Struct, frozen=True):
     """Changes of an export with a key, without old rows. In order; a key may have several rows, the
-    last one holds. A piece of bounded size, like `Rows`.
+    last one holds. A piece of bounded size, like `SourceRows`.
 
-    The columns of the schema; `OP` (int8, one of `Op`); and, only where values are not told
+    The columns of the schema; `OP` (int8, one of `UpsertOp`); and, only where values are not told
     because they stay as they are, `KEPT` (list of int16: places of such columns in the schema,
     whose values are NULL here; NULL: none)."""
 
@@ -90,8 +90,8 @@ class Upserts(msgspec.Struct, frozen=True):
     changes: pa.Table
 
 
-class Op(enum.IntEnum):
-    """Operation of a row of `Upserts` on its key."""
+class UpsertOp(enum.IntEnum):
+    """Operation of a row of `SourceUpserts` on its key."""
 
     DELETED = 0
     """The key's row is deleted; all columns but the key's are NULL."""
@@ -104,13 +104,13 @@ class Op(enum.IntEnum):
     of another key) removed."""
 
 
-class Truncated(msgspec.Struct, frozen=True):
+class ExportTruncated(msgspec.Struct, frozen=True):
     """All rows of an export are deleted: those in its shard, and those given before."""
 
     export: str
 
 
-class Mark(msgspec.Struct, frozen=True):
+class PositionMark(msgspec.Struct, frozen=True):
     """A position of everything given so far."""
 
     position: str
@@ -132,14 +132,16 @@ class ExportFailed(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class Idle(msgspec.Struct, frozen=True):
+class SourceIdle(msgspec.Struct, frozen=True):
     """No data just now; the next call waits for some."""
 
 
-Given: TypeAlias = Rows | Upserts | Truncated | Mark | ExportFailed | Idle
+Given: TypeAlias = (
+    SourceRows | SourceUpserts | ExportTruncated | PositionMark | ExportFailed | SourceIdle
+)
 
 
-class Lag(msgspec.Struct, frozen=True):
+class SourceLag(msgspec.Struct, frozen=True):
     """Distance of the external system from the rows given, for people."""
 
     known: str = ""
@@ -154,32 +156,34 @@ class Lag(msgspec.Struct, frozen=True):
     """Warnings, with what to do: nothing has failed yet."""
 
 
-class Source(Protocol):
+class SourceConnector(Protocol):
     """The connector of one kind. Made from its configuration by `sources.kinds`."""
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         """Return the exports of the external system (`wanted` None: all, those that cannot be
         ingested with their `refused`), or exactly those named, each without the columns to leave
         out. Checks all that can be checked before anything is created. Raises `InvalidUsage` (what
-        is wrong, and what to do in the external system), `Unreachable`."""
+        is wrong, and what to do in the external system), `SourceUnreachable`."""
         ...
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """Begin after a position; None: from the very beginning. Exports that the position does not
-        name, and those with `is_new`, are filled. Raises `Unreachable`, `InvalidUsage`."""
+        name, and those with `is_new`, are filled. Raises `SourceUnreachable`, `InvalidUsage`."""
         ...
 
     async def next(self) -> Given:
-        """Return the next rows or event; may return `Idle` before it waits. Raises
-        `Unreachable`."""
+        """Return the next rows or event; may return `SourceIdle` before it waits. Raises
+        `SourceUnreachable`."""
         ...
 
     async def taken(self, position: str) -> None:
         """Acknowledge a position, one of a mark given, that is durable here. Called in order, not
-        for every mark. Raises `Unreachable`."""
+        for every mark. Raises `SourceUnreachable`."""
         ...
 
-    def lag(self) -> Lag:
+    def lag(self) -> SourceLag:
         """Return the last known lag; never waits."""
         ...
 
@@ -189,5 +193,5 @@ class Source(Protocol):
 
     async def forget(self) -> None:
         """Remove the external resources of a dropped source. Called instead of `open`, or after
-        `close`. Raises `Unreachable`."""
+        `close`. Raises `SourceUnreachable`."""
         ...

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from actors.errors import EngineUnavailable
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.plan.jobs import Answer, Job
 from actors.settings import Settings
 
@@ -20,10 +20,10 @@ async def no_engine(job: Job) -> Answer:
     raise EngineUnavailable(f"{type(job).__name__}: this service was started without an engine")
 
 
-class Surroundings(NamedTuple):
+class ConnectorContext(NamedTuple):
     """All that a source needs besides its configuration."""
 
-    clock: Clock
+    clock: ActorClock
     settings: Settings
     scratch: Path
     """Folder for files that need not survive the process; it may not exist yet."""

@@ -25,10 +25,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.errors import InvalidUsage
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.sources.draws import numbered
 from actors.sources.generators import GeneratorConfig, at_least
-from actors.sources.source import Export, Rows, Unreachable
+from actors.sources.source import SourceExport, SourceRows, SourceUnreachable
 from actors.sources.tpch_orders import SCHEMAS, NewOrders, order_keys, weighed
 
 TOOL: Final = "tpchgen-cli"
@@ -66,14 +66,14 @@ class TpchConfig(GeneratorConfig, frozen=True, kw_only=True, tag="tpch"):
                 )
 
 
-class Tpch:
+class TpchSeries:
     """The series: event ``2 n`` inserts the n-th set of orders, ``2 n + 1`` deletes the oldest."""
 
-    exports = tuple(Export(name, schema) for name, schema in SCHEMAS.items())
+    exports = tuple(SourceExport(name, schema) for name, schema in SCHEMAS.items())
     turns = 1.0
     light = False
 
-    def __init__(self, config: TpchConfig, clock: Clock, scratch: Path) -> None:
+    def __init__(self, config: TpchConfig, clock: ActorClock, scratch: Path) -> None:
         self._config = config
         self._clock = clock
         self._folder = scratch / f"tpch-{uuid.uuid4().hex}"
@@ -84,7 +84,7 @@ class Tpch:
         self.events_at_once = max(1, ORDERS_AT_ONCE // self._each // 2 * 2)
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """See `Series`. Generates the files that are still needed."""
+        """See `EventSeries`. Generates the files that are still needed."""
         tables = set(wanted)
         # Once the first orders are all deleted, no file of theirs is needed to delete them.
         if self._range(at)[0] >= self._orders:
@@ -96,15 +96,15 @@ class Tpch:
         await self._generate(tables)
         self._tables = await self._clock.run_blocking(lambda: self._opened(tables))
 
-    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`."""
+    def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`."""
         for name in sorted(wanted - set(REFRESHED)):
             for rows in self._tables[name].all():
-                yield Rows(name, weighed(rows, 1))
+                yield SourceRows(name, weighed(rows, 1))
         yield from self._weighed(*self._range(at), 1, wanted)
 
-    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[Rows]:
-        """See `Series`."""
+    def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
+        """See `EventSeries`."""
         for event in range(start, stop):
             first = event // 2 * self._each
             if event % 2 == 0:
@@ -112,7 +112,7 @@ class Tpch:
             yield from self._weighed(first, first + self._each, 1 - event % 2 * 2, wanted)
 
     async def release(self) -> None:
-        """See `Series`."""
+        """See `EventSeries`."""
         self._tables = {}
         with anyio.CancelScope(shield=True):
             folder = self._folder
@@ -126,7 +126,7 @@ class Tpch:
 
     def _weighed(
         self, start: int, stop: int, diff: int, wanted: AbstractSet[str]
-    ) -> Iterator[Rows]:
+    ) -> Iterator[SourceRows]:
         """Yield orders `start` to ``stop - 1`` with their lineitems, in pieces."""
         if not wanted & set(REFRESHED):
             return
@@ -145,7 +145,7 @@ class Tpch:
                 rows = self._new.rows(start, end)
             for name in REFRESHED:
                 if name in wanted:
-                    yield Rows(name, weighed(rows[name], diff))
+                    yield SourceRows(name, weighed(rows[name], diff))
             start = end
 
     # -- the benchmark's own data -----------------------------------------------------------------
@@ -167,7 +167,7 @@ class Tpch:
             await anyio.run_process([*command, "--output-dir", str(self._folder)])
         except (CalledProcessError, OSError) as error:
             said = getattr(error, "stderr", b"") or str(error).encode()
-            raise Unreachable(
+            raise SourceUnreachable(
                 f"{TOOL} failed: {said.decode(errors='replace').strip()[-500:]}",
                 f"it needs about {self._config.scale:g} GB in {self._folder.parent}",
             ) from None

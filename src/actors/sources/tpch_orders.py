@@ -13,18 +13,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from actors.plan.schema import DIFF, Column, Schema
-from actors.sources.draws import Draws, Numbers, decimals, joined, numbered, padded
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.sources.draws import DrawStream, Numbers, decimals, joined, numbered, padded
 
 
-def _schema(text: str, key: str) -> Schema:
+def _schema(text: str, key: str) -> TableSchema:
     kinds = {"key": "bigint", "money": "decimal(12,2)", "text": "string"}
     columns = [part.split() for part in text.split(",")]
-    made = tuple(Column(name, kinds.get(kind, kind), False) for name, kind in columns)
-    return Schema(made, tuple(key.split()))
+    made = tuple(TableColumn(name, kinds.get(kind, kind), False) for name, kind in columns)
+    return TableSchema(made, tuple(key.split()))
 
 
-SCHEMAS: Final[dict[str, Schema]] = {
+SCHEMAS: Final[dict[str, TableSchema]] = {
     "customer": _schema(
         "c_custkey key, c_name text, c_address text, c_nationkey key, c_phone text, "
         "c_acctbal money, c_mktsegment text, c_comment text",
@@ -96,12 +96,12 @@ def order_keys(numbers: Numbers, orders: int) -> Numbers:
 @lru_cache(maxsize=4)
 def _comments(seed: int) -> dict[str, pa.Array]:
     return {
-        table: _pool(Draws(seed, f"{table} comments"), *lengths)
+        table: _pool(DrawStream(seed, f"{table} comments"), *lengths)
         for table, lengths in (("orders", (19, 78)), ("lineitem", (10, 43)))
     }
 
 
-def _pool(draws: Draws, length_min: int, length_max: int) -> pa.Array:
+def _pool(draws: DrawStream, length_min: int, length_max: int) -> pa.Array:
     """Return comments of words, with lengths between the two, but for a space at the end."""
     words = np.array(_WORDS.split())
     chosen = words[draws.below(numbered(0, COMMENTS * _WORDS_EACH), len(words))]
@@ -123,8 +123,8 @@ class NewOrders:
         self._seed = seed
         self._comments = _comments(seed)
 
-    def _draws(self, stream: str) -> Draws:
-        return Draws(self._seed, stream)
+    def _draws(self, stream: str) -> DrawStream:
+        return DrawStream(self._seed, stream)
 
     def rows(self, start: int, stop: int) -> dict[str, pa.Table]:
         """Return orders `start` to ``stop - 1`` and their lineitems, in the types of `SCHEMAS`."""

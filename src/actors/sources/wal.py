@@ -20,14 +20,14 @@ from typing import Final
 
 import anyio
 
-from actors.errors import Broken, InvalidUsage
+from actors.errors import ConnectionBroken, InvalidUsage
 from actors.sources.generators import select_exports
-from actors.sources.source import Export, Given, Idle, Lag, Unreachable
-from actors.sources.surroundings import Surroundings
+from actors.sources.source import Given, SourceExport, SourceIdle, SourceLag, SourceUnreachable
+from actors.sources.surroundings import ConnectorContext
 from actors.sources.wal_changes import WalChanges, read_position
 from actors.sources.wal_config import WalConfig
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
-from actors.wal.following import AllRemoved, Follower
+from actors.wal.following import AllRemoved, WalFollower
 from actors.wal.lsn import lsn_text
 
 _SAMPLE_MS: Final = 1_000
@@ -50,13 +50,13 @@ _CANNOT_FILL: Final = (
 class WalSource:
     """Ingests one timeline. See `sources.source.Source`."""
 
-    def __init__(self, config: WalConfig, around: Surroundings) -> None:
+    def __init__(self, config: WalConfig, around: ConnectorContext) -> None:
         self._config = config
         self._around = around
         self._clock = around.clock
-        self._follower: Follower | None = None
+        self._follower: WalFollower | None = None
         self._changes: WalChanges
-        self._exports: tuple[Export, ...] = ()
+        self._exports: tuple[SourceExport, ...] = ()
         self._begun = False
         """True if a mark was ever given, also by an earlier source."""
         self._ready: deque[Given] = deque()
@@ -66,11 +66,13 @@ class WalSource:
         self._samples: deque[tuple[int, float]] = deque()
         """(known commit position, time), the oldest first; for the lag in time."""
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
         """See `Source.describe`: the tables are those declared; an acceptor must answer."""
         declared = self._config.schemas()
         exports = select_exports(
-            [Export(name, schema) for name, schema in declared.items()], wanted
+            [SourceExport(name, schema) for name, schema in declared.items()], wanted
         )
         follower = await self._following(self._config.begin_lsn())
         await follower.look()
@@ -83,10 +85,10 @@ class WalSource:
                     f"acceptor: {told}; check both, or push something first: who writes first "
                     "makes it"
                 )
-            raise Unreachable(f"no acceptor answers: {told}", _REACH)
+            raise SourceUnreachable(f"no acceptor answers: {told}", _REACH)
         return exports
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         config = self._config
         was = None if position is None else read_position(position, config)
@@ -128,7 +130,7 @@ class WalSource:
         self._follower = await self._following(lsn)
         self._consume()
 
-    async def _following(self, lsn: int) -> Follower:
+    async def _following(self, lsn: int) -> WalFollower:
         config, settings = self._config, self._around.settings
         token = await self._clock.run_blocking(config.token)
         tls = await self._clock.run_blocking(config.tls)
@@ -144,7 +146,7 @@ class WalSource:
             )
 
         await self.close()
-        return Follower(
+        return WalFollower(
             config.addresses(),
             lsn,
             connect,
@@ -174,7 +176,7 @@ class WalSource:
                 return changes.mark()
             elif not self._idle and not self._ready:
                 self._idle = True
-                return Idle()
+                return SourceIdle()
         self._idle = False
         self._begun = True
         return self._ready.popleft()
@@ -189,9 +191,9 @@ class WalSource:
             if changes.is_filling:
                 self._ready += changes.give_up(str(error), _CANNOT_FILL)
                 return b""
-            raise Unreachable(str(error), _REMOVED) from None
-        except Broken as error:
-            raise Unreachable(str(error), _REACH) from None
+            raise SourceUnreachable(str(error), _REMOVED) from None
+        except ConnectionBroken as error:
+            raise SourceUnreachable(str(error), _REACH) from None
         self._sample(follower)
         return wal
 
@@ -213,7 +215,7 @@ class WalSource:
 
     # -- lag, close ------------------------------------------------------------------------------
 
-    def _sample(self, follower: Follower) -> None:
+    def _sample(self, follower: WalFollower) -> None:
         now, samples = self._clock.monotonic_ms(), self._samples
         while samples and samples[0][0] <= self._changes.lsn:
             samples.popleft()
@@ -222,24 +224,24 @@ class WalSource:
         if not samples or now >= samples[-1][1] + _SAMPLE_MS:
             samples.append((follower.known_lsn, now))
 
-    def lag(self) -> Lag:
+    def lag(self) -> SourceLag:
         """See `Source.lag`. In time: the age of the oldest known commit that was not given."""
         follower = self._follower
         if follower is None:
-            return Lag()
+            return SourceLag()
         lsn = self._changes.lsn
         behind = max(0, follower.known_lsn - lsn)
         waits = [seen_ms for known, seen_ms in self._samples if known > lsn]
         since = min(waits, default=None)
         ms = 0 if not behind else 0 if since is None else self._clock.monotonic_ms() - since
-        return Lag(
+        return SourceLag(
             known=lsn_text(max(follower.known_lsn, lsn)),
             bytes_behind=behind,
             ms_behind=int(ms),
             notes=self._notes(follower),
         )
 
-    def _notes(self, follower: Follower) -> tuple[str, ...]:
+    def _notes(self, follower: WalFollower) -> tuple[str, ...]:
         notes = []
         errors = [seen.error for seen in follower.seen.values() if seen.error]
         if errors:

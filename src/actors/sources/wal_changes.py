@@ -23,19 +23,19 @@ from typing import Annotated, Final
 
 import msgspec
 
-from actors.errors import Corrupt, InvalidUsage
-from actors.sources.json_rows import Misfit, RowsOfTable
+from actors.errors import CorruptData, InvalidUsage
+from actors.sources.json_rows import RowMisfit, RowsOfTable
 from actors.sources.source import (
     POSITION_BYTES_MAX,
-    Export,
     ExportFailed,
     Given,
-    Mark,
-    Rows,
-    Unreachable,
+    PositionMark,
+    SourceExport,
+    SourceRows,
+    SourceUnreachable,
 )
 from actors.sources.wal_config import WalConfig
-from actors.wal.framing import Decoder, Framed
+from actors.wal.framing import FramedPayload, RecordDecoder
 from actors.wal.lsn import lsn_text, parse_lsn
 
 ANEW: Final = (
@@ -53,7 +53,7 @@ class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     diff: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 1
 
 
-class Position(msgspec.Struct, frozen=True):
+class WalPosition(msgspec.Struct, frozen=True):
     """A position: everything before `lsn` was taken, into these tables."""
 
     lsn: str
@@ -70,10 +70,10 @@ class Position(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def read_position(text: str, config: WalConfig) -> Position:
+def read_position(text: str, config: WalConfig) -> WalPosition:
     """Parse a position. Raises `InvalidUsage` for another text, or a position of another log."""
     try:
-        found = msgspec.json.decode(text, type=Position)
+        found = msgspec.json.decode(text, type=WalPosition)
         parse_lsn(found.lsn)
     except (msgspec.DecodeError, InvalidUsage) as error:
         raise InvalidUsage(f"{text[:100]!r} is no position of a source of a log: {error}") from None
@@ -95,7 +95,7 @@ class WalChanges:
     def __init__(
         self,
         config: WalConfig,
-        exports: Sequence[Export],
+        exports: Sequence[SourceExport],
         lsn: int,
         *,
         tables: Sequence[str],
@@ -113,13 +113,13 @@ class WalChanges:
             export.name: RowsOfTable(declared[export.name], export.schema, skips=skips)
             for export in exports
         }
-        self._decoder = Decoder(lsn)
+        self._decoder = RecordDecoder(lsn)
         self._tables = tuple(tables)
         self._fills = tuple(fills)
         self._until_lsn = until_lsn
         self._failed: list[ExportFailed] = []
         self.lsn = lsn
-        self.stopped: Unreachable | None = None
+        self.stopped: SourceUnreachable | None = None
         """Reason why no more can be given."""
         self.records = 0
         """Records taken since the last mark."""
@@ -139,25 +139,25 @@ class WalChanges:
         """Return whether it has reached that position."""
         return 0 < self._until_lsn <= self.lsn
 
-    def mark(self, filled: Sequence[str] = ()) -> Mark:
+    def mark(self, filled: Sequence[str] = ()) -> PositionMark:
         """Return a mark at the current place."""
-        position = Position(lsn_text(self.lsn), self._timeline, self._tables)
+        position = WalPosition(lsn_text(self.lsn), self._timeline, self._tables)
         names = (*self._fills, *filled)
-        return Mark(position.text(), messages=self.records, filled=names)
+        return PositionMark(position.text(), messages=self.records, filled=names)
 
     def take(self, wal: bytes) -> list[Given]:
         """Decode the next bytes of the log; return the changes that are whole now."""
         begin_lsn = self.lsn
         try:
             self._take(self._decoder.payloads(wal))
-        except Corrupt as error:
+        except CorruptData as error:
             self._stop(str(error), "is this the timeline that penstock wal push writes?")
         given: list[Given] = []
         for name, rows in list(self._rows.items()):
             if len(rows):
                 try:
-                    given.append(Rows(name, rows.updates(), snapshot=self.is_filling))
-                except Misfit as error:
+                    given.append(SourceRows(name, rows.updates(), snapshot=self.is_filling))
+                except RowMisfit as error:
                     where = f"records from {lsn_text(begin_lsn)} on"
                     self._fail(name, where, error)
                 rows.clear()
@@ -177,14 +177,14 @@ class WalChanges:
         failed = [ExportFailed(name, error, hint) for name in self._fills]
         return [*failed, self.mark()]
 
-    def _take(self, payloads: Iterable[Framed]) -> None:
+    def _take(self, payloads: Iterable[FramedPayload]) -> None:
         for framed in payloads:
             if self.stopped is not None or self.is_filled or not self._change(framed):
                 return
             self.lsn = framed.end_lsn
             self.records += 1
 
-    def _change(self, framed: Framed) -> bool:
+    def _change(self, framed: FramedPayload) -> bool:
         """Decode a record; return False to stop before it."""
         try:
             change = _CHANGES.decode(framed.payload)
@@ -211,15 +211,15 @@ class WalChanges:
             )
         try:
             rows.add(change.row, change.diff)
-        except Misfit as error:
+        except RowMisfit as error:
             self._fail(change.table, f"the record at {lsn_text(self.lsn)}", error)
         return True
 
     def _stop(self, error: str, hint: str) -> bool:
-        self.stopped = Unreachable(error, hint)
+        self.stopped = SourceUnreachable(error, hint)
         return False
 
-    def _fail(self, name: str, where: str, error: Misfit) -> None:
+    def _fail(self, name: str, where: str, error: RowMisfit) -> None:
         """Fail a table, and skip its records from here on."""
         self._failed.append(ExportFailed(name, f"{where} does not fit the table: {error}", ANEW))
         del self._rows[name]

@@ -10,12 +10,12 @@ from typing import Final, Literal
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.sources.file_reading import check_columns
 from actors.sources.generators import at_least
 from actors.sources.json_rows import check_type
 from actors.wal.dialling import AcceptorAddress, parse_addresses
-from actors.wal.framing import START_LSN, Decoder
+from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import parse_lsn
 
 TABLES_MAX: Final = 256
@@ -32,7 +32,7 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """32 hexadecimal digits."""
     timeline: str
     """32 hexadecimal digits."""
-    tables: dict[str, tuple[Column, ...]]
+    tables: dict[str, tuple[TableColumn, ...]]
     """Tables that records name, with their columns."""
     undeclared: Literal["refuse", "skip"] = "refuse"
     """Treatment of tables and columns in records that are not in `tables`."""
@@ -70,7 +70,7 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         missing = [name for name, path in files.items() if not path]
         if missing and len(missing) < len(files):
             raise InvalidUsage(f"TLS needs {', '.join(files)}: {', '.join(missing)} not given")
-        Decoder(self.begin_lsn())
+        RecordDecoder(self.begin_lsn())
         if not 0 < len(self.tables) <= TABLES_MAX:
             raise InvalidUsage(
                 f"tables = {{…}} with {len(self.tables)} tables: declare 1 to {TABLES_MAX}, each "
@@ -86,7 +86,7 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the position where reading begins. Raises `InvalidUsage`."""
         return parse_lsn(self.start_lsn) if self.start_lsn else START_LSN
 
-    def schemas(self) -> dict[str, Schema]:
+    def schemas(self) -> dict[str, TableSchema]:
         """Return the schemas of all tables. Raises `InvalidUsage`."""
         return {name: _schema(name, columns) for name, columns in self.tables.items()}
 
@@ -122,7 +122,7 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return context
 
 
-def _schema(name: str, columns: tuple[Column, ...]) -> Schema:
+def _schema(name: str, columns: tuple[TableColumn, ...]) -> TableSchema:
     if not name or not columns:
         raise InvalidUsage(f"tables: {name!r} has no {'columns' if name else 'name'}")
     try:

@@ -14,8 +14,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.jobs import Analyze, Analyzed
-from actors.plan.schema import Schema
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
+from actors.plan.schema import TableSchema
 from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 
 
-def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
+def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
     """Return Spark's analysis of a query; if wanted, with its relational plan, which is refused
     over `nodes_max` nodes.
 
@@ -38,7 +38,7 @@ def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
             # it.
             found = bridge.query(job.sql)
         except AnalysisException as error:
-            return Analyzed(job.job_id, missing=missing_table(error))
+            return QueryAnalyzed(job.job_id, missing=missing_table(error))
         schema = output_schema(found.schema)
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)
@@ -49,7 +49,7 @@ def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
             given = {number: job.tables[number] for number in used}
             translation = bridge.translate(found, given, nodes_max)
     sources = tuple(job.tables[number][0] for number in used)
-    return Analyzed(job.job_id, schema, sources, volatility, translation)
+    return QueryAnalyzed(job.job_id, schema, sources, volatility, translation)
 
 
 def missing_table(error: AnalysisException) -> str:
@@ -60,7 +60,7 @@ def missing_table(error: AnalysisException) -> str:
     return name
 
 
-def output_schema(struct: StructType) -> Schema:
+def output_schema(struct: StructType) -> TableSchema:
     """Return a query's schema. Raises `QueryRejected` for a column of a type that we cannot
     store."""
     try:
@@ -69,17 +69,17 @@ def output_schema(struct: StructType) -> Schema:
         raise QueryRejected(str(error)) from None
 
 
-def check_types(made: Schema, wanted: Schema, what: str, *, names: bool) -> None:
+def check_types(made: TableSchema, wanted: TableSchema, what: str, *, names: bool) -> None:
     """Raise `QueryRejected` unless columns agree in number, type and (with `names`) name."""
     mine, theirs = _shape(made, names), _shape(wanted, names)
     if mine != theirs:
         raise QueryRejected(f"{what} makes ({_text(made)}); expected were ({_text(wanted)})")
 
 
-def _shape(schema: Schema, names: bool) -> Sequence[tuple[str, Any]]:
+def _shape(schema: TableSchema, names: bool) -> Sequence[tuple[str, Any]]:
     kinds = schema.arrow().types
     return [(name if names else "", kind) for name, kind in zip(schema.names, kinds, strict=True)]
 
 
-def _text(schema: Schema) -> str:
+def _text(schema: TableSchema) -> str:
     return ", ".join(f"{column.name} {column.type}" for column in schema.columns)

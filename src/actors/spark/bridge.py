@@ -1,4 +1,5 @@
-"""Spark sessions as jobs use them: `Bridge`, and `ClassicBridge` for a session in our own JVM.
+"""Spark sessions as jobs use them: `SessionBridge`, and `ClassicBridge` for a session in our own
+JVM.
 
 `actors.spark.connect` has the bridge to a session behind Spark Connect. `ClassicBridge` uses
 private names of PySpark. PySpark's version is pinned, and such names are used only here, in
@@ -23,8 +24,8 @@ from pyspark.util import _load_from_socket
 
 from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
-from actors.plan.jobs import Analyze, Analyzed, Translation, Volatility
-from actors.plan.schema import Schema
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation, VolatileCall
+from actors.plan.schema import TableSchema
 from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
 from actors.spark.java_classes import java_object, resident_plan, slot_frames
@@ -52,7 +53,7 @@ _SLOT_OPTIONS: Final = {
 """Options for reading a slot, above the session's settings: a missing or torn file is an error."""
 
 
-class Bridge(ABC):
+class SessionBridge(ABC):
     """A Spark session, used by one thread."""
 
     def __init__(self, session: SparkSession) -> None:
@@ -87,7 +88,7 @@ class Bridge(ABC):
         """Return whether Spark considers every expression of an analysed frame deterministic."""
 
     @abstractmethod
-    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
+    def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
         """Return Spark's analysis of a query (see `actors.spark.analysis`)."""
 
     @abstractmethod
@@ -96,7 +97,7 @@ class Bridge(ABC):
         reads them."""
 
     @abstractmethod
-    def empty(self, schema: Schema) -> DataFrame:
+    def empty(self, schema: TableSchema) -> DataFrame:
         """Return a frame without rows, with the columns' types and nullability."""
 
     @abstractmethod
@@ -109,7 +110,7 @@ class Bridge(ABC):
         case."""
 
 
-class ClassicBridge(Bridge):
+class ClassicBridge(SessionBridge):
     """One session of one thread, in our own JVM."""
 
     def __init__(self, session: SparkSession, scratch: Path) -> None:
@@ -128,18 +129,18 @@ class ClassicBridge(Bridge):
         self._told: Any = None
 
     def activate(self) -> None:
-        """See `Bridge.activate`."""
+        """See `SessionBridge.activate`."""
         self._class.setActiveSession(self.engine)
 
     def close(self) -> None:
-        """See `Bridge.close`. The JVM's garbage collector frees the session."""
+        """See `SessionBridge.close`. The JVM's garbage collector frees the session."""
 
     def sql(self, text: str) -> DataFrame:
-        """See `Bridge.sql`."""
+        """See `SessionBridge.sql`."""
         return DataFrame(self.engine.sql(text), self.session)
 
     def query(self, text: str) -> DataFrame:
-        """See `Bridge.query`."""
+        """See `SessionBridge.query`."""
         state = self.engine.sessionState()
         # With SKIP a command is analysed without being executed, unlike in `SparkSession.sql`.
         mode = self.jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
@@ -154,12 +155,12 @@ class ClassicBridge(Bridge):
         return DataFrame(made, self.session)
 
     def deterministic(self, found: DataFrame) -> bool:
-        """See `Bridge.deterministic`."""
+        """See `SessionBridge.deterministic`."""
         plan: Any = found._jdf.queryExecution().analyzed()
         return bool(plan.deterministic())
 
-    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
-        """See `Bridge.analyzed`."""
+    def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
+        """See `SessionBridge.analyzed`."""
         return analyze(self, job, nodes_max)
 
     def tables(self, found: DataFrame) -> tuple[int, ...]:
@@ -174,7 +175,7 @@ class ClassicBridge(Bridge):
             )
         return tuple(map(int, filter(None, told.split(","))))
 
-    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
+    def volatility(self, text: str, found: DataFrame) -> VolatileCall | None:
         """Return the call that makes the answer of a user's text, whose frame is `found`, no
         function of its tables; None if there is none."""
         parser = self.engine.sessionState().sqlParser()
@@ -184,7 +185,7 @@ class ClassicBridge(Bridge):
             return None
         # The first character: `@` time, session or release, `?` chance, `&` the clock in temporal
         # filters.
-        return Volatility(call[1:], clock=call[0] in "@&", temporal=call[0] == "&")
+        return VolatileCall(call[1:], clock=call[0] in "@&", temporal=call[0] == "&")
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
         """Return Arrow rows as a frame: a local relation if they are few, else a partition for each
@@ -214,21 +215,21 @@ class ClassicBridge(Bridge):
                 conf.set(LOCAL_RELATION_SETTING, str(ALWAYS_LOCAL_BYTES))
         return DataFrame(made, self.session)
 
-    def empty(self, schema: Schema) -> DataFrame:
-        """See `Bridge.empty`."""
+    def empty(self, schema: TableSchema) -> DataFrame:
+        """See `SessionBridge.empty`."""
         kind = self.engine.parseDataType(declared_json(schema))
         rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
         return DataFrame(rows, self.session)
 
     def translate(
-        self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
-    ) -> Translation:
+        self, found: DataFrame, tables: Mapping[int, tuple[str, TableSchema]], nodes_max: int
+    ) -> QueryTranslation:
         """Return the relational plan of an analysed frame over `tables` (made by `numbered`)."""
         if self._front is None:  # lazily: it asks the JVM for all functions of the session
             self._front = CatalystFront(self)
         return self._front.translate(found, tables, nodes_max)
 
-    def numbered(self, schema: Schema, number: int) -> DataFrame:
+    def numbered(self, schema: TableSchema, number: int) -> DataFrame:
         """Return a frame without rows, with the columns' types and nullability, marked with the
         table's number."""
         kind = self.engine.parseDataType(numbered_json(schema, number))
@@ -250,7 +251,7 @@ class ClassicBridge(Bridge):
         return DataFrame(made, self.session).toDF(*names)
 
     def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
-        """See `Bridge.collect`."""
+        """See `SessionBridge.collect`."""
         batches: list[pa.RecordBatch] = found._collect_as_arrow()
         shape = wanted()
         return pa.Table.from_batches(batches).cast(shape) if batches else shape.empty_table()
@@ -307,7 +308,7 @@ class ClassicBridge(Bridge):
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """See `Bridge.views`. These are temporary views."""
+        """See `SessionBridge.views`. These are temporary views."""
         try:
             for name, made in frames.items():
                 made._jdf.createOrReplaceTempView(view_name(name))

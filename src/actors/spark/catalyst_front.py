@@ -19,10 +19,10 @@ from actors.catalyst.plan_tree import PlanTreeRejected, parse_tree
 from actors.catalyst.relations import RelationalBuilder
 from actors.catalyst.rules import ONCE, REPEATED, rule_names
 from actors.errors import QueryRejected
-from actors.plan.jobs import Translation
-from actors.plan.relational import Project
+from actors.plan.jobs import QueryTranslation
+from actors.plan.relational import ProjectNode
 from actors.plan.relational_text import render
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.spark.failures import is_gone, short_text
 from actors.spark.function_names import function_names
 
@@ -47,23 +47,23 @@ class CatalystFront:
         self._functions: FunctionNames = function_names(gateway, bridge.engine)
 
     def translate(
-        self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
-    ) -> Translation:
+        self, found: DataFrame, tables: Mapping[int, tuple[str, TableSchema]], nodes_max: int
+    ) -> QueryTranslation:
         """Return a query's relational plan, or the reason why there is none. `tables`: by number,
         in the order of the plan's sources. A plan of more than `nodes_max` nodes is refused."""
         try:
             rewritten = self._rewritten(found)
             root = self._built(rewritten, found, tables, nodes_max)
         except (NotTranslated, PlanTreeRejected, RecursionError) as error:
-            return Translation(None, str(error) or "a query that is nested too deeply")
+            return QueryTranslation(None, str(error) or "a query that is nested too deeply")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # A plan of an unforeseen form must not reject the view, which is recomputed instead.
-            return Translation(None, f"a plan that is not understood ({error!r})")
+            return QueryTranslation(None, f"a plan that is not understood ({error!r})")
         # A fault in translating makes a view that is recomputed, not one that is wrong.
         difference = self._difference(rewritten, found, root, [name for name, _ in tables.values()])
         if difference:
-            return Translation(None, f"a plan that is not the text's: {difference}")
-        return Translation(root)
+            return QueryTranslation(None, f"a plan that is not the text's: {difference}")
+        return QueryTranslation(root)
 
     def _rewritten(self, found: DataFrame) -> Any:
         plan = found._jdf.queryExecution().analyzed()
@@ -79,9 +79,9 @@ class CatalystFront:
         self,
         rewritten: Any,
         found: DataFrame,
-        tables: Mapping[int, tuple[str, Schema]],
+        tables: Mapping[int, tuple[str, TableSchema]],
         nodes_max: int,
-    ) -> Project:
+    ) -> ProjectNode:
         try:
             dumped = self._dump.dump(rewritten, nodes_max * NODE_CHARACTERS)
         except Exception as error:
@@ -97,7 +97,7 @@ class CatalystFront:
         return builder.build(tree, names)
 
     def _difference(
-        self, rewritten: Any, found: DataFrame, root: Project, tables: Sequence[str]
+        self, rewritten: Any, found: DataFrame, root: ProjectNode, tables: Sequence[str]
     ) -> str:
         """Return the first difference between the query's plan and that of `root` written as SQL;
         empty if there is none."""

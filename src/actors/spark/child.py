@@ -1,8 +1,8 @@
 """The engine's own process: ``python -m actors.spark.child FD``.
 
-The parent hands over one end of a socket pair and sends `Start`; the child starts Spark and answers
-`EngineReady`. From then on the main thread only reads. Jobs go to a bounded set of worker threads,
-each with its own sessions and its own fair pool; a worker writes its answer as one frame.
+The parent hands over one end of a socket pair and sends `EngineStart`; the child starts Spark and
+answers `EngineReady`. From then on the main thread only reads. Jobs go to a bounded set of worker
+threads, each with its own sessions and its own fair pool; a worker writes its answer as one frame.
 
 The process ends at end of file on the socket (the parent is gone), when its JVM ends, when its
 Spark context stops in a living JVM (a cluster's master removed the application), and when its Spark
@@ -28,24 +28,24 @@ from typing import Final
 from actors.errors import PenstockError
 from actors.plan.jobs import (
     Answer,
-    Cancel,
-    Forget,
+    CancelChildJob,
+    ForgetPlan,
     Job,
     JobFailed,
-    Prepare,
-    Progress,
-    Rehearse,
-    Step,
+    JobProgress,
+    PreparePlan,
+    RehearseSteps,
+    RunStep,
 )
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.failures import SparkGone
-from actors.spark.jobs import Engine, Ticket
+from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, redact_secrets
 from actors.spark.session import open_session, spark_conf
-from actors.spark.start import CHILD_FOLDER, ChildMessage, Start
-from actors.spark.steps import Slot
+from actors.spark.start import CHILD_FOLDER, ChildMessage, EngineStart
+from actors.spark.steps import ThreadSlot
 from actors.spark.traces import is_traced, traced
 from actors.threshold_probes import use_kernel_limits
 
@@ -59,7 +59,7 @@ EXIT_NOT_STARTED: Final = 4
 EXIT_FAULT: Final = 5
 
 
-class Wire:
+class ChildSocket:
     """The socket to the parent: receives whole frames, and sends them from any thread."""
 
     def __init__(self, end: socket.socket, frame_bytes_max: int) -> None:
@@ -98,15 +98,15 @@ class Wire:
         return bytes(data)
 
 
-class Desk:
+class JobDispatcher:
     """Hands jobs to worker threads: of the idle ones, to the one that became idle last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Ticket] = deque()
-        self._resting: list[queue.SimpleQueue[Ticket]] = []
+        self._waiting: deque[JobTicket] = deque()
+        self._resting: list[queue.SimpleQueue[JobTicket]] = []
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, ticket: JobTicket) -> None:
         """Hand a job to an idle thread, or queue it."""
         with self._lock:
             if self._resting:
@@ -115,7 +115,7 @@ class Desk:
             else:
                 self._waiting.append(ticket)
 
-    def take(self, box: queue.SimpleQueue[Ticket]) -> Ticket:
+    def take(self, box: queue.SimpleQueue[JobTicket]) -> JobTicket:
         """Return the next job for the thread that owns `box`; wait for one."""
         with self._lock:
             if self._waiting:
@@ -124,18 +124,18 @@ class Desk:
         return box.get()
 
 
-class Child:
-    """Runs the jobs of an `Engine` on worker threads."""
+class EngineChild:
+    """Runs the jobs of an `SparkEngine` on worker threads."""
 
-    def __init__(self, wire: Wire, engine: Engine) -> None:
+    def __init__(self, wire: ChildSocket, engine: SparkEngine) -> None:
         self._wire = wire
         self._engine = engine
         self._plans: dict[str, PreparedPlan] = {}
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, JobTicket] = {}
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         """Held while a job's progress is sent: the job is not over meanwhile."""
-        self._desk = Desk()
+        self._desk = JobDispatcher()
         self._wake = threading.Event()
         self._serial = 0
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -153,26 +153,27 @@ class Child:
         """Read messages until the parent is gone."""
         while (message := self._wire.receive()) is not None:
             match message:
-                case Forget():
+                case ForgetPlan():
                     self._plans.pop(message.dataflow, None)
-                case Cancel():
+                case CancelChildJob():
                     self._mark_canceled(message.job_id)
-                case Start():
+                case EngineStart():
                     raise PenstockError("Start came twice")
                 case _:
                     self._accept(message)
 
     def _accept(self, job: Job) -> None:
         prepared = None
-        if isinstance(job, Prepare):
-            # Filed by the reading thread: a step that follows its `Prepare` always finds the plan.
+        if isinstance(job, PreparePlan):
+            # Filed by the reading thread: a step that follows its `PreparePlan` always finds the
+            # plan.
             prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
             if job.known:
                 return
-        elif isinstance(job, Step | Rehearse):
+        elif isinstance(job, RunStep | RehearseSteps):
             prepared = self._plans.get(job.dataflow)
         self._serial += 1
-        ticket = Ticket(job, f"{job.job_id}#{self._serial}", prepared)
+        ticket = JobTicket(job, f"{job.job_id}#{self._serial}", prepared)
         with self._lock:
             self._tickets[job.job_id] = ticket
         self._desk.put(ticket)
@@ -187,7 +188,7 @@ class Child:
     def _work(self, pool: str) -> None:
         try:
             slot = self._engine.slot()
-            box: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+            box: queue.SimpleQueue[JobTicket] = queue.SimpleQueue()
             while True:
                 ticket = self._desk.take(box)
                 answer = self._answer(slot, ticket, pool)
@@ -202,7 +203,7 @@ class Child:
                 EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine
             )
 
-    def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+    def _answer(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Return the job's answer. Ends this process if Spark ended during the job."""
         job, started = ticket.job, time.time_ns()
         try:
@@ -235,7 +236,7 @@ class Child:
                         with self._telling:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
-                                self._wire.send(Progress(job_id, *found))
+                                self._wire.send(JobProgress(job_id, *found))
                     told[group] = found or told.get(group, (0, 0))
                 told = {group: far for group, far in told.items() if group in groups}
         except OSError:
@@ -264,7 +265,7 @@ class Child:
         exit_process(EXIT_SPARK_GONE, why, self._engine)
 
 
-def exit_process(code: int, why: str, engine: Engine | None) -> None:
+def exit_process(code: int, why: str, engine: SparkEngine | None) -> None:
     """End this process now, and with it what it has started."""
     print(why, file=sys.stderr, flush=True)
     try:
@@ -287,7 +288,7 @@ def _bound_log() -> None:
 
 def open_engine(
     settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
-) -> Engine:
+) -> SparkEngine:
     """Start Spark, or connect to it. Raises `EngineUnavailable` or Spark's own error."""
     if is_remote(settings.spark_master):
         # Imported here: Spark Connect's packages need not be installed for any other master.
@@ -295,7 +296,7 @@ def open_engine(
 
         return open_remote(settings, scratch, class_archive, no_java)
     conf = spark_conf(settings, scratch, class_archive)
-    return Engine(open_session(conf, scratch), settings, scratch)
+    return SparkEngine(open_session(conf, scratch), settings, scratch)
 
 
 def main(arguments: list[str]) -> None:
@@ -303,8 +304,8 @@ def main(arguments: list[str]) -> None:
     end = socket.socket(fileno=int(arguments[0]))
     # The JVM must not hold the socket open after this process has ended.
     end.set_inheritable(False)
-    first = Wire(end, 1 << 20).receive()
-    if not isinstance(first, Start):
+    first = ChildSocket(end, 1 << 20).receive()
+    if not isinstance(first, EngineStart):
         exit_process(EXIT_PARENT_GONE, "no Start came", None)
         return
     settings, scratch = first.settings, Path(first.scratch)
@@ -320,8 +321,8 @@ def main(arguments: list[str]) -> None:
         why = redact_secrets(str(error), settings.spark_master)
         exit_process(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
         return
-    wire = Wire(end, settings.engine_frame_bytes_max)
-    child = Child(wire, engine)
+    wire = ChildSocket(end, settings.engine_frame_bytes_max)
+    child = EngineChild(wire, engine)
     child.start()
     wire.send(engine.ready())
     try:

@@ -20,10 +20,10 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
 
-from actors.errors import Canceled, QueryRejected
-from actors.plan.jobs import Analyze, Analyzed
-from actors.plan.schema import Schema
-from actors.spark.bridge import Bridge
+from actors.errors import OperationCanceled, QueryRejected
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
+from actors.plan.schema import TableSchema
+from actors.spark.bridge import SessionBridge
 from actors.spark.failures import condition_of
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_analysis import analyze_remotely
@@ -43,7 +43,7 @@ _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 
-class ConnectBridge(Bridge):
+class ConnectBridge(SessionBridge):
     """One session of one thread, behind Spark Connect. `tag` returns the current job's tag."""
 
     def __init__(self, session: SparkSession, tag: Callable[[], str], reader: PlanReader) -> None:
@@ -55,21 +55,21 @@ class ConnectBridge(Bridge):
         self._queries: set[str] = set()
 
     def activate(self) -> None:
-        """See `Bridge.activate`. Later calls carry the job's tag."""
+        """See `SessionBridge.activate`. Later calls carry the job's tag."""
         self.session.clearTags()
         self.session.addTag(self._tag())
 
     @property
     def spent(self) -> bool:
-        """See `Bridge.spent`."""
+        """See `SessionBridge.spent`."""
         return self._kept > KEPT_BYTES_MAX
 
     def close(self) -> None:
-        """See `Bridge.close`. The server ends what still runs in the session."""
+        """See `SessionBridge.close`. The server ends what still runs in the session."""
         self.session.stop()  # logs what fails, and raises nothing
 
     def sql(self, text: str) -> DataFrame:
-        """See `Bridge.sql`."""
+        """See `SessionBridge.sql`."""
         lowered = text.lower()
         read = [
             SubqueryAlias(frame._plan, _alias(name))
@@ -79,7 +79,7 @@ class ConnectBridge(Bridge):
         return DataFrame(SQL(text, views=read), self.session)
 
     def query(self, text: str) -> DataFrame:
-        """See `Bridge.query`."""
+        """See `SessionBridge.query`."""
         # The check puts the text in parentheses, where a semicolon does not parse.
         bare = text.strip().rstrip(";")
         if bare not in self._queries:
@@ -103,7 +103,7 @@ class ConnectBridge(Bridge):
             raise
 
     def deterministic(self, found: DataFrame) -> bool:
-        """See `Bridge.deterministic`."""
+        """See `SessionBridge.deterministic`."""
         # Spark refuses a join on an expression that is not deterministic, by an error of that name.
         one = self.session.range(1)
         try:
@@ -114,12 +114,12 @@ class ConnectBridge(Bridge):
             raise
         return True
 
-    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
-        """See `Bridge.analyzed`."""
+    def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
+        """See `SessionBridge.analyzed`."""
         return analyze_remotely(self, job, nodes_max)
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
-        """See `Bridge.table`."""
+        """See `SessionBridge.table`."""
         rows: LogicalPlan = LocalRelation(table, schema=struct_json(table.schema))
         if table.num_rows and table.nbytes >= SENT_AHEAD_BYTES:
             # The server keeps these rows until the session ends: the session is spent by their
@@ -129,18 +129,19 @@ class ConnectBridge(Bridge):
             rows = self.session._cache_local_relation(rows, *limits)
         return DataFrame(rows, self.session)
 
-    def empty(self, schema: Schema) -> DataFrame:
-        """See `Bridge.empty`."""
+    def empty(self, schema: TableSchema) -> DataFrame:
+        """See `SessionBridge.empty`."""
         return DataFrame(LocalRelation(None, schema=declared_json(schema)), self.session)
 
     def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
-        """See `Bridge.collect`."""
+        """See `SessionBridge.collect`."""
         table, _ = found._to_table()
         return table.cast(wanted())
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """See `Bridge.views`. The frames are sent along with each text that may name them."""
+        """See `SessionBridge.views`. The frames are sent along with each text that may name
+        them."""
         before = self._frames
         self._frames = before | dict(frames)
         try:
@@ -189,7 +190,9 @@ class ConnectSessions(ThreadSessions):
         self._current: ConnectBridge | None = None
         self._over = False
 
-    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
+    def get(
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+    ) -> SessionBridge:
         """See `ThreadSessions.get`."""
         made = super().get(conf, small=small, slots=slots)
         assert isinstance(made, ConnectBridge)
@@ -197,7 +200,7 @@ class ConnectSessions(ThreadSessions):
         # Tested after the session was kept: either `end`, on another thread, closes it, or this.
         if self._over:
             made.close()
-            raise Canceled("the engine ends")
+            raise OperationCanceled("the engine ends")
         return made
 
     def end(self) -> None:
@@ -219,7 +222,7 @@ class ConnectSessions(ThreadSessions):
         if current is not None:
             current.session.interruptTag(tag)
 
-    def _bridge(self, session: SparkSession) -> Bridge:
+    def _bridge(self, session: SparkSession) -> SessionBridge:
         return ConnectBridge(session, lambda: self._tag, self._reader)
 
     def _new_session(self) -> SparkSession:

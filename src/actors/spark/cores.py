@@ -11,7 +11,7 @@ from typing import NamedTuple
 from actors.errors import BadSettings
 
 
-class Cores(NamedTuple):
+class CoreAssignment(NamedTuple):
     """The cores of the service and of the engine, by the system's numbers."""
 
     all: frozenset[int]
@@ -21,7 +21,7 @@ class Cores(NamedTuple):
 
 # Cached: pinning changes what the system says of this process.
 @functools.cache
-def cores() -> Cores:
+def cores() -> CoreAssignment:
     """Return the cores: the first of this process's is the service's, all others are the engine's.
 
     Raises `BadSettings` where there are not two cores, or the system does not pin.
@@ -31,7 +31,7 @@ def cores() -> Cores:
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < 2:
         raise BadSettings(f"pin_cores = true needs two cores, and there is only {mine}")
-    return Cores(frozenset(mine), frozenset(mine[:1]), frozenset(mine[1:]))
+    return CoreAssignment(frozenset(mine), frozenset(mine[:1]), frozenset(mine[1:]))
 
 
 def pin_threads(numbers: frozenset[int]) -> None:

@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from actors.errors import DefiniteError
-from actors.plan.jobs import Difference, Query, Rows, RowsDone
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.jobs import ComputeDifference, JobRows, QueryFiles, RowsDone
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import SessionBridge
 from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
-from actors.spark.rows import Loaded, done, frame, load
+from actors.spark.rows import LoadedRows, done, frame, load
 from actors.spark.spark_schemas import CHAR_LENGTH
-from actors.spark.steps import Slot, is_small
+from actors.spark.steps import ThreadSlot, is_small
 from actors.spark.translate import consolidated, quote
 from actors.threshold_probes import REPEATED_ROWS
 
@@ -35,7 +35,7 @@ RESULT: Final = "__result"
 OLD: Final = "__old"
 
 
-def run_difference(slot: Slot, job: Difference) -> RowsDone:
+def run_difference(slot: ThreadSlot, job: ComputeDifference) -> RowsDone:
     """Return the updates at `job.time` that turn `old` into the query's result.
 
     Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
@@ -60,7 +60,7 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
     return run(True)
 
 
-def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
+def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old)
     with open_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
@@ -82,23 +82,23 @@ def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
-class Opened(NamedTuple):
+class OpenedSession(NamedTuple):
     """A session with contents under their names; `bytes`: size of all rows that were given."""
 
-    bridge: Bridge
+    bridge: SessionBridge
     small: bool
     bytes: int
 
 
 @contextmanager
 def open_contents(
-    slot: Slot,
-    tables: Sequence[tuple[str, Rows]],
+    slot: ThreadSlot,
+    tables: Sequence[tuple[str, JobRows]],
     conf: tuple[tuple[str, str], ...],
-    old: Loaded | None = None,
+    old: LoadedRows | None = None,
     *,
     apart: bool = False,
-) -> Iterator[Opened]:
+) -> Iterator[OpenedSession]:
     """Open a session in which texts may name the contents of the tables. `small`: all rows are
     small, `old` included. `apart`: see `retry_apart`."""
     loaded = {name: load(rows) for name, rows in tables}
@@ -121,10 +121,10 @@ def open_contents(
             contents[name] = _with_char_lengths(made, schema)
         with bridge.views(contents):
             slot.check()
-            yield Opened(bridge, small, read)
+            yield OpenedSession(bridge, small, read)
 
 
-def _with_char_lengths(found: DataFrame, schema: Schema) -> DataFrame:
+def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
     """Return the frame with its CHAR(n) columns marked: Spark pads what is compared with them."""
     for column in schema.columns:
         if column.type.lower().startswith("char("):
@@ -132,7 +132,7 @@ def _with_char_lengths(found: DataFrame, schema: Schema) -> DataFrame:
     return found
 
 
-def run_query(slot: Slot, job: Query) -> RowsDone:
+def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:
     """Return a query's rows over Parquet files as they are. Raises Spark's own errors.
 
     `spark_ms` counts the query alone, and not the reading of the files' schemas.
@@ -148,7 +148,9 @@ def run_query(slot: Slot, job: Query) -> RowsDone:
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
-def _contents_in_spark(bridge: Bridge, schema: Schema, view: str, *, apart: bool) -> DataFrame:
+def _contents_in_spark(
+    bridge: SessionBridge, schema: TableSchema, view: str, *, apart: bool
+) -> DataFrame:
     rows, exact = f"SELECT * FROM {quote(view)}", exact_keys(types_of(schema))
     text = consolidated(rows, schema.names, exact, by_time=False, keep="> 0", apart=apart)
     repeated = f"explode(sequence(1L, {DIFF})) AS {DIFF}"
@@ -169,7 +171,7 @@ def _contents_here(updates: pa.Table) -> pa.Table | None:
 
 
 def _subtract_here(
-    bridge: Bridge, found: DataFrame, old: Loaded | None, output: Schema
+    bridge: SessionBridge, found: DataFrame, old: LoadedRows | None, output: TableSchema
 ) -> pa.Table:
     result = bridge.collect(found, output.arrow)
     ones = pa.repeat(pa.scalar(1, pa.int64()), result.num_rows)
@@ -180,12 +182,12 @@ def _subtract_here(
     return consolidate(result)
 
 
-def _with_diff(output: Schema) -> pa.Schema:
+def _with_diff(output: TableSchema) -> pa.Schema:
     return output.arrow().append(pa.field(DIFF, pa.int64()))
 
 
 def _subtract_in_spark(
-    bridge: Bridge, found: DataFrame, old: Loaded | None, output: Schema
+    bridge: SessionBridge, found: DataFrame, old: LoadedRows | None, output: TableSchema
 ) -> pa.Table:
     names = [*map(quote, output.names)]
     frames = {RESULT: found}

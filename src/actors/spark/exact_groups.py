@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from actors.plan.schema import Schema, arrow_type
+from actors.plan.schema import TableSchema, arrow_type
 from actors.spark.fragments import quote
 
 
-def types_of(schema: Schema) -> dict[str, str]:
+def types_of(schema: TableSchema) -> dict[str, str]:
     """Return the type of each column of a schema."""
     return {column.name: column.type for column in schema.columns}
 

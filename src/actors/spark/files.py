@@ -27,26 +27,26 @@ from pyspark.sql.types import (
 )
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Expand,
-    Generate,
-    Input,
-    Match,
+    AccumulateTotals,
+    ConsolidateRows,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
+    PairRows,
+    RecomputeGroups,
     RecomputeRows,
-    Reduce,
+    ReduceGroups,
     RowLifetimes,
-    Select,
+    SelectColumns,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
 )
 from actors.plan.jobs import FileDone
 from actors.plan.schema import TIME
@@ -90,15 +90,23 @@ def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
 def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
     """Return whether all rows of a node come out of groupings, so that they are probably few."""
     match node:
-        case Input():
+        case NamedInput():
             below = strata.get(node.name)
             # A hidden state has the rows of a grouping.
             return node.name[0] == "h" if below is None else makes_few_rows(below, strata)
-        case Reduce() | Recompute():
+        case ReduceGroups() | RecomputeGroups():
             return True
-        case Where() | Select() | RowLifetimes() | Weigh() | Expand() | Generate() | Consolidate():
+        case (
+            FilterRows()
+            | SelectColumns()
+            | RowLifetimes()
+            | WeighRows()
+            | ExpandRows()
+            | GenerateRows()
+            | ConsolidateRows()
+        ):
             return makes_few_rows(node.input, strata)
-        case Accumulate():
+        case AccumulateTotals():
             return makes_few_rows(node.contributions, strata)
         case RecomputeRows() | TopCovered():
             return makes_few_rows(node.changes, strata)
@@ -106,9 +114,9 @@ def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
             return makes_few_rows(node.input, strata)
         case TopShortage() | TopCandidates():
             return True
-        case Pair() | Match():
+        case PairRows() | MatchState():
             return makes_few_rows(node.left, strata) and makes_few_rows(node.right, strata)
-        case Union():
+        case UnionRows():
             return all(makes_few_rows(child, strata) for child in node.inputs)
 
 

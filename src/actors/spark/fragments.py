@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.plan.delta import Match, Node, Pair, inputs_below
-from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.delta import MatchState, Node, PairRows, inputs_below
+from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 
 _SCALE_KEPT: Final = 6
 """Scale up to which Spark keeps a product's scale, whatever its precision."""
@@ -19,10 +19,10 @@ Types: TypeAlias = Callable[[Node], Mapping[str, str]]
 """Spark's type text of each column of a node."""
 
 
-class Relation(msgspec.Struct, frozen=True):
+class SessionRelation(msgspec.Struct, frozen=True):
     """A named input in the session: a view, or no rows (`view` is None)."""
 
-    schema: Schema
+    schema: TableSchema
     view: str | None = None
     bytes: int = 0
     ones: bool = False
@@ -85,7 +85,7 @@ def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
     )
 
 
-def join_tests(node: Pair | Match) -> list[str]:
+def join_tests(node: PairRows | MatchState) -> list[str]:
     """Return the conditions of a join."""
     tests = [f"({left}) = ({right})" for left, right in node.equal]
     tests += [f"({left}) <=> ({right})" for left, right in node.same]

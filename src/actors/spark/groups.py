@@ -10,14 +10,14 @@ from typing import Final, TypeAlias
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
     ROW_COUNT,
-    Accumulate,
-    Consolidate,
-    Input,
-    Measure,
+    AccumulateTotals,
+    AdditiveMeasure,
+    ConsolidateRows,
+    NamedInput,
     Node,
-    Recompute,
+    RecomputeGroups,
     RecomputeRows,
-    Reduce,
+    ReduceGroups,
     WindowColumn,
     columns_of,
 )
@@ -38,8 +38,8 @@ Kinds: TypeAlias = Mapping[str, str | None]
 """The types of running sums, where they are known."""
 
 
-class Groups(ABC):
-    """The part of `translate.Translator` that renders groupings."""
+class GroupRendering(ABC):
+    """The part of `translate.PlanTranslator` that renders groupings."""
 
     _types: Types
     _lo: int
@@ -62,7 +62,7 @@ class Groups(ABC):
     @abstractmethod
     def _empty(self, node: Node) -> bool: ...
 
-    def _recompute(self, node: Recompute) -> str:
+    def _recompute(self, node: RecomputeGroups) -> str:
         """Return the touched (group, time)s joined to their groups' rows, aggregated before and
         after."""
         return self._calls(node, self._sides(node), _arguments(node))
@@ -81,7 +81,7 @@ class Groups(ABC):
             rows = _with_calls(rows, names, layer.keys, layer.calls)
         return rows
 
-    def _sides(self, node: Recompute | RecomputeRows) -> str:
+    def _sides(self, node: RecomputeGroups | RecomputeRows) -> str:
         """Return the rows of touched groups, before (diff -1) and after (diff 1) each touched time,
         with their weights as ``__w``."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
@@ -106,7 +106,7 @@ class Groups(ABC):
             f"__e AS __x WHERE {TIME} >= 0 AND __x.w > 0"
         )
 
-    def _weighed_once(self, node: Recompute | RecomputeRows, whole: str) -> str:
+    def _weighed_once(self, node: RecomputeGroups | RecomputeRows, whole: str) -> str:
         """Return the rows of each group with their weights before and after the one time of all
         changes; the time is negative in groups without a change."""
         weights = [
@@ -118,7 +118,9 @@ class Groups(ABC):
         told = self._summed(node, whole, weights, timed=False)
         return f"SELECT *, max(__last) OVER ({partition}) AS {TIME} {from_rows(told)}"
 
-    def _weighed_at_times(self, node: Recompute | RecomputeRows, touched: str, whole: str) -> str:
+    def _weighed_at_times(
+        self, node: RecomputeGroups | RecomputeRows, touched: str, whole: str
+    ) -> str:
         """Return the rows of each group with their weights before and after each time that touches
         it."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
@@ -141,11 +143,11 @@ class Groups(ABC):
         ]
         return self._summed(node, joined, weights)
 
-    def _touched(self, node: Recompute | RecomputeRows, changes: str) -> str:
+    def _touched(self, node: RecomputeGroups | RecomputeRows, changes: str) -> str:
         """Return the touched (group, time)s."""
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
         # Without keys the one group is there from its first time on, also without rows.
-        if isinstance(node, Recompute) and self._is_first(node):
+        if isinstance(node, RecomputeGroups) and self._is_first(node):
             first = 0 if node.begins else self._hi - 1
             # A range of one slice is one partition; a row without a table has no such order.
             one = f"SELECT id + {first} AS {TIME} FROM range(0, 1, 1, 1)"
@@ -153,20 +155,25 @@ class Groups(ABC):
             touched = f"SELECT {self._hint()}* {from_rows(both)}"
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
-    def _is_first(self, node: Recompute | RecomputeRows) -> bool:
+    def _is_first(self, node: RecomputeGroups | RecomputeRows) -> bool:
         """Return whether the one group of a grouping without keys begins here."""
         # From hydration (`lo` is 0) on; with `begins`, for an old state, from time 0 on where there
         # is such a state (`lo` is greater).
-        return isinstance(node, Recompute) and not node.keys and node.begins == bool(self._lo)
+        return isinstance(node, RecomputeGroups) and not node.keys and node.begins == bool(self._lo)
 
     def _summed(
-        self, node: Recompute | RecomputeRows, rows: str, weights: list[str], *, timed: bool = True
+        self,
+        node: RecomputeGroups | RecomputeRows,
+        rows: str,
+        weights: list[str],
+        *,
+        timed: bool = True,
     ) -> str:
         """Return equal rows of a group once, for each time if `timed`, with sums of their diffs."""
         keys = [*map(quote, node.keys), *([TIME] if timed else [])]
         values = _arguments(node)
         # `RecomputeRows` hands rows on, in which GROUP BY alone would make -0.0 and 0.0 one.
-        kinds, aggregated = self._types(node.changes), isinstance(node, Recompute)
+        kinds, aggregated = self._types(node.changes), isinstance(node, RecomputeGroups)
         exact = {quote(n): e for n, e in exact_keys(kinds, only_maps=aggregated).items()}
         grouped = [key for name in [*keys, *values] for key in exact.get(name, (name,))]
         items = [
@@ -184,7 +191,7 @@ class Groups(ABC):
             f"LATERAL VIEW explode(array_repeat(0, CAST(__w AS int))) __e AS __i"
         )
 
-    def _calls(self, node: Recompute, sides: str, values: Sequence[str]) -> str:
+    def _calls(self, node: RecomputeGroups, sides: str, values: Sequence[str]) -> str:
         """Return the aggregates over rows that count ``__w`` times, for each group, time and
         diff."""
         keys = [quote(key) for key in node.keys]
@@ -206,7 +213,7 @@ class Groups(ABC):
             f"GROUP BY {', '.join([*keys, TIME, DIFF])}"
         )
 
-    def _with_empty_sides(self, node: Recompute, repeated: str, values: Sequence[str]) -> str:
+    def _with_empty_sides(self, node: RecomputeGroups, repeated: str, values: Sequence[str]) -> str:
         """Return the rows of the one group, before and after each touched time; a side without rows
         gets one row of NULLs."""
         times = self._touched(node, self._select([TIME], node.changes))
@@ -229,7 +236,7 @@ class Groups(ABC):
             f"SELECT {', '.join([*values, TIME, DIFF])} {from_rows(told)} WHERE __padded = __alone"
         )
 
-    def _reduce(self, node: Reduce) -> str:
+    def _reduce(self, node: ReduceGroups) -> str:
         below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]
         totals = [f"CAST(sum({DIFF}) AS bigint) AS {ROW_COUNT}"]
         for index, measure in enumerate(node.measures):
@@ -245,7 +252,7 @@ class Groups(ABC):
         items = [*keys, *totals, time, f"CAST(1 AS bigint) AS {DIFF}"]
         return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join(grouped)}"
 
-    def _accumulate(self, node: Accumulate) -> str:
+    def _accumulate(self, node: AccumulateTotals) -> str:
         """Return the totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (ROW_COUNT, *node.measures)
@@ -334,7 +341,7 @@ class Groups(ABC):
         """Return whether all changes are at one time, with nothing before."""
         return self._at_once and self._empty(state)
 
-    def _first(self, node: Accumulate) -> str:
+    def _first(self, node: AccumulateTotals) -> str:
         """Return the totals of groups that come all at one time: their contributions."""
         sums = [] if node.flips else [quote(ROW_COUNT), *map(quote, node.measures)]
         items = [*map(quote, node.keys), *sums, TIME, f"1L AS {DIFF}"]
@@ -342,10 +349,10 @@ class Groups(ABC):
         return f"SELECT {', '.join(items)} {from_rows(self.text(node.contributions))} WHERE {test}"
 
     def _once(self, contributions: Node) -> bool:
-        """Return whether each (group, time) occurs once already, as a `Reduce` makes it."""
-        if isinstance(contributions, Input) and contributions.name in self._strata:
+        """Return whether each (group, time) occurs once already, as a `ReduceGroups` makes it."""
+        if isinstance(contributions, NamedInput) and contributions.name in self._strata:
             contributions = self._strata[contributions.name]
-        return isinstance(contributions, Reduce)
+        return isinstance(contributions, ReduceGroups)
 
     def _once_a_time(
         self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
@@ -369,7 +376,7 @@ class Groups(ABC):
         both = f"SELECT {self._hint()}* {from_rows(f'{rows}{UNION}{first}')}"
         return self._once_a_time(both, (), sums, kinds)
 
-    def _consolidate(self, node: Consolidate) -> str:
+    def _consolidate(self, node: ConsolidateRows) -> str:
         names = columns_of(node)
         kinds = self._types(node.input)
         return consolidated(self.text(node.input), names, exact_keys(kinds))
@@ -404,12 +411,12 @@ def _with_calls(
     return f"SELECT {', '.join([*names, *made, TIME, DIFF])} {from_rows(rows)}"
 
 
-def _arguments(node: Recompute | RecomputeRows) -> list[str]:
+def _arguments(node: RecomputeGroups | RecomputeRows) -> list[str]:
     """Return the columns of a group's rows that are no keys."""
     return [quote(name) for name in columns_of(node.changes) if name not in node.keys]
 
 
-def _total(measure: Measure, argument: str) -> str:
+def _total(measure: AdditiveMeasure, argument: str) -> str:
     """Return the sum of a measure over a group's rows."""
     match measure.kind:
         case "count":

@@ -2,7 +2,7 @@
 
 A job is a pure function of its message and of the plan prepared under its name. Every job gets
 exactly one answer; failures become `JobFailed` (`actors.spark.failures`). A job that was canceled
-answers ``Canceled`` whatever else happened to it.
+answers ``OperationCanceled`` whatever else happened to it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, cast
 import msgspec
 from pyspark.sql import SparkSession
 
-from actors.errors import InvalidUsage, UnknownObject
+from actors.errors import InvalidUsage, OperationCanceled, UnknownObject
 from actors.plan.jobs import (
-    Analyze,
+    AnalyzeStatement,
     Answer,
-    Difference,
+    ComputeDifference,
     EngineReady,
     InferFiles,
     Job,
     JobFailed,
-    Prepare,
-    Query,
-    Rehearse,
+    PreparePlan,
+    QueryFiles,
+    RehearseSteps,
     RowsDone,
-    Select,
-    Step,
+    RunStep,
+    SelectContents,
     TakeFiles,
 )
 from actors.settings import Settings
@@ -40,11 +40,11 @@ from actors.spark.prepared import PreparedSteps
 from actors.spark.selecting import run_select
 from actors.spark.session import ThreadSessions, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
-from actors.spark.steps import Slot, rehearse, run_step
+from actors.spark.steps import ThreadSlot, rehearse, run_step
 from actors.spark.taking import infer_files, take_files
 
 
-class Ticket:
+class JobTicket:
     """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
     __slots__ = ("canceled", "group", "job", "prepared")
@@ -56,7 +56,7 @@ class Ticket:
         self.canceled = threading.Event()
 
 
-class Engine:
+class SparkEngine:
     """The Spark session and the state that all worker threads share; its driver is in our own JVM.
 
     `actors.spark.remote` has the engine for a driver behind Spark Connect.
@@ -77,13 +77,13 @@ class Engine:
         version = str(self._jvm().java.lang.System.getProperty("java.version"))
         return EngineReady("", self.session.version, version, os.getpid(), self._process().pid)
 
-    def slot(self) -> Slot:
+    def slot(self) -> ThreadSlot:
         """Return a new slot, for one worker thread."""
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
         nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
         sessions, canceled = self._sessions(), threading.Event()
-        return Slot(
+        return ThreadSlot(
             sessions,
             self._steps,
             self.out,
@@ -97,7 +97,7 @@ class Engine:
             canceled,
         )
 
-    def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+    def run(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Return the answer to a job. Raises `SparkGone` when Spark did not answer or has
         stopped."""
         job_id = ticket.job.job_id
@@ -105,7 +105,7 @@ class Engine:
             ticket.prepared = None
             return _canceled(job_id)
         if (
-            isinstance(ticket.job, Step | Select | TakeFiles)
+            isinstance(ticket.job, RunStep | SelectContents | TakeFiles)
             and ticket.job.into_files
             and not self._here
         ):
@@ -176,7 +176,7 @@ class Engine:
     def _sessions(self) -> ThreadSessions:
         return ThreadSessions(self.session, self._user, self._temporary)
 
-    def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+    def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Run the job in its job group, so that `interrupt` finds it. Raises our errors or Spark's
         own."""
         context: Any = self.session.sparkContext
@@ -194,27 +194,27 @@ class Engine:
         return cast(Any, self.session.sparkContext._gateway).proc
 
 
-def run_job(slot: Slot, ticket: Ticket) -> Answer:
+def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
     """Run the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
     slot.check_size(getattr(job, "sql", ""))
     match job:
-        case Analyze():
+        case AnalyzeStatement():
             return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
-        case Prepare() if ticket.prepared is not None:
+        case PreparePlan() if ticket.prepared is not None:
             bridge = slot.sessions.get(job.plan.conf, small=True)
             return prepare(bridge, ticket.prepared, job)
-        case Step() if ticket.prepared is not None:
+        case RunStep() if ticket.prepared is not None:
             return run_step(slot, ticket.prepared, job)
-        case Rehearse() if ticket.prepared is not None:
+        case RehearseSteps() if ticket.prepared is not None:
             return rehearse(slot, ticket.prepared, job)
-        case Step() | Rehearse():
+        case RunStep() | RehearseSteps():
             raise UnknownObject(f"no plan was prepared under the name {job.dataflow!r}")
-        case Difference():
+        case ComputeDifference():
             return run_difference(slot, job)
-        case Query():
+        case QueryFiles():
             return run_query(slot, job)
-        case Select():
+        case SelectContents():
             return run_select(slot, job)
         case TakeFiles():
             return take_files(slot, job)
@@ -225,4 +225,4 @@ def run_job(slot: Slot, ticket: Ticket) -> Answer:
 
 
 def _canceled(job_id: str) -> JobFailed:
-    return JobFailed(job_id, "Canceled", "canceled on request")
+    return JobFailed(job_id, OperationCanceled.__name__, "canceled on request")

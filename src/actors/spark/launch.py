@@ -19,7 +19,7 @@ from typing import Final
 import anyio
 
 from actors.errors import EngineUnavailable
-from actors.kernel.clock import Clock
+from actors.kernel.clock import ActorClock
 from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
@@ -27,7 +27,7 @@ from actors.spark.class_archive import exclude_archive, find_archive
 from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, strip_parameters
-from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
+from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
 
 LOG_TAIL_BYTES: Final = 2000
 LOG_READ_BYTES: Final = 256 * 1024
@@ -77,7 +77,7 @@ class EngineProcess:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         settings: Settings,
         scratch: Path,
-        clock: Clock,
+        clock: ActorClock,
         archive: Path | None = None,
         log_start: int = 0,
     ) -> None:
@@ -203,7 +203,7 @@ def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
     return java, find_archive(java)
 
 
-async def launch(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
+async def launch(settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
     """Start a child; `EngineProcess.ready` waits for it.
 
     Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
@@ -249,7 +249,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
             os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock, archive, log_start)
-        made.send(Start(settings, str(directory), str(archive or ""), no_java))
+        made.send(EngineStart(settings, str(directory), str(archive or ""), no_java))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         ours.close()

@@ -4,8 +4,8 @@ Runs query texts as they are over Parquet files, in a process and a session of i
 own settings. It shares nothing with the engine but the choice of Java and the archive of Spark's
 classes: no delta plan, no translation, no prepared step. A view should hold its answers.
 
-REQUEST is a JSON file (`Request`). Each answer is written as a Parquet file; the process prints one
-line for each and exits with status 0, or with 2 after one line that says what failed.
+REQUEST is a JSON file (`PlainRequest`). Each answer is written as a Parquet file; the process
+prints one line for each and exits with status 0, or with 2 after one line that says what failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.spark.session import WHOLE_ROW_GROUPS
 STATUS_FAILED: Final = 2
 
 
-class Query(msgspec.Struct, frozen=True):
+class PlainQuery(msgspec.Struct, frozen=True):
     """One query text, its tables as Parquet files, and the path of its answer."""
 
     sql: str
@@ -37,16 +37,16 @@ class Query(msgspec.Struct, frozen=True):
     output: str
 
 
-class Request(msgspec.Struct, frozen=True):
+class PlainRequest(msgspec.Struct, frozen=True):
     """The queries to run. Everything temporary stays below `scratch`."""
 
-    queries: tuple[Query, ...]
+    queries: tuple[PlainQuery, ...]
     scratch: str
     master: str = "local[*]"
     driver_memory: str = "768m"
 
 
-def run(request: Request) -> None:
+def run(request: PlainRequest) -> None:
     """Answer every query, in order. Raises `EngineUnavailable` when there is no Java."""
     scratch = Path(request.scratch)
     java = find_java(scratch)
@@ -71,7 +71,7 @@ def run(request: Request) -> None:
         session.stop()
 
 
-def _conf(request: Request, scratch: Path, archive: Path | None) -> dict[str, str]:
+def _conf(request: PlainRequest, scratch: Path, archive: Path | None) -> dict[str, str]:
     options = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch} {archive_options(archive)}"
     return {
         "spark.master": request.master,
@@ -97,7 +97,7 @@ def main() -> int:
         print("usage: python -m actors.spark.plain REQUEST.json", file=sys.stderr)
         return STATUS_FAILED
     try:
-        run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Request))
+        run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=PlainRequest))
     except (PenstockError, PySparkException, Py4JError, msgspec.MsgspecError, OSError) as error:
         text = str(error).strip().splitlines() or [""]
         print(f"plain Spark failed: {type(error).__name__}: {text[0]}", file=sys.stderr)

@@ -18,7 +18,7 @@ import msgspec
 from pyspark.errors import PySparkException
 
 from actors.errors import EngineUnavailable, QueryRejected
-from actors.plan.jobs import Analyze, Analyzed
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.bridge import ClassicBridge
@@ -57,7 +57,7 @@ class PlanReader:
         self._sessions: ThreadSessions | None = None
         self._process: Any = None
 
-    def read(self, job: Analyze, nodes_max: int) -> Analyzed | str:
+    def read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
         """Return what `analyze` says of a query that the server accepts, or the reason why there is
         no answer here."""
         if self._no_java:

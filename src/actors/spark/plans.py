@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import CHANGED, INTERVAL, DeltaPlan, Node
-from actors.plan.jobs import Prepare, Prepared
+from actors.plan.jobs import PlanPrepared, PreparePlan
 from actors.plan.plan_splitting import divide_strata, renamed, split_statements
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.spark.analysis import check_types, output_schema
-from actors.spark.bridge import Bridge
-from actors.spark.translate import Relation, Translator, leaves
+from actors.spark.bridge import SessionBridge
+from actors.spark.translate import PlanTranslator, SessionRelation, leaves
 
 PIECES_KNOWN_MAX: Final = 256
 _SERIALS: Final = itertools.count()
@@ -34,30 +34,30 @@ class PreparedPlan:
         self._seldom = frozenset(place for place, stratum in seldom if stratum.seldom)
         # Unique: what is kept for one plan must not serve its successor.
         self.serial = next(_SERIALS)
-        self._types: dict[Node, Schema] = {}
+        self._types: dict[Node, TableSchema] = {}
         self._pieces: dict[Any, list[tuple[int, ...]]] = {}
         self.forget: weakref.finalize[Any, PreparedPlan] | None = None
         """Finalizer: drops, at this object's end, what is kept for its steps."""
 
-    def schema(self, bridge: Bridge, node: Node) -> Schema:
+    def schema(self, bridge: SessionBridge, node: Node) -> TableSchema:
         """Return the columns and types that a node makes, without time and diff."""
         known = self._types.get(node)
         if known is None:
             text = self._empty(bridge).text(node)
             made = output_schema(bridge.sql(text).schema)
-            known = Schema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
+            known = TableSchema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
             self._types[node] = known
         return known
 
-    def stratum(self, bridge: Bridge, index: int) -> Schema:
+    def stratum(self, bridge: SessionBridge, index: int) -> TableSchema:
         """Return the schema of stratum `index` of `strata`."""
         return self.schema(bridge, self.strata[index])
 
-    def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
+    def types(self, bridge: SessionBridge, node: Node) -> Mapping[str, str]:
         """Return Spark's type text of each column of a node."""
         return {column.name: column.type for column in self.schema(bridge, node).columns}
 
-    def input_schema(self, bridge: Bridge, name: str) -> Schema:
+    def input_schema(self, bridge: SessionBridge, name: str) -> TableSchema:
         """Return the schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
         plan = self.plan
         known = plan.input_schema(name)
@@ -107,10 +107,10 @@ class PreparedPlan:
             self._pieces[key] = found
         return found
 
-    def _empty(self, bridge: Bridge) -> Translator:
+    def _empty(self, bridge: SessionBridge) -> PlanTranslator:
         """Return a translator that renders any node of the plan over inputs without rows."""
         names = {name for node in self.strata for name in leaves(node)}
-        return Translator(
+        return PlanTranslator(
             _Empties(self, bridge, names),
             lambda node: self.types(bridge, node),
             interval=(1, 2),
@@ -118,16 +118,16 @@ class PreparedPlan:
         )
 
 
-class _Empties(Mapping[str, Relation]):
+class _Empties(Mapping[str, SessionRelation]):
     """Relations without rows, whose schemas are asked for when they are needed."""
 
-    def __init__(self, prepared: PreparedPlan, bridge: Bridge, names: set[str]) -> None:
+    def __init__(self, prepared: PreparedPlan, bridge: SessionBridge, names: set[str]) -> None:
         self._prepared = prepared
         self._bridge = bridge
         self._names = names
 
-    def __getitem__(self, name: str) -> Relation:
-        return Relation(self._prepared.input_schema(self._bridge, name))
+    def __getitem__(self, name: str) -> SessionRelation:
+        return SessionRelation(self._prepared.input_schema(self._bridge, name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -136,7 +136,7 @@ class _Empties(Mapping[str, Relation]):
         return len(self._names)
 
 
-def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
+def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> PlanPrepared:
     """Build the plan on empty inputs and check what it makes.
 
     Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
@@ -150,31 +150,31 @@ def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
         with bridge.views(empties):
             made = output_schema(bridge.query(plan.sql).schema)
         check_types(made, plan.output, "the query", names=False)
-        return Prepared(job.job_id)
+        return PlanPrepared(job.job_id)
     for index in range(len(prepared.strata)):
         made = prepared.stratum(bridge, index)
     if plan.hidden:
         _check_hidden(made, plan)
     else:
         check_types(made, plan.output, "the last stratum", names=True)
-    return Prepared(job.job_id)
+    return PlanPrepared(job.job_id)
 
 
-def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
+def _check_hidden(made: TableSchema, plan: DeltaPlan) -> None:
     """Check that the last stratum makes all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
     prefixed = [("o_", plan.output)]
     prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
     wanted = (
         *(
-            Column(f"{prefix}{column.name}", column.type)
+            TableColumn(f"{prefix}{column.name}", column.type)
             for prefix, schema in prefixed
             for column in schema.columns
         ),
-        Column("__to", "int"),
+        TableColumn("__to", "int"),
     )
     by_name = {column.name: column for column in made.columns}
     missing = [column.name for column in wanted if column.name not in by_name]
     if missing:
         raise QueryRejected(f"the last stratum lacks column {missing[0]!r}; it makes {made.names}")
-    found = Schema(tuple(by_name[column.name] for column in wanted))
-    check_types(found, Schema(wanted), "the last stratum", names=True)
+    found = TableSchema(tuple(by_name[column.name] for column in wanted))
+    check_types(found, TableSchema(wanted), "the last stratum", names=True)

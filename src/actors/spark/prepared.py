@@ -33,16 +33,16 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from actors.errors import Canceled
+from actors.errors import OperationCanceled
 from actors.plan.delta import CHANGED
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.settings import Settings
-from actors.spark.bridge import Bridge, ClassicBridge
+from actors.spark.bridge import ClassicBridge, SessionBridge
 from actors.spark.failures import describe
-from actors.spark.rounds import RoundFailed, Rounds, Runnable
+from actors.spark.rounds import RoundFailed, RunnablePlan, StepRounds
 from actors.spark.session import local_cores
 from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, positional
-from actors.spark.translate import Relation
+from actors.spark.translate import SessionRelation
 from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES, WIDER_USES
 
 KEEPS_NOTHING: Final = frozenset(
@@ -78,11 +78,11 @@ WIDER_KEPT_MAX: Final = 4_096
 """Bound of the steps whose uses of a wider plan are counted."""
 
 
-class Refused(Exception):
+class PlanRefused(Exception):
     """A plan that cannot be prepared; the text says why."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class PreparedRequest(msgspec.Struct, frozen=True):
     """A step, as far as preparation is concerned."""
 
     owner: int
@@ -93,21 +93,21 @@ class Request(msgspec.Struct, frozen=True):
     """Strata of the statement (`PreparedPlan.strata`)."""
     one_time: bool
     """True if all changes are at one time, which the statement then relies on."""
-    schemas: Mapping[str, Schema]
+    schemas: Mapping[str, TableSchema]
     """Schema of every input that these strata read."""
     tables: Mapping[str, pa.Table]
     """The rows of inputs that have any."""
-    render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
+    render: Callable[[Mapping[str, SessionRelation], tuple[int, int]], str]
     """Renders the statement over relations, for an interval."""
     wanted: Callable[[], pa.Schema]
     sociable: bool
     """True if it may run in one job with others: its dataflow has no settings of its own."""
     group: str
     """Group of its Spark jobs, by which it is canceled."""
-    open: Callable[[], Bridge]
+    open: Callable[[], SessionBridge]
     """Returns this thread's session for plans over slots."""
     check: Callable[[], None]
-    """Raises `Canceled` if the job was canceled."""
+    """Raises `OperationCanceled` if the job was canceled."""
     waited: Callable[[float], None] = lambda _: None
     """Called with the milliseconds that the step has waited for others."""
 
@@ -126,18 +126,18 @@ class VariantKey(NamedTuple):
     one_time: bool
 
 
-class Variant(msgspec.Struct, frozen=True):
+class PlanVariant(msgspec.Struct, frozen=True):
     """A plan ready to be executed."""
 
     bridge: ClassicBridge
-    runnable: Runnable
+    runnable: RunnablePlan
     slots: SlotSet
-    schemas: Mapping[str, Schema]
+    schemas: Mapping[str, TableSchema]
     """Schemas of the slots, by name."""
 
 
 Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
-"""Returns which columns of which slots a plan reads. Raises `Refused`."""
+"""Returns which columns of which slots a plan reads. Raises `PlanRefused`."""
 
 
 def check_keeps_nothing(
@@ -148,9 +148,9 @@ def check_keeps_nothing(
     query: Any = frame._jdf.queryExecution()
     patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
-        raise Refused("it reads the clock, which a plan does once")
+        raise PlanRefused("it reads the clock, which a plan does once")
     if not bridge.deterministic(frame):
-        raise Refused("an expression is not deterministic")
+        raise PlanRefused("an expression is not deterministic")
     # A frame that is executed again runs this plan again, but what the plan keeps would be stale:
     # shuffle files, a broadcast table, a cached relation, a subquery's result, a reused exchange.
     plan = query.executedPlan()
@@ -159,9 +159,9 @@ def check_keeps_nothing(
             found = _NODE.match(line)
             node = found.group(1) if found else line.strip()
             if node not in KEEPS_NOTHING and node.split(" ")[0] not in KEEPS_NOTHING:
-                raise Refused(f"its plan holds a node of kind {node[:80]!r}")
+                raise PlanRefused(f"its plan holds a node of kind {node[:80]!r}")
     if not plan.subqueriesAll().isEmpty():
-        raise Refused("its plan holds a subquery")
+        raise PlanRefused("its plan holds a subquery")
     return _columns_read(plan, slots)
 
 
@@ -175,11 +175,11 @@ def _columns_read(plan: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
             continue
         files = [_plain_path(file) for file in leaf.relation().location().inputFiles()]
         if len(files) != 1 or files[0] not in by_path:
-            raise Refused(f"it reads {files[:3]}, which are no slots of its own")
+            raise PlanRefused(f"it reads {files[:3]}, which are no slots of its own")
         fields = leaf.requiredSchema().fieldNames()
         read.setdefault(by_path[files[0]], set()).update(int(field[1:]) for field in fields)
     if not read:
-        raise Refused("it reads no slot")
+        raise PlanRefused("it reads no slot")
     return {name: sorted(columns) for name, columns in read.items()}
 
 
@@ -199,20 +199,20 @@ class PreparedSteps:
         self._local = re.match(r"local(\[|$)", settings.spark_master) is not None
         self._folder = folder.resolve()
         self._inspect = look
-        self.rounds = Rounds(local_cores(settings.spark_master), settings)
+        self.rounds = StepRounds(local_cores(settings.spark_master), settings)
         # Reentrant: a plan may be forgotten by the collector while this thread holds it.
         self._lock = threading.RLock()
-        self._variants: OrderedDict[VariantKey, Variant] = OrderedDict()
+        self._variants: OrderedDict[VariantKey, PlanVariant] = OrderedDict()
         self._refused: dict[VariantKey, str] = {}
         self._wide_uses: dict[VariantKey, int] = {}
         """Uses of a wider plan by steps that have none of their own."""
         self._rehearsed: dict[VariantKey, threading.Event] = {}
         """Events of current rehearsals: set when the plan is there, or will not be."""
 
-    def run(self, request: Request) -> pa.Table | None:
+    def run(self, request: PreparedRequest) -> pa.Table | None:
         """Run a step and return its rows; None when it must go the general path.
 
-        Raises `Canceled`, or Spark's own error of the data.
+        Raises `OperationCanceled`, or Spark's own error of the data.
         """
         key = _key(request)
         with self._lock:
@@ -224,7 +224,7 @@ class PreparedSteps:
             request.waited((time.monotonic() - began) * 1000)
         return self._run(key, request)
 
-    def is_frequent(self, request: Request) -> bool:
+    def is_frequent(self, request: PreparedRequest) -> bool:
         """Return whether steps like this one have used a wider plan so often that their own would
         pay. The count then begins anew."""
         key = _key(request)
@@ -234,7 +234,7 @@ class PreparedSteps:
                 del self._wide_uses[key]
             return frequent
 
-    def rehearse(self, request: Request) -> None:
+    def rehearse(self, request: PreparedRequest) -> None:
         """Build a plan for steps to come and execute it, if there is room without dropping another.
 
         Raises as `run` does. A step that wants the plan meanwhile waits for it.
@@ -254,7 +254,7 @@ class PreparedSteps:
             done.set()
 
     def _run(
-        self, key: VariantKey, request: Request, *, rehearsing: bool = False
+        self, key: VariantKey, request: PreparedRequest, *, rehearsing: bool = False
     ) -> pa.Table | None:
         if not self._local or key in self._refused:
             return None
@@ -289,10 +289,10 @@ class PreparedSteps:
             return None
         except (SlotOverflow, SlotBusy):
             return None
-        except Canceled:
+        except OperationCanceled:
             self._drop(key)
             raise
-        except Refused as error:
+        except PlanRefused as error:
             self._refuse(key, request.name, str(error))
         except Exception as error:
             self._drop(key)
@@ -322,26 +322,26 @@ class PreparedSteps:
     def __len__(self) -> int:
         return len(self._variants)
 
-    def _build(self, key: VariantKey, request: Request) -> Variant:
-        """Plan the step over new slots. Raises `Refused` or Spark's own error."""
+    def _build(self, key: VariantKey, request: PreparedRequest) -> PlanVariant:
+        """Plan the step over new slots. Raises `PlanRefused` or Spark's own error."""
         # Unchanged deltas are left out of the text: they are neither planned nor run. State that
         # happens to be empty gets a slot, so that hot and cold groups make no variants of their
         # own.
         viewed = [n for n in request.schemas if n in request.changed or n[0] not in CHANGED]
         relations = {
-            name: Relation(schema, f"__{name}" if name in viewed else None)
+            name: SessionRelation(schema, f"__{name}" if name in viewed else None)
             for name, schema in request.schemas.items()
         }
         text = request.render(relations, (1, 2))
         # A plan serves steps of any interval, so that its text must not name one.
         if text != request.render(relations, (5, 9)):
-            raise Refused("its text depends on the step's interval")
+            raise PlanRefused("its text depends on the step's interval")
         kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
         slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
         try:
             bridge = request.open()
             if not isinstance(bridge, ClassicBridge):
-                raise Refused("its plan is made where it cannot be looked at")
+                raise PlanRefused("its plan is made where it cannot be looked at")
             frames = {
                 f"__{name}": bridge.slot(
                     slots.path(name), kinds[name], request.schemas[name].arrow_updates().names
@@ -354,13 +354,13 @@ class PreparedSteps:
         except BaseException:
             slots.abandon()
             raise
-        runnable = Runnable(bridge, frame, sociable=request.sociable)
+        runnable = RunnablePlan(bridge, frame, sociable=request.sociable)
         schemas = {name: request.schemas[name] for name in viewed}
-        variant = Variant(bridge, runnable, slots, schemas)
+        variant = PlanVariant(bridge, runnable, slots, schemas)
         self._keep(key, variant)
         return variant
 
-    def _find(self, key: VariantKey) -> Variant | None:
+    def _find(self, key: VariantKey) -> PlanVariant | None:
         """Return the step's own plan, unless it is being rehearsed: its slots are in use then."""
         with self._lock:
             found = None if key in self._rehearsed else self._variants.get(key)
@@ -368,7 +368,7 @@ class PreparedSteps:
                 self._variants.move_to_end(key)
             return found
 
-    def _wider(self, key: VariantKey, request: Request) -> Variant | None:
+    def _wider(self, key: VariantKey, request: PreparedRequest) -> PlanVariant | None:
         """Return a plan that does more than is wanted, of the fewest changed inputs; None if there
         is none."""
         with self._lock:
@@ -383,7 +383,7 @@ class PreparedSteps:
             self._wide_uses[key] = uses
             return self._find(min(found, key=lambda other: (len(other.changed), other.one_time)))
 
-    def _keep(self, key: VariantKey, variant: Variant) -> None:
+    def _keep(self, key: VariantKey, variant: PlanVariant) -> None:
         with self._lock:
             self._drop(key)
             mine = [other for other in self._variants if other.owner == key.owner]
@@ -426,7 +426,7 @@ def _is_wider(other: VariantKey, key: VariantKey) -> bool:
     )
 
 
-def _has_room(variant: Variant, tables: Mapping[str, pa.Table]) -> bool:
+def _has_room(variant: PlanVariant, tables: Mapping[str, pa.Table]) -> bool:
     """Return whether a plan has a slot for each of these tables, whose columns are among theirs."""
     return all(
         name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
@@ -434,21 +434,21 @@ def _has_room(variant: Variant, tables: Mapping[str, pa.Table]) -> bool:
     )
 
 
-def _key(request: Request) -> VariantKey:
+def _key(request: PreparedRequest) -> VariantKey:
     return VariantKey(request.owner, request.strata, request.changed, request.one_time)
 
 
 def _in_order(
-    given: Mapping[str, pa.Table], schemas: Mapping[str, Schema]
+    given: Mapping[str, pa.Table], schemas: Mapping[str, TableSchema]
 ) -> Mapping[str, pa.Table]:
-    """Return the rows with their columns in the plan's order. Raises `Refused`."""
+    """Return the rows with their columns in the plan's order. Raises `PlanRefused`."""
     tables = {}
     for name, table in given.items():
         wanted = schemas[name].arrow_updates()
         if not table.schema.equals(wanted):
             missing = [column for column in wanted.names if column not in table.column_names]
             if missing:
-                raise Refused(f"rows of {name} lack column {missing[0]!r}")
+                raise PlanRefused(f"rows of {name} lack column {missing[0]!r}")
             table = table.select(wanted.names).cast(wanted)
         tables[name] = table
     return tables

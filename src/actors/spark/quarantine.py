@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import JobTooLarge
-from actors.plan.jobs import Job, Prepare, Rehearse, Step
+from actors.plan.jobs import Job, PreparePlan, RehearseSteps, RunStep
 from actors.settings import Settings
 
 KILLERS_MAX: Final = 256
@@ -80,7 +80,7 @@ class JobQuarantine:
 
 
 def _dataflow_of(job: Job) -> str:
-    return job.dataflow if isinstance(job, Step | Prepare | Rehearse) else ""
+    return job.dataflow if isinstance(job, RunStep | PreparePlan | RehearseSteps) else ""
 
 
 def _content_of(job: Job) -> bytes:

@@ -21,11 +21,11 @@ from actors.errors import EngineUnavailable
 from actors.plan.jobs import Answer, EngineReady, JobFailed
 from actors.settings import Settings
 from actors.spark.failures import is_forgotten, short_text
-from actors.spark.jobs import Engine, Ticket, run_job
+from actors.spark.jobs import JobTicket, SparkEngine, run_job
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_address import redact_secrets, strip_parameters
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
-from actors.spark.steps import Slot
+from actors.spark.steps import ThreadSlot
 
 # Before the import: gRPC reads it then.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -51,8 +51,8 @@ RELEASE_SECONDS: Final = 2.0
 """Time to release all sessions at the end."""
 
 
-class RemoteEngine(Engine):
-    """An `Engine` whose sessions are behind Spark Connect."""
+class RemoteEngine(SparkEngine):
+    """An `SparkEngine` whose sessions are behind Spark Connect."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class RemoteEngine(Engine):
         """Return the message that tells the parent that Spark is up."""
         return EngineReady("", self._root.version, "", os.getpid(), 0)
 
-    def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """See `Engine.run`."""
+    def run(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """See `SparkEngine.run`."""
         answer = super().run(slot, ticket, pool)
         if isinstance(answer, JobFailed):
             # An error may quote the address, with its secrets.
@@ -104,7 +104,7 @@ class RemoteEngine(Engine):
                 return f"the Spark Connect server at {self._place} is gone: {why}"
 
     def lost(self) -> bool:
-        """See `Engine.lost`."""
+        """See `SparkEngine.lost`."""
         return self._reader.ended() or self._silent() is not None
 
     def end(self) -> None:
@@ -140,7 +140,7 @@ class RemoteEngine(Engine):
         self._all.append(made)
         return made
 
-    def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+    def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         sessions = slot.sessions
         assert isinstance(sessions, ConnectSessions)
         # All calls of the job carry its tag, by which a cancel interrupts them.

@@ -46,7 +46,7 @@ class RoundFailed(Exception):
     """The job of a round failed, for whatever reason: its members should be planned anew."""
 
 
-class Runnable:
+class RunnablePlan:
     """A prepared plan that can run alone or in a round.
 
     Used by one thread at a time: its slots have one user at a time.
@@ -114,7 +114,7 @@ class _Member:
 
     __slots__ = ("began", "group", "result", "runnable", "turn", "wanted")
 
-    def __init__(self, runnable: Runnable, wanted: pa.Schema, group: str) -> None:
+    def __init__(self, runnable: RunnablePlan, wanted: pa.Schema, group: str) -> None:
         self.runnable = runnable
         self.wanted = wanted
         self.group = group
@@ -125,7 +125,7 @@ class _Member:
         """Monotonic time at which its round went out."""
 
 
-class Rounds:
+class StepRounds:
     """Makes rounds of one engine's steps. Used by all its threads."""
 
     def __init__(self, jobs_max: int, settings: Settings) -> None:
@@ -149,7 +149,7 @@ class Rounds:
 
     def collect(
         self,
-        runnable: Runnable,
+        runnable: RunnablePlan,
         wanted: pa.Schema,
         group: str,
         bridge: ClassicBridge,
@@ -165,7 +165,7 @@ class Rounds:
             group: Its job group.
             bridge: A session with the settings of every sociable plan.
             rows: Number of rows of its inputs.
-            check: Called now and then while it waits; ends the wait by raising `Canceled`.
+            check: Called now and then while it waits; ends the wait by raising `OperationCanceled`.
             waited: Called with the milliseconds that it has waited for others.
 
         Raises:
@@ -224,7 +224,7 @@ class Rounds:
                 return False
         return True
 
-    def _alone(self, runnable: Runnable, wanted: pa.Schema, group: str, rows: int) -> pa.Table:
+    def _alone(self, runnable: RunnablePlan, wanted: pa.Schema, group: str, rows: int) -> pa.Table:
         started = time.monotonic()
         found = runnable.alone(wanted, group)
         runnable.took(rows, (time.monotonic() - started) * 1000)
@@ -299,11 +299,11 @@ class Rounds:
 class _Lane:
     """A thread that runs rounds; their jobs have the thread's own settings."""
 
-    def __init__(self, rounds: Rounds, bridge: ClassicBridge) -> None:
+    def __init__(self, rounds: StepRounds, bridge: ClassicBridge) -> None:
         self._rounds = rounds
         self._bridge = bridge
         self.busy = False
-        """True while it has a round. Guarded by the lock of `Rounds`."""
+        """True while it has a round. Guarded by the lock of `StepRounds`."""
         # Asked for once: py4j looks through all jars for each package on the way.
         self._rdd_class = bridge.jvm.org.apache.spark.api.java.JavaRDD
         self._box: queue.SimpleQueue[list[_Member]] = queue.SimpleQueue()

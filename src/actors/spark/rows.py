@@ -2,8 +2,8 @@
 
 Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes, decoded together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
-scanned by Spark. Either way the rows are those that `Rows` means: of files only ``lower <= time <
-upper``, times below `advance_to` raised to it, columns in the schema's types.
+scanned by Spark. Either way the rows are those that `JobRows` means: of files only ``lower <= time
+< upper``, times below `advance_to` raised to it, columns in the schema's types.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, StorageError
-from actors.plan.jobs import NO_UPPER, Rows, RowsDone
-from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema, arrow_type
+from actors.plan.jobs import NO_UPPER, JobRows, RowsDone
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.spark_schemas import spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 
 if TYPE_CHECKING:
-    from actors.spark.bridge import Bridge
+    from actors.spark.bridge import SessionBridge
 
 _BATCH_ROWS: Final = 8_192
 """Rows decoded at a time while it is not known whether a file is small."""
 _UNKNOWN_BYTES: Final = 1 << 62
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedRows(msgspec.Struct, frozen=True):
     """Rows: those that were read here, and the files left for Spark, or a frame that Spark has."""
 
-    rows: Rows
+    rows: JobRows
     table: pa.Table
     files: tuple[str, ...]
     bytes: int
@@ -53,7 +53,7 @@ class Loaded(msgspec.Struct, frozen=True):
         return not self.files and self.frame is None and self.table.num_rows == 0
 
 
-def load(rows: Rows) -> Loaded:
+def load(rows: JobRows) -> LoadedRows:
     """Read small rows, and leave large files to Spark. Raises `StorageError` when a file cannot be
     read."""
     wanted = rows.schema.arrow_updates()
@@ -69,7 +69,7 @@ def load(rows: Rows) -> Loaded:
     if rows.advance_to is not None and table.num_rows:
         table = advance(table, rows.advance_to)
     left = rows.files if bytes_left else ()
-    return Loaded(rows, table, left, table.nbytes + bytes_left)
+    return LoadedRows(rows, table, left, table.nbytes + bytes_left)
 
 
 def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
@@ -101,7 +101,7 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
     return [], sum(_read(path, _decoded_bytes) for path in paths)
 
 
-def all_ones(loaded: Loaded) -> bool:
+def all_ones(loaded: LoadedRows) -> bool:
     """Return whether every diff is 1, as the statistics in the files say."""
     diffs = pc.min_max(loaded.table[DIFF])
     if loaded.table.num_rows and (diffs["min"].as_py(), diffs["max"].as_py()) != (1, 1):
@@ -184,7 +184,7 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return table.select(wanted.names).cast(wanted)
 
 
-def schema_of(struct: StructType) -> Schema:
+def schema_of(struct: StructType) -> TableSchema:
     """Return Spark's schema as ours. Raises `InvalidUsage` naming a column of a type we cannot
     store."""
     columns = []
@@ -196,11 +196,11 @@ def schema_of(struct: StructType) -> Schema:
             raise InvalidUsage(
                 f"column {field.name!r} has the type {kind}, which cannot be stored; cast it"
             ) from None
-        columns.append(Column(field.name, kind, field.nullable))
-    return Schema(tuple(columns))
+        columns.append(TableColumn(field.name, kind, field.nullable))
+    return TableSchema(tuple(columns))
 
 
-def frame(bridge: Bridge, loaded: Loaded, uses: int = 1) -> DataFrame:
+def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame:
     """Return the rows as a frame: user columns, time, diff. `uses`: how often a plan reads it."""
     if loaded.frame is not None:
         return loaded.frame
@@ -212,7 +212,7 @@ def frame(bridge: Bridge, loaded: Loaded, uses: int = 1) -> DataFrame:
     return scanned.unionByName(bridge.table(loaded.table, uses))
 
 
-def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
+def _scan(bridge: SessionBridge, loaded: LoadedRows) -> DataFrame:
     """Return a frame that scans the files."""
     rows = loaded.rows
     fields = spark_struct(rows.schema.arrow_updates()).fields

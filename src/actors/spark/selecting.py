@@ -14,22 +14,22 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from actors.errors import InvalidUsage
-from actors.plan.jobs import RowsDone, Select
+from actors.plan.jobs import RowsDone, SelectContents
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.difference import open_contents, retry_apart
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
-from actors.spark.steps import Slot
+from actors.spark.steps import ThreadSlot
 from actors.threshold_probes import COLLECTED
 
 
-def run_select(slot: Slot, job: Select) -> RowsDone:
+def run_select(slot: ThreadSlot, job: SelectContents) -> RowsDone:
     """Return the query's rows. Raises `QueryRejected` when it does not make `job.output`,
     `InvalidUsage` when they are too many, and Spark's own errors."""
     return retry_apart(lambda apart: _run_select(slot, job, apart=apart))
 
 
-def _run_select(slot: Slot, job: Select, *, apart: bool) -> RowsDone:
+def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
     with open_contents(slot, job.tables, job.conf, apart=apart) as opened:
         bridge = opened.bridge
@@ -64,7 +64,7 @@ def _expected_bytes(found: DataFrame) -> int:
     return int(str(plan.stats().sizeInBytes()))
 
 
-def _written(slot: Slot, job: Select, found: DataFrame, started: float) -> RowsDone:
+def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: float) -> RowsDone:
     files = write_files(found, None, slot.out)
     elapsed = (time.perf_counter() - started) * 1000
     return RowsDone(job.job_id, sum(file.rows for file in files), spark_ms=elapsed, files=files)

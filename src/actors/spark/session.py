@@ -25,8 +25,8 @@ from actors.spark.bridge import (
     ALWAYS_LOCAL_BYTES,
     CALL_SITE,
     LOCAL_RELATION_SETTING,
-    Bridge,
     ClassicBridge,
+    SessionBridge,
 )
 from actors.spark.class_archive import archive_options
 from actors.spark.failures import is_gone
@@ -211,9 +211,11 @@ class ThreadSessions:
         self._root = root
         self._scratch = scratch
         self._user = user
-        self._sessions: OrderedDict[tuple[Any, ...], Bridge] = OrderedDict()
+        self._sessions: OrderedDict[tuple[Any, ...], SessionBridge] = OrderedDict()
 
-    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
+    def get(
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+    ) -> SessionBridge:
         """Return a session with `conf`, made the active one of this thread.
 
         `slots` is for plans over slot files. Raises `QueryRejected` when Spark refuses a setting.
@@ -236,7 +238,7 @@ class ThreadSessions:
         while self._sessions:
             self._sessions.popitem()[1].close()
 
-    def _bridge(self, session: SparkSession) -> Bridge:
+    def _bridge(self, session: SparkSession) -> SessionBridge:
         return ClassicBridge(session, self._scratch)
 
     def _new_session(self) -> SparkSession:

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from actors.catalyst.relations import TABLE_METADATA
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 
 CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """Spark's own key in the metadata of a column (`CharVarcharUtils`)."""
@@ -44,7 +44,7 @@ def struct_json(arrow: pa.Schema) -> str:
 
 
 @lru_cache(maxsize=1024)
-def declared_json(schema: Schema) -> str:
+def declared_json(schema: TableSchema) -> str:
     """Return a schema as Spark writes it in JSON, with the columns' own nullability."""
     struct = StructType()
     for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
@@ -52,7 +52,7 @@ def declared_json(schema: Schema) -> str:
     return str(struct.json())
 
 
-def numbered_json(schema: Schema, number: int) -> str:
+def numbered_json(schema: TableSchema, number: int) -> str:
     """Return a schema as `declared_json` does, with the table's number in each column's
     metadata."""
     struct = StructType()

@@ -17,7 +17,7 @@ OUT_FOLDER: Final = "out"
 
 # Sent over the inherited socket and not as arguments: Spark settings may hold credentials, and
 # arguments can be read by every user of the machine.
-class Start(msgspec.Struct, frozen=True, tag=True):
+class EngineStart(msgspec.Struct, frozen=True, tag="Start"):
     """Start the engine with these settings; keep every file below `scratch`."""
 
     settings: Settings
@@ -28,5 +28,5 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """Reason why there is no Java; only with a remote Spark."""
 
 
-ChildMessage: TypeAlias = Start | Job
+ChildMessage: TypeAlias = EngineStart | Job
 """All that is sent to a child."""

@@ -25,21 +25,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.errors import Canceled, DefiniteError, InvalidUsage, JobTooLarge
+from actors.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
 from actors.plan.delta import (
     CHANGED,
     INTERVAL,
-    Consolidate,
+    ConsolidateRows,
     DeltaPlan,
     Node,
     narrowed,
     summed_first,
 )
-from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
+from actors.plan.jobs import (
+    FileDone,
+    JobRows,
+    LikelyRun,
+    PlanPrepared,
+    RehearseSteps,
+    RowsDone,
+    RunStep,
+)
 from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import SessionBridge
 from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
 from actors.spark.files import (
@@ -52,10 +60,10 @@ from actors.spark.files import (
 )
 from actors.spark.fragments import consolidated, quote
 from actors.spark.plans import PreparedPlan
-from actors.spark.prepared import PreparedSteps, Request
-from actors.spark.rows import Loaded, all_ones, done, frame, load
+from actors.spark.prepared import PreparedRequest, PreparedSteps
+from actors.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
-from actors.spark.translate import Relation, Translator, leaves
+from actors.spark.translate import PlanTranslator, SessionRelation, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
 # Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
@@ -81,7 +89,7 @@ def nesting_of(text: str) -> int:
     return most
 
 
-class Slot(msgspec.Struct):
+class ThreadSlot(msgspec.Struct):
     """A worker thread's sessions and limits, and the state of its current job."""
 
     sessions: ThreadSessions
@@ -111,9 +119,10 @@ class Slot(msgspec.Struct):
         self.waited_ms += ms
 
     def check(self) -> None:
-        """Raise `Canceled` when the job was canceled. Called before each longer stretch."""
+        """Raise `OperationCanceled` when the job was canceled. Called before each longer
+        stretch."""
         if self.canceled.is_set():
-            raise Canceled("canceled on request")
+            raise OperationCanceled("canceled on request")
 
     def check_size(self, text: str) -> None:
         """Raise `JobTooLarge` for a statement that must not be sent."""
@@ -131,7 +140,7 @@ class Slot(msgspec.Struct):
             )
 
 
-def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
+def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
     loaded = _loaded(prepared, job)
@@ -150,7 +159,7 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     return _run_strata(slot, PreparedPlan(plan), job, left)
 
 
-def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
+def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
     """Return the rows with the diffs of equal ones summed up, whatever their times."""
     schema = loaded.rows.schema
     if not loaded.files:
@@ -163,11 +172,11 @@ def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
         found = bridge.sql(consolidated(rows, schema.names, exact, by_time=False))
         found = found.selectExpr(*map(quote, schema.names), f"0L AS {TIME}", DIFF)
     nothing = schema.arrow_updates().empty_table()
-    return Loaded(loaded.rows, nothing, (), KEPT_BYTES, found)
+    return LoadedRows(loaded.rows, nothing, (), KEPT_BYTES, found)
 
 
 def _run_strata(
-    slot: Slot, prepared: PreparedPlan, job: Step, loaded: dict[str, Loaded]
+    slot: ThreadSlot, prepared: PreparedPlan, job: RunStep, loaded: dict[str, LoadedRows]
 ) -> RowsDone:
     started = time.perf_counter()
     slot.frequent, slot.waited_ms = False, 0.0
@@ -192,7 +201,7 @@ def _run_strata(
     root = prepared.strata[last]
     # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
     # as the statement of a large step does.
-    peeled = small and isinstance(root, Consolidate)
+    peeled = small and isinstance(root, ConsolidateRows)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if bare else None)
@@ -219,7 +228,7 @@ def _run_strata(
     return answer
 
 
-def is_small(inputs: Iterable[Loaded]) -> bool:
+def is_small(inputs: Iterable[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
     size = 0
     for rows in inputs:
@@ -229,7 +238,7 @@ def is_small(inputs: Iterable[Loaded]) -> bool:
     return not SMALL_JOB.exceeded_by(size)
 
 
-def _loaded(prepared: PreparedPlan, job: Step) -> dict[str, Loaded]:
+def _loaded(prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
     """Return the given rows that the strata read."""
     needed = _needed(prepared.plan, job)
     given = job.inputs.items()
@@ -237,14 +246,14 @@ def _loaded(prepared: PreparedPlan, job: Step) -> dict[str, Loaded]:
 
 
 def _inner(
-    slot: Slot,
+    slot: ThreadSlot,
     prepared: PreparedPlan,
-    job: Step,
+    job: RunStep,
     chosen: tuple[int, ...],
-    loaded: Mapping[str, Loaded],
+    loaded: Mapping[str, LoadedRows],
     *,
     small: bool,
-) -> tuple[Loaded, bool]:
+) -> tuple[LoadedRows, bool]:
     """Run an earlier piece; return its rows for later ones, and whether its plan was there.
 
     Rows of large inputs stay in Spark.
@@ -254,23 +263,23 @@ def _inner(
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
-    rows = Rows(schema=prepared.stratum(bridge, chosen[-1]))
+    rows = JobRows(schema=prepared.stratum(bridge, chosen[-1]))
     if small:
         table, known = _run(slot, work, small=True)
-        made = consolidate(table) if isinstance(root, Consolidate) else table
-        return Loaded(rows, made, (), made.nbytes), known
+        made = consolidate(table) if isinstance(root, ConsolidateRows) else table
+        return LoadedRows(rows, made, (), made.nbytes), known
     with _planned(slot, bridge, work, small=False) as found:
         # Otherwise each later piece would compute these rows again.
         kept = found.localCheckpoint()
-    return Loaded(rows, rows.schema.arrow_updates().empty_table(), (), KEPT_BYTES, kept), False
+    return LoadedRows(rows, rows.schema.arrow_updates().empty_table(), (), KEPT_BYTES, kept), False
 
 
 def _work(
-    slot: Slot,
+    slot: ThreadSlot,
     prepared: PreparedPlan,
-    job: Step,
+    job: RunStep,
     chosen: tuple[int, ...],
-    loaded: Mapping[str, Loaded],
+    loaded: Mapping[str, LoadedRows],
     root: Node | None,
 ) -> _Work:
     """Return strata of a step with the rows that they read."""
@@ -282,7 +291,7 @@ def _work(
     return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
 
 
-def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
+def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
     """Return the rows, or their files, and whether their plan was there already."""
     nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
     alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
@@ -300,19 +309,19 @@ def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
 class _Work(msgspec.Struct, frozen=True):
     """A step, or a piece of one, with its rows. `root` replaces the last stratum's node."""
 
-    slot: Slot
+    slot: ThreadSlot
     prepared: PreparedPlan
-    job: Step
+    job: RunStep
     chosen: tuple[int, ...]
     needed: frozenset[str]
-    loaded: Mapping[str, Loaded]
+    loaded: Mapping[str, LoadedRows]
     root: Node | None
     one_time: bool
 
     def statement(
         self,
-        bridge: Bridge,
-        relations: Mapping[str, Relation],
+        bridge: SessionBridge,
+        relations: Mapping[str, SessionRelation],
         interval: tuple[int, int],
         *,
         small: bool,
@@ -322,7 +331,7 @@ class _Work(msgspec.Struct, frozen=True):
         def types(node: Node) -> Mapping[str, str]:
             return self.prepared.types(bridge, node)
 
-        translator = Translator(
+        translator = PlanTranslator(
             relations,
             types,
             interval=interval,
@@ -343,11 +352,11 @@ class _Work(msgspec.Struct, frozen=True):
         )
         return COLLECTED.crossed(not few)
 
-    def wanted(self, bridge: Bridge) -> pa.Schema:
+    def wanted(self, bridge: SessionBridge) -> pa.Schema:
         return self.prepared.stratum(bridge, self.chosen[-1]).arrow_updates()
 
 
-def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
+def rehearse(slot: ThreadSlot, prepared: PreparedPlan, job: RehearseSteps) -> PlanPrepared:
     """Build the plans of likely steps and execute them on no rows, which compiles them."""
     for run in job.runs:
         slot.check()
@@ -356,12 +365,14 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
         if not _rehearse(slot, prepared, job, run) and len(run.changed) > 1:
             for name in run.changed:
                 _rehearse(slot, prepared, job, msgspec.structs.replace(run, changed=(name,)))
-    return Prepared(job.job_id)
+    return PlanPrepared(job.job_id)
 
 
-def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun) -> bool:
+def _rehearse(slot: ThreadSlot, prepared: PreparedPlan, job: RehearseSteps, run: LikelyRun) -> bool:
     """Build the plan of a likely run; return whether it has one."""
-    step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic)
+    step = RunStep(
+        job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic
+    )
     first, last = prepared.bounds(run.first, run.last)
     changed = frozenset(map(prepared.named, run.changed))
     *earlier, chosen = prepared.pieces(
@@ -370,7 +381,7 @@ def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun)
     if earlier:
         return False  # what a later piece gets is known when the earlier ones have run
     root = prepared.strata[last]
-    bare = _peel(root) if isinstance(root, Consolidate) else None
+    bare = _peel(root) if isinstance(root, ConsolidateRows) else None
     work = _work(slot, prepared, step, chosen, {}, bare)
     work = msgspec.structs.replace(work, one_time=run.one_time)
     request = _request(slot, slot.sessions.get(prepared.plan.conf, small=True), work)
@@ -381,19 +392,19 @@ def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun)
     return True
 
 
-def _check_range(plan: DeltaPlan, run: Step | LikelyRun) -> None:
+def _check_range(plan: DeltaPlan, run: RunStep | LikelyRun) -> None:
     if not 0 <= run.first <= run.last < len(plan.strata):
         raise InvalidUsage(f"strata {run.first} to {run.last}: the plan has {len(plan.strata)}")
 
 
-def _needed(plan: DeltaPlan, job: Step) -> frozenset[str]:
+def _needed(plan: DeltaPlan, job: RunStep) -> frozenset[str]:
     """Return the inputs that the step's strata read and do not make themselves."""
     made = {f"r{index}" for index in range(job.first, job.last)}
     nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
     return frozenset({name for node in nodes for name in leaves(node)} - made)
 
 
-def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
+def _run_prepared(slot: ThreadSlot, work: _Work) -> pa.Table | None:
     """Execute the step's plan again; return None when it has none and can have none."""
     bridge = slot.sessions.get(work.prepared.plan.conf, small=True)
     request = _request(slot, bridge, work)
@@ -402,7 +413,7 @@ def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
     return made
 
 
-def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
+def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRequest:
     prepared, job = work.prepared, work.job
     if prepared.forget is None:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
@@ -413,7 +424,7 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         name = prepared.named(given)
         if name in schemas:
             schemas[name] = narrowed(schemas[name], given, strata)
-    return Request(
+    return PreparedRequest(
         owner=prepared.serial,
         name=job.dataflow,
         strata=work.chosen,
@@ -433,7 +444,7 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
 
 
 def _run_anew(
-    slot: Slot, bridge: Bridge, work: _Work, *, small: bool
+    slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
 ) -> pa.Table | tuple[FileDone, ...]:
     """Plan the step and execute it. A large answer comes as files where the job wants it so, and is
     else read back from files."""
@@ -457,7 +468,7 @@ def _at(made: pa.Table, time: int) -> pa.Table:
     return set_column(made, TIME, pa.repeat(pa.scalar(time, pa.int64()), made.num_rows))
 
 
-def _collected(slot: Slot, bridge: Bridge, work: _Work, found: DataFrame) -> pa.Table:
+def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: DataFrame) -> pa.Table:
     """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
     than was thought."""
     if not slot.files_here:
@@ -473,21 +484,23 @@ def _collected(slot: Slot, bridge: Bridge, work: _Work, found: DataFrame) -> pa.
 
 
 @contextmanager
-def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterator[DataFrame]:
+def _planned(
+    slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
+) -> Iterator[DataFrame]:
     """Yield the step's query, which is valid while the context is open."""
     job = work.job
-    relations: dict[str, Relation] = {}
+    relations: dict[str, SessionRelation] = {}
     read = {}
     for name in work.needed:
         rows = work.loaded.get(name)
         if rows is None or rows.empty:
             schema = work.prepared.input_schema(bridge, name) if rows is None else rows.rows.schema
-            relations[name] = Relation(schema)
+            relations[name] = SessionRelation(schema)
         else:
             view = f"__{name}"
             # Asked of files only: there it spares a column and the products with it.
             ones = bool(rows.files) and job.at_once and all_ones(rows)
-            relations[name] = Relation(rows.rows.schema, view, rows.bytes, ones)
+            relations[name] = SessionRelation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
     # A step at one time is computed at time 0: the same text, hence the same classes, each time.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
@@ -499,7 +512,7 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
         yield found
 
 
-def is_at_one_time(loaded: Mapping[str, Loaded]) -> bool:
+def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
     """Return whether all changes (not the state) surely are at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():
@@ -512,4 +525,4 @@ def is_at_one_time(loaded: Mapping[str, Loaded]) -> bool:
 
 
 def _peel(root: Node) -> Node:
-    return root.input if isinstance(root, Consolidate) else root
+    return root.input if isinstance(root, ConsolidateRows) else root

@@ -18,14 +18,14 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import StructType
 
 from actors.errors import DefiniteError, InvalidUsage
-from actors.plan.jobs import Analyzed, InferFiles, RowsDone, TakeFiles
+from actors.plan.jobs import InferFiles, QueryAnalyzed, RowsDone, TakeFiles
 from actors.spark.analysis import output_schema
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import SessionBridge
 from actors.spark.failures import short_text
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
 from actors.spark.spark_schemas import spark_struct
-from actors.spark.steps import Slot
+from actors.spark.steps import ThreadSlot
 from actors.spark.translate import quote
 from actors.threshold_probes import COLLECTED
 
@@ -40,7 +40,7 @@ _LINKS_MAX: Final = 10
 _UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING)\b")
 
 
-def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
+def take_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
     """Return the files' rows. Raises `DefiniteError` for what cannot be read, beginning with the
     file's path if Spark tells it, and Spark's own errors."""
     started = time.perf_counter()
@@ -114,16 +114,16 @@ def _meant(
     return column.cast(field.dataType).alias(name)
 
 
-def infer_files(slot: Slot, job: InferFiles) -> Analyzed:
+def infer_files(slot: ThreadSlot, job: InferFiles) -> QueryAnalyzed:
     """Return the files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot
     be stored, and Spark's own errors."""
     bridge = slot.sessions.get((), small=False)
     found = _frame(bridge, job.paths, job.format, job.options, None)
-    return Analyzed(job.job_id, output_schema(found.schema))
+    return QueryAnalyzed(job.job_id, output_schema(found.schema))
 
 
 def _frame(
-    bridge: Bridge,
+    bridge: SessionBridge,
     paths: Sequence[str],
     kind: str,
     options: Sequence[tuple[str, str]],

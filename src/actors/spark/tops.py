@@ -21,8 +21,8 @@ from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import UNION, Types, from_rows, quote
 
 
-class Tops(ABC):
-    """The part of `translate.Translator` that renders limits."""
+class LimitRendering(ABC):
+    """The part of `translate.PlanTranslator` that renders limits."""
 
     _types: Types
     _one_time: bool

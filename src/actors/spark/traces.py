@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.plan.jobs import Answer, Difference, Job, JobSpan, JobTrace, RowsDone, Step
-from actors.spark.jobs import Engine
+from actors.plan.jobs import Answer, ComputeDifference, Job, JobSpan, JobTrace, RowsDone, RunStep
+from actors.spark.jobs import SparkEngine
 from actors.spark.remote_address import is_remote
 from actors.telemetry import (
     BYTES,
@@ -43,10 +43,10 @@ EVENTS_MS_MAX: Final = 1_000
 
 def is_traced(job: Job) -> bool:
     """Return whether a job's answer is to carry a trace."""
-    return isinstance(job, Step | Difference) and job.traceparent is not None
+    return isinstance(job, RunStep | ComputeDifference) and job.traceparent is not None
 
 
-def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
+def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
     """Return the answer with its trace. `group` names the job's Spark jobs."""
     if not isinstance(answer, RowsDone):
         return answer
@@ -78,7 +78,7 @@ def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Ans
     return msgspec.structs.replace(answer, trace=JobTrace(os.getpid(), spans))
 
 
-def _stages(engine: Engine, group: str) -> list[Any]:
+def _stages(engine: SparkEngine, group: str) -> list[Any]:
     """Return Spark's account of each stage of the group, in order."""
     context: Any = engine.session.sparkContext
     scala = context._jsc.sc()

@@ -16,87 +16,102 @@ from typing import Any, Final
 import pyarrow as pa
 
 from actors.plan.delta import (
-    Consolidate,
+    AdditiveMeasure,
+    ConsolidateRows,
     DeltaPlan,
-    Input,
-    Measure,
+    NamedInput,
     Node,
-    Pair,
-    Reduce,
-    Select,
-    Stratum,
+    PairRows,
+    PlanStratum,
+    ReduceGroups,
+    SelectColumns,
 )
-from actors.plan.jobs import Analyze, Difference, Job, JobFailed, Prepare, Rows, Step
-from actors.plan.relational import Named
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ComputeDifference,
+    Job,
+    JobFailed,
+    JobRows,
+    PreparePlan,
+    RunStep,
+)
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.settings import Settings
 from actors.spark.class_archive import recording_options
-from actors.spark.jobs import Engine, Ticket
+from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.session import JAVA_OPTIONS, open_session, spark_conf
 
 STATUS_FAILED: Final = 2
-TABLE: Final = Schema((Column("k", "bigint"), Column("v", "string")))
-JOINED: Final = Pair(
-    Select(Input("d0", TABLE.names), (Named("a_k", "k"), Named("a_v", "upper(v)"))),
-    Select(Input("s1", TABLE.names), (Named("b_k", "k"), Named("b_v", "v"))),
+TABLE: Final = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
+JOINED: Final = PairRows(
+    SelectColumns(
+        NamedInput("d0", TABLE.names),
+        (NamedExpression("a_k", "k"), NamedExpression("a_v", "upper(v)")),
+    ),
+    SelectColumns(
+        NamedInput("s1", TABLE.names), (NamedExpression("b_k", "k"), NamedExpression("b_v", "v"))
+    ),
     (("a_k", "b_k"),),
 )
-COUNTED: Final = Reduce(
-    Input("d0", TABLE.names), (Named("k", "k"),), (Measure("m", "count", "v", "bigint"),)
+COUNTED: Final = ReduceGroups(
+    NamedInput("d0", TABLE.names),
+    (NamedExpression("k", "k"),),
+    (AdditiveMeasure("m", "count", "v", "bigint"),),
 )
-PLANS: Final[dict[str, tuple[Node, Schema]]] = {
-    "join": (Consolidate(JOINED), Schema(tuple(
-        Column(name, kind) for name, kind in
+PLANS: Final[dict[str, tuple[Node, TableSchema]]] = {
+    "join": (ConsolidateRows(JOINED), TableSchema(tuple(
+        TableColumn(name, kind) for name, kind in
         (("a_k", "bigint"), ("a_v", "string"), ("b_k", "bigint"), ("b_v", "string"))
     ))),
-    "count": (COUNTED, Schema(tuple(Column(name, "bigint") for name in ("k", "n", "m")))),
+    "count": (COUNTED, TableSchema(tuple(TableColumn(name, "bigint") for name in ("k", "n", "m")))),
 }  # fmt: skip
 QUERY: Final = "SELECT v, count(*) AS n FROM t WHERE k > 0 GROUP BY v"
-COUNTS: Final = Schema((Column("v", "string"), Column("n", "bigint")))
+COUNTS: Final = TableSchema((TableColumn("v", "string"), TableColumn("n", "bigint")))
 
 
-def _rows(*rows: tuple[int, str]) -> Rows:
+def _rows(*rows: tuple[int, str]) -> JobRows:
     columns: list[Sequence[Any]] = [*zip(*rows, strict=True), [1] * len(rows), [1] * len(rows)]
     wanted = TABLE.arrow_updates()
     arrays = [pa.array(values, f.type) for values, f in zip(columns, wanted, strict=True)]
-    return Rows(TABLE, arrow=to_ipc(pa.Table.from_arrays(arrays, schema=wanted)))
+    return JobRows(TABLE, arrow=to_ipc(pa.Table.from_arrays(arrays, schema=wanted)))
 
 
 def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
     """Yield jobs of every kind, each with the plan that it names."""
     given = _rows((1, "a"), (2, "b"))
-    yield Analyze("analyze", (("t", TABLE),), QUERY, translate=True), None
-    yield Analyze("refuse", (("t", TABLE),), "SELECT rand() AS r FROM t"), None
-    yield Difference("difference", QUERY, (("t", given),), COUNTS, 1, given_counts()), None
+    yield AnalyzeStatement("analyze", (("t", TABLE),), QUERY, translate=True), None
+    yield AnalyzeStatement("refuse", (("t", TABLE),), "SELECT rand() AS r FROM t"), None
+    yield ComputeDifference("difference", QUERY, (("t", given),), COUNTS, 1, given_counts()), None
     for name, (node, output) in PLANS.items():
-        strata = (Stratum((), node, ()),)
+        strata = (PlanStratum((), node, ()),)
         plan = DeltaPlan(("t", "u"), (TABLE, TABLE), output, "", "incremental", "", strata)
         prepared = PreparedPlan(plan)
         inputs = {"d0": given} | ({"s1": given} if name == "join" else {})
-        yield Prepare(f"prepare {name}", name, plan), prepared
+        yield PreparePlan(f"prepare {name}", name, plan), prepared
         for lo in (0, 1, 1):  # anew; prepared; executed again
-            yield Step(f"step {name}", name, 0, 0, inputs, lo, 2), prepared
+            yield RunStep(f"step {name}", name, 0, 0, inputs, lo, 2), prepared
 
 
-def given_counts() -> Rows:
+def given_counts() -> JobRows:
     """Return the old contents for the difference, which are empty."""
-    return Rows(COUNTS, arrow=to_ipc(COUNTS.arrow_updates().empty_table()))
+    return JobRows(COUNTS, arrow=to_ipc(COUNTS.arrow_updates().empty_table()))
 
 
 def train(archive: Path, scratch: Path) -> str:
     """Run the engine and end it; return what failed, or an empty text."""
     options = {JAVA_OPTIONS: recording_options(archive)}
     settings = Settings(spark_master="local[1]", spark_conf=options)
-    engine = Engine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
+    engine = SparkEngine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
     slot = engine.slot()
     for job, prepared in jobs():
-        answer = engine.run(slot, Ticket(job, job.job_id, prepared), "training")
+        answer = engine.run(slot, JobTicket(job, job.job_id, prepared), "training")
         if isinstance(answer, JobFailed):
             return f"{job.job_id}: {answer.text}"
     process = engine.session.sparkContext._gateway.proc
-    # Not `Engine.end`, which kills the JVM: only one that ends in order writes the archive.
+    # Not `SparkEngine.end`, which kills the JVM: only one that ends in order writes the archive.
     engine.session.stop()
     process.stdin.close()  # the gateway's program ends with its standard input
     status = process.wait()

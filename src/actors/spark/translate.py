@@ -1,8 +1,8 @@
 """Delta plans as Spark SQL text: one statement for the strata that a step runs.
 
-`Translator.statement` renders strata that run together over named relations. Every relation has its
-columns, then ``__time`` and ``__diff``. The translator runs nothing and knows no session; the types
-of a node's columns, which only Spark knows, come from the `types` it is given.
+`PlanTranslator.statement` renders strata that run together over named relations. Every relation has
+its columns, then ``__time`` and ``__diff``. The translator runs nothing and knows no session; the
+types of a node's columns, which only Spark knows, come from the `types` it is given.
 
 Groups and rows compare null-safe, by GROUP BY and window partitions; joins use the plan's own
 ``=``. Small steps run in one partition, joins included, so that no exchange is planned at all: one
@@ -18,34 +18,34 @@ from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Expand,
-    Generate,
-    Input,
-    Match,
+    AccumulateTotals,
+    ConsolidateRows,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
+    PairRows,
+    RecomputeGroups,
     RecomputeRows,
-    Reduce,
+    ReduceGroups,
     RowLifetimes,
-    Select,
+    SelectColumns,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
     columns_of,
 )
-from actors.plan.relational import Named
+from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME
 from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import (
     UNION,
-    Relation,
+    SessionRelation,
     Types,
     consolidated,
     from_rows,
@@ -55,13 +55,13 @@ from actors.spark.fragments import (
     sql_type,
     times_diff,
 )
-from actors.spark.groups import Groups
-from actors.spark.tops import Tops
+from actors.spark.groups import GroupRendering
+from actors.spark.tops import LimitRendering
 from actors.threshold_probes import BROADCAST
 
 __all__ = [
-    "Relation",
-    "Translator",
+    "PlanTranslator",
+    "SessionRelation",
     "Types",
     "consolidated",
     "leaves",
@@ -91,14 +91,14 @@ def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
     return uses
 
 
-class Translator(Groups, Tops):
+class PlanTranslator(GroupRendering, LimitRendering):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
     `one_time`: all changes are at one time. `at_once`: they are, with nothing before them, and the
     text has them at time 0."""
 
     def __init__(
         self,
-        relations: Mapping[str, Relation],
+        relations: Mapping[str, SessionRelation],
         types: Types,
         *,
         interval: tuple[int, int],
@@ -138,32 +138,32 @@ class Translator(Groups, Tops):
     def text(self, node: Node) -> str:
         """Return the SELECT that makes a node's updates."""
         match node:
-            case Input():
+            case NamedInput():
                 return self._input(node)
-            case Where():
+            case FilterRows():
                 return f"SELECT * {from_rows(self.text(node.input))} WHERE (\n{node.predicate}\n)"
-            case Select():
+            case SelectColumns():
                 made = [f"{c.expression}\n AS {quote(c.name)}" for c in node.columns]
                 return self._select([*made, TIME, DIFF], node.input)
             case RowLifetimes():
                 return self._row_lifetimes(node)
-            case Weigh():
+            case WeighRows():
                 return self._weigh(node)
-            case Expand():
+            case ExpandRows():
                 return self._expand(node)
-            case Generate():
+            case GenerateRows():
                 return self._generate(node)
-            case Pair():
+            case PairRows():
                 return self._pair(node)
-            case Match():
+            case MatchState():
                 return self._match(node)
-            case Union():
+            case UnionRows():
                 return self._union(node)
-            case Reduce():
+            case ReduceGroups():
                 return self._reduce(node)
-            case Accumulate():
+            case AccumulateTotals():
                 return self._accumulate(node)
-            case Recompute():
+            case RecomputeGroups():
                 return self._recompute(node)
             case RecomputeRows():
                 return self._recompute_rows(node)
@@ -175,7 +175,7 @@ class Translator(Groups, Tops):
                 return self._top_shortage(node)
             case TopCandidates():
                 return self._top_candidates(node)
-            case Consolidate():
+            case ConsolidateRows():
                 return self._consolidate(node)
 
     def _select(self, items: Sequence[str], below: Node) -> str:
@@ -186,7 +186,7 @@ class Translator(Groups, Tops):
         wanted = ["COALESCE(1)", *hints] if self._small else list(hints)
         return f"/*+ {', '.join(wanted)} */ " if wanted else ""
 
-    def _input(self, node: Input) -> str:
+    def _input(self, node: NamedInput) -> str:
         relation = self._relations.get(node.name)
         if relation is None:  # made by an earlier stratum of this statement, whose node it is
             names = ", ".join([*map(quote, node.columns), TIME, DIFF])
@@ -208,7 +208,7 @@ class Translator(Groups, Tops):
         names = ", ".join([*map(quote, node.columns), time, diff])
         return f"SELECT {self._hint()}{names} FROM {quote(relation.view)}"
 
-    def _pair(self, node: Pair) -> str:
+    def _pair(self, node: PairRows) -> str:
         names = [*columns_of(node.left), *columns_of(node.right)]
         items = [
             *map(quote, names),
@@ -224,7 +224,7 @@ class Translator(Groups, Tops):
             f"FROM (\n{self.text(node.left)}\n) AS __l {'' if tests else 'CROSS '}{join}{on}"
         )
 
-    def _weigh(self, node: Weigh) -> str:
+    def _weigh(self, node: WeighRows) -> str:
         names = [*map(quote, columns_of(node)), TIME]
         rows = self._select([*names, f"{DIFF} * ({node.factor}) AS {DIFF}"], node.input)
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
@@ -256,14 +256,14 @@ class Translator(Groups, Tops):
         chosen = [*names[:-2], f"__t AS {TIME}", DIFF]
         return f"SELECT {', '.join(chosen)} FROM (\n{timed}\n) WHERE __t < __hi"
 
-    def _expand(self, node: Expand) -> str:
+    def _expand(self, node: ExpandRows) -> str:
         names = map(quote, columns_of(node))
         tags = ", ".join(map(str, range(node.count)))
         rows = self._select([*map(quote, columns_of(node.input)), TIME, DIFF], node.input)
         exploded = f"LATERAL VIEW explode(array({tags})) __e AS {quote(node.tag)}"
         return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {exploded}"
 
-    def _generate(self, node: Generate) -> str:
+    def _generate(self, node: GenerateRows) -> str:
         names = [quote(name) for name in columns_of(node)]
         rows = self._select([*map(quote, columns_of(node.input)), TIME, DIFF], node.input)
         made = ", ".join(map(quote, node.columns))
@@ -271,7 +271,7 @@ class Translator(Groups, Tops):
         view = f"LATERAL VIEW {outer}{node.generator} __e AS {made}"
         return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {view}"
 
-    def _match(self, node: Match) -> str:
+    def _match(self, node: MatchState) -> str:
         """Return a join of states as SQL has it."""
         join = {"left": "LEFT", "full": "FULL OUTER", "semi": "LEFT SEMI", "anti": "LEFT ANTI"}
         names = [quote(name) for name in columns_of(node)]
@@ -308,7 +308,7 @@ class Translator(Groups, Tops):
         rows = consolidated(self.text(node), names, exact_keys(kinds), by_time=False, keep="> 0")
         return f"SELECT *, 0L AS {TIME} {from_rows(rows)}"
 
-    def _join_hints(self, node: Pair) -> list[str]:
+    def _join_hints(self, node: PairRows) -> list[str]:
         if self._small:
             equal = node.equal or node.same
             return ["SHUFFLE_HASH(__r)" if equal else "SHUFFLE_REPLICATE_NL(__r)"]
@@ -325,7 +325,7 @@ class Translator(Groups, Tops):
             total += self._bytes(self._strata[name]) if relation is None else relation.bytes
         return total
 
-    def _union(self, node: Union) -> str:
+    def _union(self, node: UnionRows) -> str:
         # Terms without rows are left out here: Spark would analyse them only to drop them.
         filled = [child for child in node.inputs if not self._empty(child)] or node.inputs[:1]
         padded = any(self._padding(child) for child in filled)
@@ -338,11 +338,11 @@ class Translator(Groups, Tops):
 
     def _branch(self, names: Sequence[str], child: Node, kinds: Mapping[str, str]) -> str:
         """Return one input of a union; bare NULLs get their column's type."""
-        if kinds and isinstance(child, Select) and self._padding(child):
-            child = Select(
+        if kinds and isinstance(child, SelectColumns) and self._padding(child):
+            child = SelectColumns(
                 child.input,
                 tuple(
-                    Named(c.name, f"CAST(NULL AS {sql_type(kinds[c.name])})")
+                    NamedExpression(c.name, f"CAST(NULL AS {sql_type(kinds[c.name])})")
                     if c.expression == "NULL"
                     else c
                     for c in child.columns
@@ -351,26 +351,36 @@ class Translator(Groups, Tops):
         return self._select([*map(quote, names), TIME, DIFF], child)
 
     def _padding(self, child: Node) -> bool:
-        return isinstance(child, Select) and any(c.expression == "NULL" for c in child.columns)
+        return isinstance(child, SelectColumns) and any(
+            c.expression == "NULL" for c in child.columns
+        )
 
     def _empty(self, node: Node) -> bool:
         """Return whether a node surely makes no row."""
         match node:
-            case Input():
+            case NamedInput():
                 relation = self._relations.get(node.name)
                 if relation is None:
                     return node.name in self._strata and self._empty(self._strata[node.name])
                 return relation.view is None
-            case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
+            case (
+                FilterRows()
+                | SelectColumns()
+                | WeighRows()
+                | ExpandRows()
+                | GenerateRows()
+                | ConsolidateRows()
+                | ReduceGroups()
+            ):
                 return self._empty(node.input)
             case RowLifetimes():
                 return self._empty(node.input)
-            case Match():
+            case MatchState():
                 if node.kind == "full":
                     return self._empty(node.left) and self._empty(node.right)
                 alone = node.kind == "semi" and self._empty(node.right)
                 return alone or self._empty(node.left)
-            case Recompute():
+            case RecomputeGroups():
                 # Without keys there is a row from the first time on.
                 return not self._is_first(node) and self._empty(node.changes)
             case RecomputeRows() | TopCovered() | TopCandidates():
@@ -380,10 +390,10 @@ class Translator(Groups, Tops):
                 return not opened or self._empty(node.input)
             case TopShortage():
                 return self._empty(node.changes) or self._empty(node.edges)
-            case Pair():
+            case PairRows():
                 return self._empty(node.left) or self._empty(node.right)
-            case Union():
+            case UnionRows():
                 return all(self._empty(child) for child in node.inputs)
-            case Accumulate():
+            case AccumulateTotals():
                 touched = bool(node.keys or self._lo)
                 return touched and self._empty(node.contributions)

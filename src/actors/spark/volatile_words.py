@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from actors.plan.jobs import Volatility
+from actors.plan.jobs import VolatileCall
 
 _CLOCK_WORDS: Final = """
 now current_timestamp current_date curdate localtimestamp current_time localtime
@@ -51,23 +51,23 @@ _WORD: Final = re.compile(r"[a-z_]\w*")
 _NOW: Final = re.compile(r"\bunix_timestamp\s*\(\s*\)")
 
 
-def volatility_of(sql: str, columns: Collection[str] = ()) -> Volatility | None:
+def volatility_of(sql: str, columns: Collection[str] = ()) -> VolatileCall | None:
     """Return the first call of a text that is volatile, or None. `columns`: names of all columns
     that it may read, in lower case."""
     moving = _MOVING_DAY.search(sql)
     if moving is not None:
-        return Volatility(f"the literal {moving.group(0)}", clock=True)
+        return VolatileCall(f"the literal {moving.group(0)}", clock=True)
     bare = _bare(sql)
     words = set(_WORD.findall(bare))
     # Spark takes a bare word for a column first.
     names = _called(bare) | (words & _BARE).difference(columns)
     for name in sorted(names & (_CLOCK | _CHANCE)):
-        return Volatility(f"{name}()", clock=name in _CLOCK)
+        return VolatileCall(f"{name}()", clock=name in _CLOCK)
     # With an argument it is a function of that argument.
     if _NOW.search(bare):
-        return Volatility("unix_timestamp()", clock=True)
+        return VolatileCall("unix_timestamp()", clock=True)
     if "tablesample" in words:
-        return Volatility("TABLESAMPLE")
+        return VolatileCall("TABLESAMPLE")
     return None
 
 

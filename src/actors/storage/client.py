@@ -22,17 +22,17 @@ from actors.progress import EMPTY, Frontier, Nonce, ObjectId
 from actors.protocol.compute import Hello
 from actors.protocol.storage import (
     DroppedId,
+    FilesStaged,
     FrontierUpper,
-    Staged,
     StagedBatches,
     StagingResult,
     StatusUpdate,
 )
 from actors.storage import events as e
-from actors.storage.health import Health
-from actors.storage.history import StorageHistory, Wanted
+from actors.storage.health import HealthBoard
+from actors.storage.history import StorageDefinitions, StorageHistory
 from actors.storage.renderings import owner_of
-from actors.storage.tasks import Tasks, shapes_of
+from actors.storage.tasks import StorageTaskRunner, shapes_of
 
 LOST_MAX: Final = 1024
 """Number of clients remembered that disconnected before their Hello."""
@@ -42,7 +42,9 @@ class ClientView:
     """State of the client; see the module's docstring. `tasks` and `health` belong to
     `StorageState`."""
 
-    def __init__(self, index: int, count: int, tasks: Tasks, health: Health) -> None:
+    def __init__(
+        self, index: int, count: int, tasks: StorageTaskRunner, health: HealthBoard
+    ) -> None:
         self._index = index
         self._count = count
         self._tasks = tasks
@@ -51,7 +53,7 @@ class ClientView:
         self.connected = False
         self.incoming: StorageHistory | None = None
         """Commands of a client before InitializationComplete."""
-        self.wanted = Wanted()
+        self.wanted = StorageDefinitions()
         self.known: dict[ObjectId, Frontier] = {}
         """Reported upper of each id; for a one-shot ingestion: that it was answered."""
         self.now_ms = 0
@@ -74,7 +76,7 @@ class ClientView:
         self.connected = command.nonce not in self._lost
         self._lost.pop(command.nonce, None)
         self.incoming = StorageHistory()
-        return [e.SwitchClient(command.nonce if self.connected else None)]
+        return [e.SwitchStorageClient(command.nonce if self.connected else None)]
 
     def lost(self, nonce: Nonce) -> list[e.Effect]:
         """Note that the current, a former or a future client disconnected."""
@@ -87,14 +89,14 @@ class ClientView:
         if not self.connected:
             return []
         self.connected = False
-        return [e.SwitchClient(None)]
+        return [e.SwitchStorageClient(None)]
 
     def initialized(self) -> int:
         """Take over the client's collected commands; return how many compactions were skipped."""
         assert self.incoming is not None
         incoming, self.incoming = self.incoming, None
         incoming.reduce()
-        self.wanted = Wanted(incoming.commands())
+        self.wanted = StorageDefinitions(incoming.commands())
         self.known = {}
         self._health.forget_told()
         return incoming.skipped
@@ -120,7 +122,7 @@ class ClientView:
         if upper is None or upper <= reported:
             return []
         self.known[id] = upper
-        return [e.Respond(FrontierUpper(id, upper))]
+        return [e.SendStorageResponse(FrontierUpper(id, upper))]
 
     def _upper(self, id: ObjectId) -> Frontier | None:
         """Return the upper of the shard that the client means by that id."""
@@ -136,15 +138,17 @@ class ClientView:
             return []
         told: list[e.Effect] = []
         if mine:
-            told.append(e.Respond(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
-        return [*told, e.Respond(DroppedId(id))]
+            told.append(e.SendStorageResponse(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
+        return [*told, e.SendStorageResponse(DroppedId(id))]
 
     def answer(self, uuid: str, result: StagingResult | None = None) -> list[e.Effect]:
         """Answer a one-shot ingestion; with None, that this worker stages nothing."""
         if self.muted:
             return []
         self.known[uuid] = EMPTY
-        return [e.Respond(StagedBatches(uuid, Staged() if result is None else result))]
+        return [
+            e.SendStorageResponse(StagedBatches(uuid, FilesStaged() if result is None else result))
+        ]
 
     def awaits(self, uuid: str) -> bool:
         """Return whether a one-shot ingestion is wanted and not answered yet."""
@@ -155,7 +159,9 @@ class ClientView:
         if self.muted:
             return []
         return [
-            e.Respond(StatusUpdate(id, shown.status, shown.error, shown.hint, self.now_ms))
+            e.SendStorageResponse(
+                StatusUpdate(id, shown.status, shown.error, shown.hint, self.now_ms)
+            )
             for id, shown in self._health.changes(self.known)
         ]
 
@@ -163,7 +169,7 @@ class ClientView:
         """Report on worker 0 why an object is not rendered."""
         if self.muted or id not in self.known:
             return []
-        return [e.Respond(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
+        return [e.SendStorageResponse(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
 
     def describe(self) -> str:
         """Return the client's nonce, as text for people."""

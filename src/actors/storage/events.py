@@ -11,28 +11,28 @@ from typing import TypeAlias
 import msgspec
 
 from actors.progress import Frontier, Nonce, ObjectId
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
     HealthStatus,
     IngestionDescription,
+    ObjectStatistics,
     Response,
-    Retry,
+    RetryDelays,
     RunOneshotIngestion,
     SinkDescription,
     StagedBatch,
     StagingResult,
-    Statistics,
     StorageTagged,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
-from actors.protocol.storage_internal import Forwarded, ResumeState
+from actors.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.settings import Settings
-from actors.storage.reconcile import Refusal
+from actors.storage.reconcile import DefinitionRefusal
 
 # -- events ----------------------------------------------------------------------------------------
 
 
-class ClientLost(msgspec.Struct, frozen=True, gc=False):
+class StorageClientLost(msgspec.Struct, frozen=True, gc=False):
     """The client with that nonce disconnected."""
 
     nonce: Nonce
@@ -53,7 +53,7 @@ class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
     hint: str | None = None
 
 
-class Reached(msgspec.Struct, frozen=True, gc=False):
+class FrontierReached(msgspec.Struct, frozen=True, gc=False):
     """Owner: contents of an export, the remap shard (by the source's id) or a sink became durable
     below `upper`."""
 
@@ -62,7 +62,7 @@ class Reached(msgspec.Struct, frozen=True, gc=False):
     upper: Frontier
 
 
-class Observation(msgspec.Struct, frozen=True, gc=False):
+class HealthObservation(msgspec.Struct, frozen=True, gc=False):
     """Health of one object, as its task sees it."""
 
     id: ObjectId
@@ -71,7 +71,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     hint: str | None = None
 
 
-class Observed(msgspec.Struct, frozen=True, gc=False):
+class HealthObserved(msgspec.Struct, frozen=True, gc=False):
     """Owner: a task reported its objects' health.
 
     The first observation of an object in a round replaces the last; later ones only make it worse.
@@ -79,20 +79,20 @@ class Observed(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     round: int
-    observations: tuple[Observation, ...]
+    observations: tuple[HealthObservation, ...]
     gets_on: bool = True
     """True if the task has made progress since its start: its next failure is the first in a
     row."""
 
 
-class Measured(msgspec.Struct, frozen=True, gc=False):
+class StatisticsMeasured(msgspec.Struct, frozen=True, gc=False):
     """Owner: a task reported one object's statistics; counts are since the task's start."""
 
     number: int
-    statistics: Statistics
+    statistics: ObjectStatistics
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
+class TaskFailed(msgspec.Struct, frozen=True, gc=False):
     """Owner: the task of a source or sink ended with an error, or crashed."""
 
     number: int
@@ -115,7 +115,7 @@ class OneshotDone(msgspec.Struct, frozen=True, gc=False):
     result: StagingResult
 
 
-class Stopped(msgspec.Struct, frozen=True, gc=False):
+class TaskStopped(msgspec.Struct, frozen=True, gc=False):
     """Owner: a task stopped, or a source's external resources were removed."""
 
     number: int
@@ -127,43 +127,43 @@ class StatisticsDue(msgspec.Struct, frozen=True, gc=False):
 
 Event: TypeAlias = (
     StorageTagged
-    | Sequenced
-    | ClientLost
-    | Forwarded
+    | SequencedCommand
+    | StorageClientLost
+    | ForwardedCommand
     | ResumeFound
     | ResumeFailed
-    | Reached
-    | Observed
-    | Measured
-    | Failed
+    | FrontierReached
+    | HealthObserved
+    | StatisticsMeasured
+    | TaskFailed
     | RestartDue
     | OneshotDone
-    | Stopped
+    | TaskStopped
     | StatisticsDue
 )
 
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class OfferStorageCommand(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: propose a command to the sequencer, in the order of these effects."""
 
-    propose: Propose
+    propose: ProposeCommand
 
 
-class Forward(msgspec.Struct, frozen=True, gc=False):
+class ForwardCommand(msgspec.Struct, frozen=True, gc=False):
     """Other workers: ask worker 0 to propose a command."""
 
-    forwarded: Forwarded
+    forwarded: ForwardedCommand
 
 
-class SwitchClient(msgspec.Struct, frozen=True, gc=False):
+class SwitchStorageClient(msgspec.Struct, frozen=True, gc=False):
     """Send responses to this nonce (None: nowhere), and drop those that still wait."""
 
     nonce: Nonce | None
 
 
-class Respond(msgspec.Struct, frozen=True, gc=False):
+class SendStorageResponse(msgspec.Struct, frozen=True, gc=False):
     """Send a response to the client."""
 
     response: Response
@@ -209,8 +209,8 @@ class StartOneshot(msgspec.Struct, frozen=True, gc=False):
     oneshot: RunOneshotIngestion
 
 
-class Stop(msgspec.Struct, frozen=True, gc=False):
-    """Owner: stop the task (it may have ended already); answered by `Stopped`.
+class StopTask(msgspec.Struct, frozen=True, gc=False):
+    """Owner: stop the task (it may have ended already); answered by `TaskStopped`.
 
     With `forget` the object is dropped, and its external resources are removed, too.
     """
@@ -219,9 +219,9 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
     forget: bool
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False):
+class CleanUpSource(msgspec.Struct, frozen=True, gc=False):
     """Owner: remove the external resources of a dropped source without a task; answered by
-    `Stopped`.
+    `TaskStopped`.
 
     `number` is negative, so that it differs from every rendering's.
     """
@@ -235,7 +235,7 @@ class RestartLater(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     attempt: int
-    retry: Retry
+    retry: RetryDelays
 
     def delay_ms(self, settings: Settings) -> int:
         """Return the delay, by the object's own settings where it has any."""
@@ -259,19 +259,19 @@ class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
     """Allow all tasks of this worker to write."""
 
 
-class Configure(msgspec.Struct, frozen=True, gc=False):
+class ConfigureTasks(msgspec.Struct, frozen=True, gc=False):
     """Set the configuration of all tasks (unset fields: the settings' values)."""
 
-    configuration: UpdateConfiguration
+    configuration: UpdateStorageConfiguration
 
 
-class Discard(msgspec.Struct, frozen=True, gc=False):
+class DiscardParts(msgspec.Struct, frozen=True, gc=False):
     """Owner: delete staged parts that will not be appended."""
 
     batches: tuple[StagedBatch, ...]
 
 
-class Reconciled(msgspec.Struct, frozen=True, gc=False):
+class LogStorageReconciliation(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: log and count the result of a reconciliation with a new client."""
 
     nonce: Nonce
@@ -279,32 +279,32 @@ class Reconciled(msgspec.Struct, frozen=True, gc=False):
     run: int
     dropped: int
     skipped: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[DefinitionRefusal, ...]
 
 
-class Unfit(msgspec.Struct, frozen=True, gc=False):
+class LogRefusedUpdate(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: log and count a refused update."""
 
-    refusal: Refusal
+    refusal: DefinitionRefusal
 
 
 Effect: TypeAlias = (
-    Offer
-    | Forward
-    | SwitchClient
-    | Respond
+    OfferStorageCommand
+    | ForwardCommand
+    | SwitchStorageClient
+    | SendStorageResponse
     | LookUp
     | CancelLookUp
     | StartIngestion
     | StartSink
     | StartOneshot
-    | Stop
-    | Forget
+    | StopTask
+    | CleanUpSource
     | RestartLater
     | AllowTaskCompaction
     | AllowTaskWrites
-    | Configure
-    | Discard
-    | Reconciled
-    | Unfit
+    | ConfigureTasks
+    | DiscardParts
+    | LogStorageReconciliation
+    | LogRefusedUpdate
 )

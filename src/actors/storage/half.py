@@ -25,10 +25,16 @@ from msgspec.structs import replace
 
 from actors.arrangement import ArrangementStatistics
 from actors.channel_adapter import StorageGone, StoragePassed
-from actors.errors import Broken, Closed, PenstockError, UnknownObject
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed, UnknownObject
 from actors.ingest.shards import ExportShard, IngestShards
-from actors.ingest_task import Ingested, IngestEnded, IngestRunning, IngestTask, Reconfigure
-from actors.kernel import STOP, Actor, Address, Context, Effect, Lane
+from actors.ingest_task import (
+    IngestEnded,
+    IngestProgressed,
+    IngestRunning,
+    IngestTask,
+    ReconfigureIngest,
+)
+from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
 from actors.oneshot_task import (
     OneshotEnded,
     OneshotProgress,
@@ -36,11 +42,11 @@ from actors.oneshot_task import (
     OneshotTask,
     refuse_oneshot,
 )
-from actors.persist import Part, PersistClient
+from actors.persist import BatchPart, PersistClient
 from actors.progress import ObjectId
-from actors.protocol.internal import Sequenced
+from actors.protocol.internal import SequencedCommand
 from actors.protocol.storage import (
-    Configuration,
+    ConnectorConfiguration,
     IngestionDescription,
     RunOneshotIngestion,
     SinkDescription,
@@ -48,10 +54,10 @@ from actors.protocol.storage import (
     StorageTagged,
     StorageTaggedResponse,
 )
-from actors.protocol.storage_internal import Forwarded, ResumeState
+from actors.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.settings import Settings
 from actors.sinks.messages import SinkEnded, SinkProgress, SinkStatus, StopSink
-from actors.sources.source import Export, Source, Unreachable
+from actors.sources.source import SourceConnector, SourceExport, SourceUnreachable
 from actors.storage import events as e
 from actors.storage.outbox import StorageOutbox
 from actors.storage.state import StorageState
@@ -71,12 +77,12 @@ from actors.storage.telling import (
 log = logging.getLogger("penstock.storage")
 
 
-class Outside(msgspec.Struct, frozen=True, gc=False):
+class StorageConnectors(msgspec.Struct, frozen=True, gc=False):
     """Factories for connections to external systems (tests replace them)."""
 
-    source: Callable[[Configuration, ObjectId], Source]
+    source: Callable[[ConnectorConfiguration, ObjectId], SourceConnector]
     """Opens a source. Raises `InvalidUsage`."""
-    sink: Callable[[SinkDescription, int, Address[Any]], Actor[Any]]
+    sink: Callable[[SinkDescription, int, ActorAddress[Any]], Actor[Any]]
     """Takes (description, number, owner), and returns a sink's task, which may write. Raises
     `InvalidUsage`."""
     scratch: Path
@@ -101,10 +107,10 @@ StorageMessage: TypeAlias = (
     StorageTagged
     | StoragePassed
     | StorageGone
-    | Forwarded
+    | ForwardedCommand
     | StorageTurn
     | IngestRunning
-    | Ingested
+    | IngestProgressed
     | IngestEnded
     | SinkProgress
     | SinkStatus
@@ -120,15 +126,15 @@ class StorageHalf:
 
     def __init__(
         self,
-        ctx: Context[Any],
+        ctx: ActorContext[Any],
         index: int,
-        workers: Sequence[Address[Any]],
-        sequencer: Address[Any],
-        adapters: Sequence[Address[Any]],
+        workers: Sequence[ActorAddress[Any]],
+        sequencer: ActorAddress[Any],
+        adapters: Sequence[ActorAddress[Any]],
         persist: PersistClient,
         settings: Settings,
-        outside: Outside,
-        lane: Lane[Any] | None = None,
+        outside: StorageConnectors,
+        lane: FlowWindow[Any] | None = None,
     ) -> None:
         """Create the half; `lane` brings the client's commands."""
         self._ctx = ctx
@@ -141,7 +147,7 @@ class StorageHalf:
         self._outside = outside
         self.state = StorageState(index, len(workers))
         self._outbox = StorageOutbox(settings.responses_in_flight_max)
-        self._tasks: dict[int, Address[Any]] = {}
+        self._tasks: dict[int, ActorAddress[Any]] = {}
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
         """Tasks to start when writes are allowed."""
@@ -153,8 +159,8 @@ class StorageHalf:
         self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
         self._ended: set[int] = set()
         """Renderings whose tasks have reported their end, and may still be stopping."""
-        self._stopping: dict[int, e.Stop] = {}
-        self._look_ups: dict[int, Effect] = {}
+        self._stopping: dict[int, e.StopTask] = {}
+        self._look_ups: dict[int, RunningEffect] = {}
         self._round = 0
         self._lane = lane
         self._unordered: deque[int] = deque()
@@ -164,13 +170,13 @@ class StorageHalf:
         """Set the timer of statistics."""
         self._ctx.after(self._settings.statistics_ms, StorageTurn(e.StatisticsDue()))
 
-    async def receive(self, message: StorageMessage | Sequenced) -> None:
+    async def receive(self, message: StorageMessage | SequencedCommand) -> None:
         """Handle one message of the storage half."""
         match message:
             case StoragePassed(nonce, serials):
                 self._outbox.taken(nonce, serials)
             case StorageGone(nonce):
-                await self._feed(e.ClientLost(nonce))
+                await self._feed(e.StorageClientLost(nonce))
             case StorageTurn(event):
                 if isinstance(event, e.StatisticsDue):
                     self.begin()
@@ -178,7 +184,7 @@ class StorageHalf:
                     self._look_ups.pop(event.ticket, None)
                 if event is not None:
                     await self._feed(event)
-            case IngestRunning() | Ingested() | IngestEnded():
+            case IngestRunning() | IngestProgressed() | IngestEnded():
                 await self._from_ingestion(message)
             case SinkProgress() | SinkStatus() | SinkEnded():
                 await self._from_sink(message)
@@ -191,7 +197,7 @@ class StorageHalf:
                 # The lane is released when all proposals made so far are sequenced.
                 self._unordered.append(self.state.proposed)
                 self._done_with_some()
-            case Sequenced():
+            case SequencedCommand():
                 await self._feed(message)
                 self._done_with_some()
             case _:
@@ -221,14 +227,14 @@ class StorageHalf:
 
     async def _perform(self, effect: e.Effect) -> None:
         match effect:
-            case e.Offer():
-                with suppress(Closed, Broken):
+            case e.OfferStorageCommand():
+                with suppress(ResourceClosed, ConnectionBroken):
                     await self._sequencer.send(effect.propose)
-            case e.Forward():
+            case e.ForwardCommand():
                 self._workers[0].reply(effect.forwarded)
-            case e.SwitchClient():
+            case e.SwitchStorageClient():
                 self._outbox.switch(effect.nonce)
-            case e.Respond():
+            case e.SendStorageResponse():
                 self._outbox.push(effect.response)
             case e.LookUp():
                 self._look_up(effect)
@@ -238,9 +244,9 @@ class StorageHalf:
                     under_way.cancel()
             case e.StartIngestion() | e.StartSink() | e.StartOneshot():
                 self._start(effect)
-            case e.Stop():
+            case e.StopTask():
                 self._stop(effect)
-            case e.Forget():
+            case e.CleanUpSource():
                 self._forget(effect)
             case e.RestartLater():
                 delay = effect.delay_ms(self._settings)
@@ -249,11 +255,11 @@ class StorageHalf:
                 held_back, self._held_back = self._held_back, []
                 for start in held_back:
                     self._start(start)
-            case e.Configure():
+            case e.ConfigureTasks():
                 self._configure(effect)
-            case e.Discard():
+            case e.DiscardParts():
                 self._discard(effect)
-            case e.Reconciled() | e.Unfit():
+            case e.LogStorageReconciliation() | e.LogRefusedUpdate():
                 self._note(effect)
             case e.AllowTaskCompaction():
                 pass  # the controller moves the holds of shards, and a sink's task its own
@@ -306,7 +312,7 @@ class StorageHalf:
         try:
             task = make()
         except PenstockError as error:
-            failed = e.Failed(number, _text(error), None)
+            failed = e.TaskFailed(number, _text(error), None)
             # Sent as a message, since the state machine's effects are being performed.
             self._ctx.after(0, StorageTurn(failed))
             return
@@ -324,7 +330,7 @@ class StorageHalf:
         return IngestTask(
             description.id,
             number,
-            [Export(name, each.schema) for name, each in exports.items()],
+            [SourceExport(name, each.schema) for name, each in exports.items()],
             IngestShards(
                 self._persist,
                 description.remap_shard,
@@ -336,7 +342,7 @@ class StorageHalf:
             self._outside.scratch / f"ingest-{description.id}-{number}-{self._index}",
         )
 
-    def _stop(self, effect: e.Stop) -> None:
+    def _stop(self, effect: e.StopTask) -> None:
         number = effect.number
         self._held_back = [each for each in self._held_back if each.number != number]
         self._stopping[number] = effect
@@ -364,7 +370,7 @@ class StorageHalf:
             if not told and isinstance(self._described.get(number), RunOneshotIngestion):
                 await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
             elif not told:
-                await self._feed(e.Failed(number, text))
+                await self._feed(e.TaskFailed(number, text))
             return
         description = self._described.pop(number, None)
         for id_ in ids_of(description):
@@ -375,10 +381,10 @@ class StorageHalf:
                 # Before `Stopped`, which starts the next rendering: it may need the same slot.
                 await self._forget_outside(description)
 
-        self._ctx.effect(forget, done=lambda _: StorageTurn(e.Stopped(number)))
+        self._ctx.effect(forget, done=lambda _: StorageTurn(e.TaskStopped(number)))
 
-    def _forget(self, effect: e.Forget) -> None:
-        gone, what = StorageTurn(e.Stopped(effect.number)), effect.description
+    def _forget(self, effect: e.CleanUpSource) -> None:
+        gone, what = StorageTurn(e.TaskStopped(effect.number)), effect.description
         self._ctx.effect(lambda: self._forget_outside(what), done=lambda _: gone)
 
     async def _forget_outside(self, description: IngestionDescription) -> None:
@@ -397,7 +403,7 @@ class StorageHalf:
                 error,
             )
 
-    def _configure(self, effect: e.Configure) -> None:
+    def _configure(self, effect: e.ConfigureTasks) -> None:
         wanted = msgspec.structs.asdict(effect.configuration)
         self._settings = replace(
             self._settings, **{name: value for name, value in wanted.items() if value is not None}
@@ -405,18 +411,18 @@ class StorageHalf:
         # Sinks and one-shot ingestions keep the settings that they began with.
         for number, task in self._tasks.items():
             if isinstance(self._described.get(number), IngestionDescription):
-                task.reply(Reconfigure(self._settings))
+                task.reply(ReconfigureIngest(self._settings))
 
-    def _discard(self, effect: e.Discard) -> None:
-        parts = [msgspec.msgpack.decode(batch.part, type=Part) for batch in effect.batches]
+    def _discard(self, effect: e.DiscardParts) -> None:
+        parts = [msgspec.msgpack.decode(batch.part, type=BatchPart) for batch in effect.batches]
         self._ctx.effect(
             lambda: self._persist.discard_parts(parts),
             done=lambda _: StorageTurn(None),
             failed=lambda _: StorageTurn(None),  # orphaned parts are collected later
         )
 
-    def _note(self, done: e.Reconciled | e.Unfit) -> None:
-        if isinstance(done, e.Unfit):
+    def _note(self, done: e.LogStorageReconciliation | e.LogRefusedUpdate) -> None:
+        if isinstance(done, e.LogRefusedUpdate):
             log.warning("%s", done.refusal.text())
             return
         log.info(
@@ -432,19 +438,19 @@ class StorageHalf:
 
     # -- messages of tasks -------------------------------------------------------------------------
 
-    async def _from_ingestion(self, told: IngestRunning | Ingested | IngestEnded) -> None:
+    async def _from_ingestion(self, told: IngestRunning | IngestProgressed | IngestEnded) -> None:
         description = self._described.get(told.number)
         if not isinstance(description, IngestionDescription):
             return
         if isinstance(told, IngestEnded):
             self._ended.add(told.number)
-            failed = e.Failed(told.number, told.error, told.hint or None, told.is_dropped)
+            failed = e.TaskFailed(told.number, told.error, told.hint or None, told.is_dropped)
             await self._feed(failed)
             return
         ids = {export.outside: export.id for export in description.exports}
         uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}
         for id_, upper in uppers.items():
-            await self._feed(e.Reached(told.number, id_, upper))
+            await self._feed(e.FrontierReached(told.number, id_, upper))
         self._reached |= {id_: (upper, 0) for id_, upper in uppers.items()}
         self._round += 1
         broken = self._broken.setdefault(told.number, {})
@@ -454,14 +460,14 @@ class StorageHalf:
         else:
             broken |= {each.export: (each.error, each.hint) for each in told.failed}
             seen = health_of(description, broken, told.lag)
-        await self._feed(e.Observed(told.number, self._round, seen, self._gets_on(told)))
-        if isinstance(told, Ingested):
+        await self._feed(e.HealthObserved(told.number, self._round, seen, self._gets_on(told)))
+        if isinstance(told, IngestProgressed):
             self._held[told.number] = dict(told.held)
-            await self._feed(e.Measured(told.number, of_source(told, self._ctx.now_ms())))
+            await self._feed(e.StatisticsMeasured(told.number, of_source(told, self._ctx.now_ms())))
 
-    def _gets_on(self, told: IngestRunning | Ingested) -> bool:
+    def _gets_on(self, told: IngestRunning | IngestProgressed) -> bool:
         """Return whether a task has made progress, or has run for longer than any restart delay."""
-        if isinstance(told, Ingested) and told.counts.commits:
+        if isinstance(told, IngestProgressed) and told.counts.commits:
             return True
         up_ms = self._ctx.monotonic_ms() - self._started_ms.get(told.number, 0.0)
         return up_ms > self._settings.retry_delay_ms_max
@@ -471,18 +477,18 @@ class StorageHalf:
             return
         match told:
             case SinkProgress(id_, number, upper, input=heard):
-                await self._feed(e.Reached(number, id_, upper))
+                await self._feed(e.FrontierReached(number, id_, upper))
                 self._reached[id_] = (upper, heard)
-                await self._feed(e.Measured(number, of_sink(told)))
+                await self._feed(e.StatisticsMeasured(number, of_sink(told)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
-                seen = e.Observation(id_, status, error, hint)
-                await self._feed(e.Observed(number, self._round, (seen,)))
+                seen = e.HealthObservation(id_, status, error, hint)
+                await self._feed(e.HealthObserved(number, self._round, (seen,)))
             case SinkEnded(_, number, error):
                 self._ended.add(number)
                 if error is not None:
-                    hint = error.hint if isinstance(error, Unreachable) else None
-                    await self._feed(e.Failed(number, _text(error), hint or None))
+                    hint = error.hint if isinstance(error, SourceUnreachable) else None
+                    await self._feed(e.TaskFailed(number, _text(error), hint or None))
 
     async def _from_oneshot(self, told: OneshotProgress | OneshotEnded) -> None:
         what = self._described.get(told.number)
@@ -490,7 +496,7 @@ class StorageHalf:
             self._ended.add(told.number)
             await self._feed(e.OneshotDone(told.number, told.result))
         elif isinstance(what, RunOneshotIngestion):
-            await self._feed(e.Measured(told.number, of_oneshot(what.uuid, told)))
+            await self._feed(e.StatisticsMeasured(told.number, of_oneshot(what.uuid, told)))
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""

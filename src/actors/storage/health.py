@@ -31,7 +31,7 @@ SEVERITY: Final[Mapping[HealthStatus, int]] = {
 }
 
 
-class Condition(msgspec.Struct, frozen=True):
+class HealthCondition(msgspec.Struct, frozen=True):
     """Health of one object: `error` is the reason, and `hint` the remedy."""
 
     status: HealthStatus
@@ -44,18 +44,18 @@ class Condition(msgspec.Struct, frozen=True):
         return SEVERITY[self.status] >= SEVERITY["stalled"]
 
 
-STARTING: Final = Condition("starting")
+STARTING: Final = HealthCondition("starting")
 _NO_EXPORTS: Final[Mapping[ObjectId, str]] = {}
 
 
 class _Object(msgspec.Struct):
     """Known health of one object; `round` is 0 until its task reports."""
 
-    condition: Condition
+    condition: HealthCondition
     round: int = 0
 
 
-class Health:
+class HealthBoard:
     """Conditions of all objects with a task on this worker."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Health:
         self._exports: dict[ObjectId, Mapping[ObjectId, str]] = {}
         """Exports of each source, with their names for people."""
         self._source_of: dict[ObjectId, ObjectId] = {}
-        self._told: dict[ObjectId, Condition] = {}
+        self._told: dict[ObjectId, HealthCondition] = {}
 
     def begin(self, id: ObjectId, exports: Mapping[ObjectId, str] = _NO_EXPORTS) -> None:
         """Start an object that was rendered, and its exports (id → table's name)."""
@@ -75,7 +75,7 @@ class Health:
             self._objects[each] = _Object(STARTING)
             self._told.pop(each, None)
 
-    def observe(self, id: ObjectId, round: int, condition: Condition) -> None:
+    def observe(self, id: ObjectId, round: int, condition: HealthCondition) -> None:
         """Apply a task's observation; ignore one of an earlier round or an unknown object."""
         seen = self._objects.get(id)
         if seen is None or round < seen.round:
@@ -90,7 +90,7 @@ class Health:
         seen = self._objects.get(id)
         if seen is not None:
             # A new round, so that this replaces anything observed before.
-            self.observe(id, seen.round + 1, Condition("stalled", error, hint))
+            self.observe(id, seen.round + 1, HealthCondition("stalled", error, hint))
 
     def remove(self, id: ObjectId) -> None:
         """Remove a dropped object, with its exports."""
@@ -103,7 +103,7 @@ class Health:
         self._told.pop(id, None)
         self._source_of.pop(id, None)
 
-    def shown(self, id: ObjectId) -> Condition | None:
+    def shown(self, id: ObjectId) -> HealthCondition | None:
         """Return the shown health of an object; None if it is unknown here."""
         seen = self._objects.get(id)
         if seen is None:
@@ -120,12 +120,12 @@ class Health:
         # One failed table does not stall its source, but all of them together do.
         if tables and all(below.failed for _, below in tables):
             name, below = tables[0]
-            return Condition("stalled", f"table {name}: {below.error}", below.hint)
+            return HealthCondition("stalled", f"table {name}: {below.error}", below.hint)
         return own
 
-    def changes(self, known: Container[ObjectId]) -> list[tuple[ObjectId, Condition]]:
+    def changes(self, known: Container[ObjectId]) -> list[tuple[ObjectId, HealthCondition]]:
         """Return the known objects whose shown health changed, and note it as reported."""
-        news: list[tuple[ObjectId, Condition]] = []
+        news: list[tuple[ObjectId, HealthCondition]] = []
         for id in self._objects:
             shown = self.shown(id)
             if shown is not None and id in known and self._told.get(id) != shown:

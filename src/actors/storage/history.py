@@ -40,7 +40,7 @@ from actors.protocol.storage import (
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 
 
@@ -70,18 +70,18 @@ class StorageHistory:
 
     def reduce(self) -> None:
         """Reduce the history to its shortest equivalent."""
-        wanted = Wanted(self._commands)
+        wanted = StorageDefinitions(self._commands)
         self._commands = wanted.commands()
         self._reduced_length = len(self._commands)
         self.skipped += wanted.skipped
 
 
-class Wanted:
+class StorageDefinitions:
     """The desired state that a list of commands adds up to."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self.hello: Hello | None = None
-        self.configuration: UpdateConfiguration | None = None
+        self.configuration: UpdateStorageConfiguration | None = None
         self.ingestions: dict[ObjectId, IngestionDescription] = {}
         self.source_of: dict[ObjectId, ObjectId] = {}
         """Source of each export."""
@@ -99,7 +99,7 @@ class Wanted:
         match command:
             case Hello():
                 self.hello = command
-            case UpdateConfiguration():
+            case UpdateStorageConfiguration():
                 self.configuration = merge_configuration(self.configuration, command)
             case RunIngestion():
                 self._define(command.description)
@@ -175,7 +175,7 @@ class Wanted:
         out: list[Command] = []
         if self.hello is not None:
             out.append(self.hello)
-        if self.configuration is not None and self.configuration != UpdateConfiguration():
+        if self.configuration is not None and self.configuration != UpdateStorageConfiguration():
             out.append(self.configuration)
         out += (RunIngestion(description) for description in self.ingestions.values())
         out += (RunSink(description) for description in self.sinks.values())
@@ -186,11 +186,11 @@ class Wanted:
 
 
 def merge_configuration(
-    old: UpdateConfiguration | None, new: UpdateConfiguration
-) -> UpdateConfiguration:
+    old: UpdateStorageConfiguration | None, new: UpdateStorageConfiguration
+) -> UpdateStorageConfiguration:
     """Return both merged, the newer one winning; an unset field is unchanged."""
     if old is None:
         return new
-    names = UpdateConfiguration.__struct_fields__
+    names = UpdateStorageConfiguration.__struct_fields__
     said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
     return msgspec.structs.replace(old, **said)

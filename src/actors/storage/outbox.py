@@ -14,9 +14,9 @@ from actors.progress import Nonce
 from actors.protocol.storage import (
     DroppedId,
     FrontierUpper,
+    ObjectStatistics,
     Response,
     StagedBatches,
-    Statistics,
     StatisticsUpdates,
     StatusUpdate,
 )
@@ -75,7 +75,9 @@ def _key(response: Response) -> tuple[str, str]:
 
 
 def _joined(old: StatisticsUpdates, new: StatisticsUpdates) -> StatisticsUpdates:
-    def join(before: Iterable[Statistics], after: Iterable[Statistics]) -> tuple[Statistics, ...]:
+    def join(
+        before: Iterable[ObjectStatistics], after: Iterable[ObjectStatistics]
+    ) -> tuple[ObjectStatistics, ...]:
         return tuple({each.id: each for each in (*before, *after)}.values())
 
     return StatisticsUpdates(

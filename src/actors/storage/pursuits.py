@@ -23,7 +23,7 @@ from actors.protocol.storage import (
 )
 from actors.protocol.storage_internal import (
     CreateIngestionDataflow,
-    DropDataflow,
+    DropObjects,
     InternalCommand,
     ResumeState,
     RunOneshotIngestionDataflow,
@@ -34,7 +34,7 @@ from actors.storage.events import CancelLookUp, LookUp
 Step: TypeAlias = InternalCommand | LookUp | CancelLookUp
 
 
-class Pursuit(msgspec.Struct):
+class DesiredObject(msgspec.Struct):
     """One object that is to run."""
 
     what: IngestionDescription | SinkDescription
@@ -48,11 +48,11 @@ class Pursuit(msgspec.Struct):
     """Version of the last proposal, until it has been applied."""
 
 
-class Pursuits:
+class DesiredState:
     """All pursuits; see the module's docstring."""
 
     def __init__(self) -> None:
-        self._all: dict[ObjectId, Pursuit] = {}
+        self._all: dict[ObjectId, DesiredObject] = {}
         self._oneshots: dict[str, RunOneshotIngestion] = {}
         self._tickets: dict[int, ObjectId] = {}
         self._last = 0
@@ -74,7 +74,7 @@ class Pursuits:
         """Run an object, or update the one that runs under its id."""
         pursuit = self._all.get(what.id)
         if pursuit is None:
-            pursuit = self._all[what.id] = Pursuit(what)
+            pursuit = self._all[what.id] = DesiredObject(what)
         pursuit.what = what
         return self._render(pursuit)
 
@@ -84,7 +84,7 @@ class Pursuits:
         self._last += 1
         return [RunOneshotIngestionDataflow(oneshot, self._last)]
 
-    def _render(self, pursuit: Pursuit) -> list[Step]:
+    def _render(self, pursuit: DesiredObject) -> list[Step]:
         steps = self._cancel(pursuit)
         self._last += 1
         pursuit.attempt, pursuit.error = 0, None
@@ -95,7 +95,7 @@ class Pursuits:
         self._tickets[self._last] = pursuit.what.id
         return [*steps, LookUp(self._last, pursuit.what, 0)]
 
-    def _cancel(self, pursuit: Pursuit) -> list[Step]:
+    def _cancel(self, pursuit: DesiredObject) -> list[Step]:
         ticket, pursuit.ticket = pursuit.ticket, None
         if ticket is None:
             return []
@@ -160,7 +160,7 @@ class Pursuits:
             if isinstance(pursuit.what, IngestionDescription):
                 forgotten.append(pursuit.what)
         if ended:
-            steps.append(DropDataflow(tuple(ended), tuple(forgotten)))
+            steps.append(DropObjects(tuple(ended), tuple(forgotten)))
         return steps
 
     def drop_export(self, source: ObjectId, export: ObjectId) -> list[Step]:
@@ -172,7 +172,7 @@ class Pursuits:
         if len(kept) == len(pursuit.what.exports):
             return []
         pursuit.what = msgspec.structs.replace(pursuit.what, exports=kept)
-        return [DropDataflow((export,))]
+        return [DropObjects((export,))]
 
     @property
     def oneshots(self) -> dict[str, RunOneshotIngestion]:

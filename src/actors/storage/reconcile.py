@@ -1,11 +1,11 @@
 """Reconciliation: compares running objects with those that a new client wants.
 
 Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
-compares the objects that it has proposed with the history's result (`history.Wanted`: the newest
-definition of each id). An equal definition is kept. A different one is an update if that is allowed
-(`altered`), else it is refused by name with the difference, and the running one goes on. An object
-that is not mentioned is dropped: a source with its exports; an export alone if its source is still
-wanted without it (an update). `StorageState` compares one-shot ingestions.
+compares the objects that it has proposed with the history's result (`history.StorageDefinitions`:
+the newest definition of each id). An equal definition is kept. A different one is an update if that
+is allowed (`altered`), else it is refused by name with the difference, and the running one goes on.
+An object that is not mentioned is dropped: a source with its exports; an export alone if its source
+is still wanted without it (an update). `StorageState` compares one-shot ingestions.
 
 The decision depends on commands, never on progress.
 """
@@ -23,10 +23,10 @@ from actors.protocol.storage import (
     altered,
     altered_sink,
 )
-from actors.storage.history import Wanted
+from actors.storage.history import StorageDefinitions
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class DefinitionRefusal(msgspec.Struct, frozen=True):
     """A definition that does not fit the object running under its id, and why."""
 
     id: ObjectId
@@ -40,19 +40,19 @@ class Refusal(msgspec.Struct, frozen=True):
         )
 
 
-class Reconciliation(msgspec.Struct, frozen=True):
+class StorageReconciliation(msgspec.Struct, frozen=True):
     """Ids to keep, definitions to run (new or updated), ids to drop, and refused definitions."""
 
     keep: tuple[ObjectId, ...]
     run: tuple[IngestionDescription | SinkDescription, ...]
     drop: tuple[ObjectId, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[DefinitionRefusal, ...]
 
 
 def refusal(
     old: IngestionDescription | SinkDescription | None,
     new: IngestionDescription | SinkDescription,
-) -> Refusal | None:
+) -> DefinitionRefusal | None:
     """Return the reasons against replacing the running `old` by `new`; None if there are none."""
     match old, new:
         case IngestionDescription(), IngestionDescription():
@@ -63,7 +63,7 @@ def refusal(
             differences = ()
         case _:
             differences = ("a source is no sink",)
-    return Refusal(new.id, differences) if differences else None
+    return DefinitionRefusal(new.id, differences) if differences else None
 
 
 def unchanged(
@@ -78,12 +78,12 @@ def unchanged(
 
 
 def reconcile(
-    running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: Wanted
-) -> Reconciliation:
+    running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: StorageDefinitions
+) -> StorageReconciliation:
     """Return the result of comparing the running objects with the wanted ones."""
     keep: list[ObjectId] = []
     run: list[IngestionDescription | SinkDescription] = []
-    refused: list[Refusal] = []
+    refused: list[DefinitionRefusal] = []
     definitions: list[IngestionDescription | SinkDescription] = [*wanted.ingestions.values()]
     definitions += wanted.sinks.values()
     for description in definitions:
@@ -95,4 +95,4 @@ def reconcile(
         else:
             run.append(description)
     drop = tuple(id for id in running if id not in wanted.ingestions and id not in wanted.sinks)
-    return Reconciliation(tuple(keep), tuple(run), drop, tuple(refused))
+    return StorageReconciliation(tuple(keep), tuple(run), drop, tuple(refused))

@@ -1,14 +1,14 @@
 """Renderings of the storage half: the part of a worker's state that sequenced commands decide.
 
 Theory of operation. Internal commands come in one order for both halves, the same on every worker.
-`Renderings` is a function of them alone, not of the client, progress or time. So all workers have
+`RenderingSet` is a function of them alone, not of the client, progress or time. So all workers have
 the same renderings under the same numbers, and the same *render log*. The owner of an object, a
 worker chosen by its id, acts on a change (`Change`).
 
 Rules:
 - a command that renders gives the object the next number, and ends its former rendering;
 - `SuspendAndRestart` ends the rendering that it names, and no later one;
-- `DropDataflow` ends present renderings and ignores others; if an export is dropped alone, its
+- `DropObjects` ends present renderings and ignores others; if an export is dropped alone, its
   source is rendered again without it;
 - an ingestion all of whose exports are complete is rendered, but has no task.
 
@@ -29,11 +29,11 @@ from actors.protocol.storage import (
     IngestionDescription,
     RunOneshotIngestion,
     SinkDescription,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from actors.protocol.storage_internal import (
     CreateIngestionDataflow,
-    DropDataflow,
+    DropObjects,
     InternalCommand,
     ResumeState,
     RunOneshotIngestionDataflow,
@@ -51,7 +51,7 @@ def owner_of(id: ObjectId, count: int) -> int:
     return zlib.crc32(id.encode()) % count
 
 
-class Rendering(msgspec.Struct, frozen=True):
+class ObjectRendering(msgspec.Struct, frozen=True):
     """One rendering of an object."""
 
     number: int
@@ -106,42 +106,44 @@ class RenderLog:
         self._digest = hashlib.blake2b(text, digest_size=16).digest()
 
 
-class Began(msgspec.Struct, frozen=True):
+class RenderingStarted(msgspec.Struct, frozen=True):
     """A rendering began, in place of `former` if there was one."""
 
-    rendering: Rendering
-    former: Rendering | None
+    rendering: ObjectRendering
+    former: ObjectRendering | None
 
 
-class Ended(msgspec.Struct, frozen=True):
+class RenderingEnded(msgspec.Struct, frozen=True):
     """A rendering ended: dropped, or suspended to be rendered again."""
 
-    rendering: Rendering
+    rendering: ObjectRendering
     dropped: bool
 
 
-class Passed(msgspec.Struct, frozen=True):
+class UnrenderedSourceDropped(msgspec.Struct, frozen=True):
     """A source without a rendering was dropped."""
 
     description: IngestionDescription
 
 
-class Configured(msgspec.Struct, frozen=True):
+class ConfigurationChanged(msgspec.Struct, frozen=True):
     """The configuration changed."""
 
-    configuration: UpdateConfiguration
+    configuration: UpdateStorageConfiguration
 
 
-Change: TypeAlias = Began | Ended | Passed | Configured
+Change: TypeAlias = (
+    RenderingStarted | RenderingEnded | UnrenderedSourceDropped | ConfigurationChanged
+)
 
 
-class Renderings:
+class RenderingSet:
     """All renderings; see the module's docstring."""
 
     def __init__(self) -> None:
-        self.current: dict[ObjectId, Rendering] = {}
+        self.current: dict[ObjectId, ObjectRendering] = {}
         self.last_number = 0
-        self.configuration = UpdateConfiguration()
+        self.configuration = UpdateStorageConfiguration()
         self.log = RenderLog()
         self.ignored = 0
         """Number of restarts of renderings that had ended already."""
@@ -158,12 +160,12 @@ class Renderings:
                 return [self._render(index, command.oneshot)]
             case SuspendAndRestart():
                 return self._suspend(index, command)
-            case DropDataflow():
+            case DropObjects():
                 return self._drop(index, command)
-            case UpdateConfiguration():
+            case UpdateStorageConfiguration():
                 self.configuration = merge_configuration(self.configuration, command)
                 self.log.add(LogEntry(index, "configure"), self.configuration)
-                return [Configured(self.configuration)]
+                return [ConfigurationChanged(self.configuration)]
             case StatisticsUpdate():
                 return []
             case _:
@@ -174,18 +176,18 @@ class Renderings:
         index: int,
         what: IngestionDescription | SinkDescription | RunOneshotIngestion,
         resume: ResumeState = ResumeState(),  # noqa: B008 (frozen)
-    ) -> Began:
+    ) -> RenderingStarted:
         self.last_number += 1
-        rendering = Rendering(self.last_number, what, resume)
+        rendering = ObjectRendering(self.last_number, what, resume)
         former = self.current.get(rendering.id)
         if former is not None:
             self._remove(former)
         self.current[rendering.id] = rendering
         self._source_of |= dict.fromkeys(rendering.ids[1:], rendering.id)
         self.log.add(LogEntry(index, "render", rendering.id, rendering.number), (what, resume))
-        return Began(rendering, former)
+        return RenderingStarted(rendering, former)
 
-    def _remove(self, rendering: Rendering) -> None:
+    def _remove(self, rendering: ObjectRendering) -> None:
         del self.current[rendering.id]
         for export in rendering.ids[1:]:
             if self._source_of.get(export) == rendering.id:
@@ -199,9 +201,9 @@ class Renderings:
             return []
         self._remove(rendering)
         self.log.add(LogEntry(index, "suspend", rendering.id, rendering.number))
-        return [Ended(rendering, dropped=False)]
+        return [RenderingEnded(rendering, dropped=False)]
 
-    def _drop(self, index: int, command: DropDataflow) -> list[Change]:
+    def _drop(self, index: int, command: DropObjects) -> list[Change]:
         changes: list[Change] = []
         fewer: dict[ObjectId, set[ObjectId]] = {}
         for id in command.ids:
@@ -209,10 +211,12 @@ class Renderings:
             if rendering is not None:
                 self._remove(rendering)
                 self.log.add(LogEntry(index, "drop", id, rendering.number))
-                changes.append(Ended(rendering, dropped=True))
-        ended = {change.rendering.id for change in changes if isinstance(change, Ended)}
+                changes.append(RenderingEnded(rendering, dropped=True))
+        ended = {change.rendering.id for change in changes if isinstance(change, RenderingEnded)}
         # A source may have external resources even while it is not rendered.
-        changes += (Passed(gone) for gone in command.forgotten if gone.id not in ended)
+        changes += (
+            UnrenderedSourceDropped(gone) for gone in command.forgotten if gone.id not in ended
+        )
         for id in command.ids:
             # An export whose source was dropped above has no entry any more.
             source = self._source_of.get(id)
@@ -222,7 +226,9 @@ class Renderings:
             changes.append(self._without(index, self.current[source], gone))
         return changes
 
-    def _without(self, index: int, rendering: Rendering, gone: set[ObjectId]) -> Began:
+    def _without(
+        self, index: int, rendering: ObjectRendering, gone: set[ObjectId]
+    ) -> RenderingStarted:
         """Render a source again without some of its exports."""
         assert isinstance(rendering.what, IngestionDescription)
         kept = tuple(export for export in rendering.what.exports if export.id not in gone)

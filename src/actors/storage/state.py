@@ -27,45 +27,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from actors.errors import Canceled, LocalProtocolError
+from actors.errors import LocalProtocolError, OperationCanceled
 from actors.progress import Frontier, ObjectId, is_empty
 from actors.protocol.compute import AllowCompaction, AllowWrites, Hello, InitializationComplete
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
+    FilesStaged,
     IngestionDescription,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    Staged,
     StagingFailed,
     StorageTagged,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from actors.protocol.storage_internal import (
     ForStorage,
-    Forwarded,
+    ForwardedCommand,
     StatisticsUpdate,
     SuspendAndRestart,
 )
 from actors.storage import events as e
 from actors.storage.client import ClientView
-from actors.storage.health import Condition, Health
-from actors.storage.pursuits import Pursuits, Step
+from actors.storage.health import HealthBoard, HealthCondition
+from actors.storage.pursuits import DesiredState, Step
 from actors.storage.reconcile import reconcile, refusal, unchanged
 from actors.storage.renderings import (
-    Began,
-    Configured,
-    Ended,
-    Passed,
-    Rendering,
-    Renderings,
+    ConfigurationChanged,
+    ObjectRendering,
+    RenderingEnded,
+    RenderingSet,
+    RenderingStarted,
+    UnrenderedSourceDropped,
     owner_of,
 )
-from actors.storage.statistics import Aggregate, Kind, LocalStatistics
-from actors.storage.tasks import Tasks
+from actors.storage.statistics import Kind, LocalStatistics, StatisticsSums
+from actors.storage.tasks import StorageTaskRunner
 
 
 class StorageState:
@@ -83,12 +83,12 @@ class StorageState:
         self.ordered = 0
         """Worker 0: number of those that have come back sequenced."""
         self.writes_allowed = False
-        self.renderings = Renderings()
-        self.tasks = Tasks()
-        self.health = Health()
+        self.renderings = RenderingSet()
+        self.tasks = StorageTaskRunner()
+        self.health = HealthBoard()
         self.client = ClientView(index, count, self.tasks, self.health)
-        self.pursuits = Pursuits()
-        self.aggregate = Aggregate()
+        self.pursuits = DesiredState()
+        self.aggregate = StatisticsSums()
         self._measured = LocalStatistics()
 
     def handle(self, event: e.Event, now_ms: int = 0) -> list[e.Effect]:
@@ -100,11 +100,11 @@ class StorageState:
         match event:
             case StorageTagged():
                 return self._tagged(event)
-            case Sequenced():
+            case SequencedCommand():
                 return self._sequenced(event)
-            case e.ClientLost():
+            case e.StorageClientLost():
                 return self.client.lost(event.nonce)
-            case Forwarded():
+            case ForwardedCommand():
                 return self._steps([event.command])
             case e.ResumeFound():
                 return self._steps(self.pursuits.found(event.ticket, event.resume))
@@ -112,20 +112,20 @@ class StorageState:
                 return self._look_up_failed(event)
             case e.StatisticsDue():
                 return self._statistics_due()
-            case e.Stopped():
+            case e.TaskStopped():
                 self._measured.end(event.number)
                 return self.tasks.stopped(event.number)
             case e.OneshotDone():
                 return self._oneshot_done(event)
-            case e.Measured():
+            case e.StatisticsMeasured():
                 self._measured.measure(event.number, event.statistics)
                 return []
-            case e.Reached():
+            case e.FrontierReached():
                 self.tasks.reached(event.number, event.id, event.upper)
                 return self.client.report(event.id)
-            case e.Observed():
+            case e.HealthObserved():
                 return self._observed(event)
-            case e.Failed():
+            case e.TaskFailed():
                 return self._failed(event)
             case e.RestartDue():
                 return self._restart(event.number)
@@ -138,19 +138,19 @@ class StorageState:
         return [
             step
             if isinstance(step, e.LookUp | e.CancelLookUp)
-            else e.Offer(Propose(self.generation, ForStorage(step)))
+            else e.OfferStorageCommand(ProposeCommand(self.generation, ForStorage(step)))
             for step in steps
         ]
 
     def commands_for(
         self, number: int
-    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.Configure]:
+    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks]:
         """Return the past commands for a rendering's task, besides its description."""
         task = self.tasks.running.get(number)
         if task is None:
             return []
-        told: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.Configure] = [
-            e.Configure(self.renderings.configuration)
+        told: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
+            e.ConfigureTasks(self.renderings.configuration)
         ]
         if self.writes_allowed:
             told.append(e.AllowTaskWrites())
@@ -215,7 +215,7 @@ class StorageState:
         for id, (error, hint) in self.pursuits.failing().items():
             effects += client.stalled(id, error, hint)
         counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
-        return [*effects, e.Reconciled(client.nonce or "", *counts, plan.refused)]
+        return [*effects, e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused)]
 
     def _apply(self, command: Command) -> list[e.Effect]:
         wanted = self.client.wanted
@@ -235,7 +235,7 @@ class StorageState:
                 return self._drop(id) if is_empty(frontier) else self._allow(id, frontier)
             case AllowWrites():
                 return self._allow_writes()
-            case UpdateConfiguration():
+            case UpdateStorageConfiguration():
                 return self._steps([command]) if self.index == 0 else []
         self.ignored += 1
         return []
@@ -258,7 +258,7 @@ class StorageState:
         refused = refusal(old, what)
         if refused is None:
             return self._steps(self.pursuits.run(what))
-        return [*self.client.stalled(what.id, refused.text()), e.Unfit(refused)]
+        return [*self.client.stalled(what.id, refused.text()), e.LogRefusedUpdate(refused)]
 
     def _expect(self, oneshot: RunOneshotIngestion) -> list[e.Effect]:
         """Answer a one-shot ingestion, unless it is still running here."""
@@ -277,7 +277,7 @@ class StorageState:
         effects: list[e.Effect] = []
         if client.awaits(uuid):
             text = f"the one-shot ingestion {uuid} was canceled"
-            effects += client.answer(uuid, StagingFailed(Canceled.__name__, text))
+            effects += client.answer(uuid, StagingFailed(OperationCanceled.__name__, text))
         client.known.pop(uuid, None)
         del client.wanted.oneshots[uuid]
         return effects + (self._steps(self.pursuits.drop(uuid)) if self.index == 0 else [])
@@ -313,7 +313,7 @@ class StorageState:
 
     # -- the one order -----------------------------------------------------------------------------
 
-    def _sequenced(self, event: Sequenced) -> list[e.Effect]:
+    def _sequenced(self, event: SequencedCommand) -> list[e.Effect]:
         if event.index != self.next_index:
             raise LocalProtocolError(
                 f"worker {self.index} got command {event.index}, {self.next_index} is next"
@@ -330,21 +330,21 @@ class StorageState:
                 self.aggregate.absorb(command)
         for change in self.renderings.apply(event.index, command):
             match change:
-                case Began():
+                case RenderingStarted():
                     effects += self._began(change.rendering, change.former)
-                case Ended():
+                case RenderingEnded():
                     effects += self._ended(change)
-                case Passed(description=description):
+                case UnrenderedSourceDropped(description=description):
                     if self._mine(description.id):
                         effects += self.tasks.forget(description)
-                case Configured(configuration=configuration):
-                    effects.append(e.Configure(configuration))
+                case ConfigurationChanged(configuration=configuration):
+                    effects.append(e.ConfigureTasks(configuration))
         return effects + self.client.tell_health()
 
     def _mine(self, id: ObjectId) -> bool:
         return owner_of(id, self.count) == self.index
 
-    def _began(self, rendering: Rendering, former: Rendering | None) -> list[e.Effect]:
+    def _began(self, rendering: ObjectRendering, former: ObjectRendering | None) -> list[e.Effect]:
         kind = _kind(rendering)
         if former is not None:
             self.aggregate.remove(set(former.ids) - set(rendering.ids))
@@ -356,11 +356,13 @@ class StorageState:
         effects = self.tasks.begin(rendering, former)
         if rendering.complete:
             for id in rendering.ids:
-                self.health.observe(id, 1, Condition("ceased", None, "nothing more will come"))
+                self.health.observe(
+                    id, 1, HealthCondition("ceased", None, "nothing more will come")
+                )
                 effects += self.client.report(id)
         return effects
 
-    def _ended(self, change: Ended) -> list[e.Effect]:
+    def _ended(self, change: RenderingEnded) -> list[e.Effect]:
         rendering, dropped = change.rendering, change.dropped
         effects: list[e.Effect] = []
         if dropped:
@@ -382,21 +384,21 @@ class StorageState:
 
     # -- messages of tasks -------------------------------------------------------------------------
 
-    def _observed(self, event: e.Observed) -> list[e.Effect]:
+    def _observed(self, event: e.HealthObserved) -> list[e.Effect]:
         task = self.tasks.running.get(event.number)
         # An observation from before the failure must not hide it.
         if task is None or task.failed:
             return []
         for seen in event.observations:
             if seen.id in task.rendering.ids:
-                condition = Condition(seen.status, seen.error, seen.hint)
+                condition = HealthCondition(seen.status, seen.error, seen.hint)
                 self.health.observe(seen.id, event.round, condition)
                 well = seen.id == task.rendering.id and seen.status == "running"
                 if well and event.gets_on:
                     self.tasks.well(event.number)
         return self.client.tell_health()
 
-    def _failed(self, event: e.Failed) -> list[e.Effect]:
+    def _failed(self, event: e.TaskFailed) -> list[e.Effect]:
         effects = self.tasks.failed(event.number)
         if not effects:
             return []
@@ -417,13 +419,17 @@ class StorageState:
 
     def _propose(self, command: SuspendAndRestart | StatisticsUpdate) -> list[e.Effect]:
         """Propose a command, from other workers than 0 by way of worker 0."""
-        return self._steps([command]) if self.index == 0 else [e.Forward(Forwarded(command))]
+        return (
+            self._steps([command])
+            if self.index == 0
+            else [e.ForwardCommand(ForwardedCommand(command))]
+        )
 
     def _oneshot_done(self, event: e.OneshotDone) -> list[e.Effect]:
         task, result, client = self.tasks.running.get(event.number), event.result, self.client
         if task is None:
             # Dropped meanwhile: no rendering will discard the parts later.
-            return [e.Discard(result.batches)] if isinstance(result, Staged) else []
+            return [e.DiscardParts(result.batches)] if isinstance(result, FilesStaged) else []
         if client.awaits(task.rendering.id) and not client.muted:
             # The client that asked may be gone, and another one may wait for the same uuid.
             task.told = result
@@ -439,7 +445,7 @@ class StorageState:
         if self.index == 0 and not self.client.muted:
             known = self.client.known.keys() | self.client.wanted.oneshots.keys()
             news = self.aggregate.news(known)
-            effects += [] if news is None else [e.Respond(news)]
+            effects += [] if news is None else [e.SendStorageResponse(news)]
         return effects
 
     # -- checks ------------------------------------------------------------------------------------
@@ -459,14 +465,14 @@ class StorageState:
             assert current.number == number, "a task of a former rendering"
 
 
-def _tables(rendering: Rendering) -> dict[ObjectId, str]:
+def _tables(rendering: ObjectRendering) -> dict[ObjectId, str]:
     """Return the exports of a source, with their names for people."""
     what = rendering.what
     exports = what.exports if isinstance(what, IngestionDescription) else ()
     return {export.id: export.name or export.outside for export in exports}
 
 
-def _kind(rendering: Rendering) -> Kind:
+def _kind(rendering: ObjectRendering) -> Kind:
     match rendering.what:
         case IngestionDescription():
             return "source"

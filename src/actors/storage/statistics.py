@@ -2,8 +2,8 @@
 
 Theory of operation. A task reports its counts since its start, and its gauges. Its worker
 (`LocalStatistics`) turns counts into increments, and once an interval sends the changes, by object
-and *epoch*; worker 0 (`Aggregate`) adds them up. The epoch of a measurement is the number of its
-rendering, so it grows with every restart. A client is sent changed objects, each whole; a new
+and *epoch*; worker 0 (`StatisticsSums`) adds them up. The epoch of a measurement is the number of
+its rendering, so it grows with every restart. A client is sent changed objects, each whole; a new
 client is sent all.
 
 Invariants: counts never go back while an object lives; a measurement is added once.
@@ -17,8 +17,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from actors.progress import ObjectId
-from actors.protocol.storage import Statistics, StatisticsUpdates
-from actors.protocol.storage_internal import Measurement, StatisticsUpdate
+from actors.protocol.storage import ObjectStatistics, StatisticsUpdates
+from actors.protocol.storage_internal import StatisticsMeasurement, StatisticsUpdate
 
 COUNTS: Final = ("messages", "bytes", "rows_inserted", "rows_deleted", "rows_staged")
 GAUGES: Final = (
@@ -35,7 +35,7 @@ GAUGES: Final = (
 Kind: TypeAlias = Literal["source", "sink", "oneshot"]
 
 
-def _added(old: Statistics, more: Statistics) -> Statistics:
+def _added(old: ObjectStatistics, more: ObjectStatistics) -> ObjectStatistics:
     """Return the counts of both, and the newer gauges where they are set."""
     sums = {name: getattr(old, name) + getattr(more, name) for name in COUNTS}
     stands = {name: getattr(more, name) for name in GAUGES if getattr(more, name) is not None}
@@ -46,31 +46,31 @@ class LocalStatistics:
     """Measurements of one worker that were not sent yet."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, ObjectId], Statistics] = {}
+        self._seen: dict[tuple[int, ObjectId], ObjectStatistics] = {}
         """Counts since the start of the task, as last reported."""
-        self._pending: dict[tuple[int, ObjectId], Statistics] = {}
+        self._pending: dict[tuple[int, ObjectId], ObjectStatistics] = {}
 
-    def measure(self, epoch: int, statistics: Statistics) -> None:
+    def measure(self, epoch: int, statistics: ObjectStatistics) -> None:
         """Add a task's report about one object."""
         key = (epoch, statistics.id)
-        seen = self._seen.get(key, Statistics(statistics.id))
+        seen = self._seen.get(key, ObjectStatistics(statistics.id))
         self._seen[key] = statistics
         more = {name: max(0, getattr(statistics, name) - getattr(seen, name)) for name in COUNTS}
         news = msgspec.structs.replace(statistics, **more)
         # Neither counts nor gauges have changed.
         if news == msgspec.structs.replace(seen, **dict.fromkeys(COUNTS, 0)):
             return
-        self._pending[key] = _added(self._pending.get(key, Statistics(statistics.id)), news)
+        self._pending[key] = _added(self._pending.get(key, ObjectStatistics(statistics.id)), news)
 
     def end(self, epoch: int) -> None:
         """Forget a stopped task."""
         for key in [key for key in self._seen if key[0] == epoch]:
             del self._seen[key]
 
-    def take(self) -> tuple[Measurement, ...]:
+    def take(self) -> tuple[StatisticsMeasurement, ...]:
         """Remove and return the measurements since the last call."""
         pending, self._pending = self._pending, {}
-        return tuple(Measurement(epoch, one) for (epoch, _), one in pending.items())
+        return tuple(StatisticsMeasurement(epoch, one) for (epoch, _), one in pending.items())
 
 
 class _Entry(msgspec.Struct):
@@ -79,11 +79,11 @@ class _Entry(msgspec.Struct):
     kind: Kind
     birth: int
     epoch: int
-    statistics: Statistics
+    statistics: ObjectStatistics
     changed: bool = True
 
 
-class Aggregate:
+class StatisticsSums:
     """Sums of all objects."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Aggregate:
         for id in ids:
             entry = self._entries.get(id)
             if entry is None or entry.kind != kind:
-                self._entries[id] = _Entry(kind, epoch, epoch, Statistics(id))
+                self._entries[id] = _Entry(kind, epoch, epoch, ObjectStatistics(id))
             else:
                 entry.epoch = epoch
 
@@ -129,14 +129,14 @@ class Aggregate:
             entry.statistics = _added(entry.statistics, more)
             entry.changed = True
 
-    def of(self, id: ObjectId) -> Statistics | None:
+    def of(self, id: ObjectId) -> ObjectStatistics | None:
         """Return the sum of one object."""
         entry = self._entries.get(id)
         return None if entry is None else entry.statistics
 
     def news(self, known: Container[ObjectId]) -> StatisticsUpdates | None:
         """Return the changed objects among the known ones, and note them as reported."""
-        found: dict[Kind, list[Statistics]] = {"source": [], "sink": [], "oneshot": []}
+        found: dict[Kind, list[ObjectStatistics]] = {"source": [], "sink": [], "oneshot": []}
         for id, entry in self._entries.items():
             if entry.changed and id in known:
                 entry.changed = False

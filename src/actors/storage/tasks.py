@@ -20,23 +20,23 @@ import msgspec
 
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol.storage import (
+    FilesStaged,
     IngestionDescription,
     RunOneshotIngestion,
     SinkDescription,
-    Staged,
     StagingResult,
 )
 from actors.storage.events import (
-    Discard,
+    CleanUpSource,
+    DiscardParts,
     Effect,
-    Forget,
     RestartLater,
     StartIngestion,
     StartOneshot,
     StartSink,
-    Stop,
+    StopTask,
 )
-from actors.storage.renderings import Rendering
+from actors.storage.renderings import ObjectRendering
 
 Shape: TypeAlias = tuple[str, ...]
 
@@ -55,10 +55,10 @@ def shapes_of(
     return {}
 
 
-class Task(msgspec.Struct):
+class StorageTask(msgspec.Struct):
     """A running task."""
 
-    rendering: Rendering
+    rendering: ObjectRendering
     failed: bool = False
     result: StagingResult | None = None
     """Unreported result of a one-shot ingestion, to be discarded with its rendering."""
@@ -69,27 +69,27 @@ class Task(msgspec.Struct):
     """
 
 
-class Tasks:
+class StorageTaskRunner:
     """All tasks of this worker; see the module's docstring."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Task] = {}
+        self.running: dict[int, StorageTask] = {}
         self.stopping: dict[int, ObjectId] = {}
-        self._deferred: dict[ObjectId, Rendering] = {}
+        self._deferred: dict[ObjectId, ObjectRendering] = {}
         self._forgetting: dict[ObjectId, list[IngestionDescription]] = {}
         """Sources dropped while their tasks were stopping."""
         self._forgets = 0
         self._attempts: dict[ObjectId, int] = {}
         self._uppers: dict[ObjectId, tuple[Shape, Frontier]] = {}
 
-    def begin(self, rendering: Rendering, former: Rendering | None) -> list[Effect]:
+    def begin(self, rendering: ObjectRendering, former: ObjectRendering | None) -> list[Effect]:
         """Start a rendering, now or when its former has stopped."""
         effects = [] if former is None else self.end(former, dropped=False)
         for gone in set(() if former is None else former.ids) - set(rendering.ids):
             self._uppers.pop(gone, None)
         return effects + self._begin(rendering)
 
-    def _begin(self, rendering: Rendering) -> list[Effect]:
+    def _begin(self, rendering: ObjectRendering) -> list[Effect]:
         if rendering.complete:
             for id, shape in shapes_of(rendering.what).items():
                 self._uppers[id] = (shape, EMPTY)
@@ -100,8 +100,8 @@ class Tasks:
             return []
         return [self._start(rendering)]
 
-    def _start(self, rendering: Rendering) -> Effect:
-        self.running[rendering.number] = Task(rendering)
+    def _start(self, rendering: ObjectRendering) -> Effect:
+        self.running[rendering.number] = StorageTask(rendering)
         match rendering.what:
             case IngestionDescription() as description:
                 return StartIngestion(rendering.number, description, rendering.resume)
@@ -110,7 +110,7 @@ class Tasks:
             case RunOneshotIngestion() as oneshot:
                 return StartOneshot(rendering.number, oneshot)
 
-    def end(self, rendering: Rendering, *, dropped: bool) -> list[Effect]:
+    def end(self, rendering: ObjectRendering, *, dropped: bool) -> list[Effect]:
         """Stop the task of a rendering that ended."""
         id, number = rendering.id, rendering.number
         if dropped:
@@ -120,10 +120,12 @@ class Tasks:
         task = self.running.pop(number, None)
         if task is not None:
             self.stopping[number] = id
-            stop = Stop(number, dropped)
+            stop = StopTask(number, dropped)
             # An unreported result's parts will never be appended.
             result = task.result
-            return [Discard(result.batches), stop] if isinstance(result, Staged) else [stop]
+            return (
+                [DiscardParts(result.batches), stop] if isinstance(result, FilesStaged) else [stop]
+            )
         self._deferred.pop(id, None)
         return self.forget(rendering.what) if dropped else []
 
@@ -144,7 +146,7 @@ class Tasks:
     def _forget(self, what: IngestionDescription) -> Effect:
         self._forgets += 1
         self.stopping[-self._forgets] = what.id
-        return Forget(-self._forgets, what)
+        return CleanUpSource(-self._forgets, what)
 
     def stopped(self, number: int) -> list[Effect]:
         """Continue with the work that waited for a stopped task."""
@@ -191,7 +193,7 @@ class Tasks:
         found = self._uppers.get(id)
         return None if found is None or found[0] != shape else found[1]
 
-    def oneshot(self, oneshot: RunOneshotIngestion) -> Task | None:
+    def oneshot(self, oneshot: RunOneshotIngestion) -> StorageTask | None:
         """Return the task of a one-shot ingestion."""
         for task in self.running.values():
             if task.rendering.what == oneshot:

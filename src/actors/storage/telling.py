@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from actors.arrangement import ArrangementStatistics
-from actors.ingest_task import Ingested
+from actors.ingest_task import IngestProgressed
 from actors.oneshot_task import OneshotProgress
 from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
 from actors.protocol.storage import (
     IngestionDescription,
+    ObjectStatistics,
     RunOneshotIngestion,
     SinkDescription,
-    Statistics,
 )
 from actors.sinks.messages import SinkProgress
-from actors.sources.source import Lag
-from actors.storage.events import Observation
+from actors.sources.source import SourceLag
+from actors.storage.events import HealthObservation
 
 POSITION_SHOWN_MAX: Final = 256
 """Number of characters shown of a position."""
@@ -31,30 +31,30 @@ Broken: TypeAlias = Mapping[str, tuple[str, str]]
 
 
 def health_of(
-    description: IngestionDescription, broken: Broken, lag: Lag | None
-) -> tuple[Observation, ...]:
+    description: IngestionDescription, broken: Broken, lag: SourceLag | None
+) -> tuple[HealthObservation, ...]:
     """Return the health of a running source and its exports.
 
     A source's hint lists the notes of its lag; exports run unless they have failed.
     """
     hint = "" if lag is None else "; ".join(lag.notes)
-    found = [Observation(description.id, "running", None, hint or None)]
+    found = [HealthObservation(description.id, "running", None, hint or None)]
     for export in description.exports:
         if export.outside in broken:
             error, todo = broken[export.outside]
-            found.append(Observation(export.id, "stalled", error, todo or None))
+            found.append(HealthObservation(export.id, "stalled", error, todo or None))
         else:
-            found.append(Observation(export.id, "running"))
+            found.append(HealthObservation(export.id, "running"))
     return tuple(found)
 
 
-def of_source(told: Ingested, now_ms: int) -> Statistics:
+def of_source(told: IngestProgressed, now_ms: int) -> ObjectStatistics:
     """Return a source's statistics since its task began."""
     counts, lag = told.counts, told.lag
     behind = 0 if lag.bytes_behind == 0 else lag.ms_behind
     if behind is None and told.outside_ms is not None:
         behind = max(0, now_ms - told.outside_ms)
-    return Statistics(
+    return ObjectStatistics(
         told.id,
         messages=counts.messages,
         bytes=counts.bytes,
@@ -71,10 +71,10 @@ def of_source(told: Ingested, now_ms: int) -> Statistics:
     )
 
 
-def of_sink(told: SinkProgress) -> Statistics:
+def of_sink(told: SinkProgress) -> ObjectStatistics:
     """Return a sink's statistics since its task began."""
     counts, upper = told.statistics, told.upper
-    return Statistics(
+    return ObjectStatistics(
         told.id,
         messages=counts.commits,
         bytes=counts.bytes_committed,
@@ -85,10 +85,10 @@ def of_sink(told: SinkProgress) -> Statistics:
     )
 
 
-def of_oneshot(uuid: str, told: OneshotProgress) -> Statistics:
+def of_oneshot(uuid: str, told: OneshotProgress) -> ObjectStatistics:
     """Return a one-shot ingestion's statistics."""
     far = told.progress
-    return Statistics(
+    return ObjectStatistics(
         uuid,
         messages=far.files_done,
         bytes=far.bytes_done,

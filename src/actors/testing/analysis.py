@@ -1,5 +1,5 @@
 """A small typer over sqlglot trees, and the plans of `actors.testing.parsed`: answers the engine's
-`Analyze` without Spark.
+`AnalyzeStatement` without Spark.
 
 It returns what Spark's analysis returns for the queries of tests: names, types, nullability
 (columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,
@@ -19,8 +19,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected
-from actors.plan.jobs import Analyze, Analyzed, Translation
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation
+from actors.plan.schema import TableColumn, TableSchema
 from actors.spark.volatile_words import volatility_of
 from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
@@ -33,24 +33,24 @@ from actors.testing.parsed.char_columns import check_char_columns
 from actors.testing.parsed.parse import UnknownTable, read_tables
 from actors.testing.parsed.resolve import resolve
 from actors.views.query_analysis import Conf, Tables
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 
 _INT_RESULTS: Final = (exp.RowNumber,)
 _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")
 
 
-class Scope(msgspec.Struct):
+class AnalysisScope(msgspec.Struct):
     """Columns that a SELECT's expressions may name: lower-cased name (and alias.name)."""
 
-    columns: dict[str, Column] = {}
+    columns: dict[str, TableColumn] = {}
     ambiguous: set[str] = set()
-    tables: dict[str, tuple[Column, ...]] = {}
+    tables: dict[str, tuple[TableColumn, ...]] = {}
     """Columns that ``*`` expands to, by source."""
-    merged: dict[str, Column] = {}
+    merged: dict[str, TableColumn] = {}
     """Columns of USING, which ``*`` names first."""
     nullable: bool = False
 
-    def add(self, alias: str, columns: tuple[Column, ...], shared: set[str]) -> None:
+    def add(self, alias: str, columns: tuple[TableColumn, ...], shared: set[str]) -> None:
         """Add a source; columns in `shared` (USING) are not ambiguous."""
         self.tables[alias] = tuple(c for c in columns if c.name.lower() not in shared)
         for column in columns:
@@ -61,7 +61,7 @@ class Scope(msgspec.Struct):
             self.columns.setdefault(low, column)
 
 
-def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
+def analyze(sql: str, tables: Mapping[str, TableSchema]) -> TableSchema:
     """Return the schema of a query. Raises `QueryRejected`."""
     try:
         trees = sqlglot.parse(sql, dialect="spark")
@@ -70,47 +70,47 @@ def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         raise QueryRejected("[PARSE_SYNTAX_ERROR] not one query")
     known = {name.lower(): schema.columns for name, schema in tables.items()}
-    return Schema(_Typer(known).query(trees[0], Scope()))
+    return TableSchema(_Typer(known).query(trees[0], AnalysisScope()))
 
 
-def analyzed(job: Analyze) -> Analyzed:
-    """Return the answer to an `Analyze`. Raises `QueryRejected`."""
+def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
+    """Return the answer to an `AnalyzeStatement`. Raises `QueryRejected`."""
     tables = dict(job.tables)
     try:
         tree, reason, sources = read_tables(job.sql, tables)
     except UnknownTable as error:
-        return Analyzed(job.job_id, missing=str(error))
+        return QueryAnalyzed(job.job_id, missing=str(error))
     columns = {column.name.lower() for name in sources for column in tables[name].columns}
     volatility = volatility_of(job.sql, columns)
     if volatility is not None:
-        return Analyzed(job.job_id, Schema(()), sources, volatility)
+        return QueryAnalyzed(job.job_id, TableSchema(()), sources, volatility)
     schema = analyze(job.sql, tables)
     translation = None
     if job.translate and sources:
         translation = _translated(job.sql, tree, reason, schema, {n: tables[n] for n in sources})
-    return Analyzed(job.job_id, schema, sources, None, translation)
+    return QueryAnalyzed(job.job_id, schema, sources, None, translation)
 
 
 async def analyze_in_memory(
     tables: Tables, sql: str, conf: Conf, *, translate: bool = False
-) -> Analyzed:
+) -> QueryAnalyzed:
     """Return the analysis that `compile_view` requests, without an engine. Raises
     `QueryRejected`."""
-    return analyzed(Analyze("analyze", tables, sql, conf, translate))
+    return analyzed(AnalyzeStatement("analyze", tables, sql, conf, translate))
 
 
 def _translated(
-    sql: str, tree: Any, reason: str, output: Schema, tables: Mapping[str, Schema]
-) -> Translation:
+    sql: str, tree: Any, reason: str, output: TableSchema, tables: Mapping[str, TableSchema]
+) -> QueryTranslation:
     sources = tuple(tables)
     try:
         if tree is None:
-            raise Unsupported(reason)
+            raise UnsupportedConstruct(reason)
         resolved = resolve(tree, sources, tables)
         types = {text: analyze(text, tables) for text in probe_texts(resolved, sources)}
         check_char_columns(resolved.root, tuple(tables.values()))
         return ParsedTranslation(build(resolved, sources, output, types))
-    except Unsupported as why:
+    except UnsupportedConstruct as why:
         return ParsedTranslation(None, str(why))
     except QueryRejected as why:
         return ParsedTranslation(None, f"an expression that is not a scalar of the query: {why}")
@@ -118,21 +118,21 @@ def _translated(
         return ParsedTranslation(None, f"a text that resolving fails on ({type(error).__name__})")
 
 
-class ParsedTranslation(Translation, frozen=True):
+class ParsedTranslation(QueryTranslation, frozen=True):
     """A plan made by the parser, without Spark; for some queries it differs from Spark's plan."""
 
 
 class _Typer:
-    def __init__(self, tables: Mapping[str, tuple[Column, ...]]) -> None:
+    def __init__(self, tables: Mapping[str, tuple[TableColumn, ...]]) -> None:
         self._tables = tables
 
-    def query(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
+    def query(self, tree: Any, outer: AnalysisScope) -> tuple[TableColumn, ...]:
         """Return the columns of a query."""
         with_ = tree.args.get("with_")
         if with_ is not None:
             inner = _Typer(dict(self._tables))
             for cte in with_.expressions:
-                columns = _renamed(inner.query(cte.this, Scope()), cte)
+                columns = _renamed(inner.query(cte.this, AnalysisScope()), cte)
                 inner._tables = {**inner._tables, cte.alias.lower(): columns}
             bare = tree.copy()
             bare.set("with_", None)
@@ -145,21 +145,21 @@ class _Typer:
             raise QueryRejected(f"the in-memory engine does not know {tree.key.upper()}")
         return self._select(tree, outer)
 
-    def _set_operation(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
+    def _set_operation(self, tree: Any, outer: AnalysisScope) -> tuple[TableColumn, ...]:
         left, right = self.query(tree.left, outer), self.query(tree.right, outer)
         if len(left) != len(right):
             raise QueryRejected("[NUM_COLUMNS_MISMATCH] sides of a set operator differ")
         return tuple(
-            Column(a.name, common_type(a.type, b.type), a.nullable or b.nullable)
+            TableColumn(a.name, common_type(a.type, b.type), a.nullable or b.nullable)
             for a, b in zip(left, right, strict=True)
         )
 
-    def _select(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
-        scope = Scope({**outer.columns}, set(), {})
+    def _select(self, tree: Any, outer: AnalysisScope) -> tuple[TableColumn, ...]:
+        scope = AnalysisScope({**outer.columns}, set(), {})
         source = tree.args.get("from_")
         joins = tree.args.get("joins") or []
         if source is not None:
-            scope = Scope()
+            scope = AnalysisScope()
             self._source(source.this, scope, set(), outer)
         for join in joins:
             self._join(join, scope, outer)
@@ -175,7 +175,7 @@ class _Typer:
                 raise QueryRejected("[INVALID_WHERE_CONDITION] an aggregate in WHERE")
             if self.type_of(condition, scope)[0] not in ("boolean", "void"):
                 raise QueryRejected(f"[DATATYPE_MISMATCH] {condition.sql()} is not boolean")
-        outputs: list[Column] = []
+        outputs: list[TableColumn] = []
         for item in tree.expressions:
             made = self._project(item, scope)
             outputs += made
@@ -190,14 +190,14 @@ class _Typer:
             self.type_of(key, scope)
         return tuple(outputs)
 
-    def _join(self, join: Any, scope: Scope, outer: Scope) -> None:
+    def _join(self, join: Any, scope: AnalysisScope, outer: AnalysisScope) -> None:
         side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
         using = {item.name.lower() for item in join.args.get("using") or []}
         left = {name: scope.columns[name] for name in using if name in scope.columns}
         if side in ("RIGHT", "FULL"):
             scope.columns = {name: _null(column) for name, column in scope.columns.items()}
             scope.tables = {a: tuple(map(_null, c)) for a, c in scope.tables.items()}
-        target = Scope() if kind in ("SEMI", "ANTI") else scope
+        target = AnalysisScope() if kind in ("SEMI", "ANTI") else scope
         scope.nullable = side in ("LEFT", "FULL")
         self._source(join.this, target, using, outer, nullable=scope.nullable)
         if target is not scope:
@@ -211,11 +211,17 @@ class _Typer:
             if found is None:
                 raise QueryRejected(f"[UNRESOLVED_USING_COLUMN_FOR_JOIN] {item.name}")
             kind = found.type if side != "FULL" else common_type(found.type, right.type)
-            merged = {"RIGHT": right, "FULL": Column(found.name, kind)}.get(side, found)
+            merged = {"RIGHT": right, "FULL": TableColumn(found.name, kind)}.get(side, found)
             scope.columns[low] = scope.merged[low] = merged
 
     def _source(
-        self, tree: Any, scope: Scope, shared: set[str], outer: Scope, *, nullable: bool = False
+        self,
+        tree: Any,
+        scope: AnalysisScope,
+        shared: set[str],
+        outer: AnalysisScope,
+        *,
+        nullable: bool = False,
     ) -> None:
         if isinstance(tree, exp.Subquery):
             columns = _renamed(self.query(tree.this, outer), tree)
@@ -230,7 +236,7 @@ class _Typer:
             columns = tuple(map(_null, columns))
         scope.add(tree.alias_or_name.lower(), columns, shared)
 
-    def _project(self, tree: Any, scope: Scope) -> list[Column]:
+    def _project(self, tree: Any, scope: AnalysisScope) -> list[TableColumn]:
         if isinstance(tree, exp.Star):
             columns = [column for columns in scope.tables.values() for column in columns]
             rest = [column for column in columns if column.name.lower() not in scope.merged]
@@ -239,15 +245,15 @@ class _Typer:
             return list(scope.tables[tree.table.lower()])
         kind, nullable = self.type_of(tree.unalias(), scope)
         name = tree.alias or (tree.name if isinstance(tree, exp.Column) else "")
-        return [Column(name or tree.sql(dialect="spark").lower(), kind, nullable)]
+        return [TableColumn(name or tree.sql(dialect="spark").lower(), kind, nullable)]
 
-    def type_of(self, tree: Any, scope: Scope) -> tuple[str, bool]:
+    def type_of(self, tree: Any, scope: AnalysisScope) -> tuple[str, bool]:
         """Return (type, nullable) of an expression. Raises `QueryRejected`."""
         known: dict[str, tuple[int, str]] = {}
         for name, column in scope.columns.items():
             if name not in scope.ambiguous:
                 known[name] = (0, column.type)
-        made: dict[str, Column] = {}
+        made: dict[str, TableColumn] = {}
 
         def replace(node: Any) -> Any:
             node = by_one_name(node)
@@ -255,7 +261,7 @@ class _Typer:
             if kind is None:
                 return node
             name = f"__made{len(made)}"
-            made[name] = Column(name, *kind)
+            made[name] = TableColumn(name, *kind)
             return exp.column(name)
 
         plain = tree.copy().transform(replace)
@@ -263,7 +269,7 @@ class _Typer:
         compiled: Compiled = compile_expression(plain, known)
         return compiled[0], _nullable(plain, {**scope.columns, **made})
 
-    def _special(self, node: Any, scope: Scope) -> tuple[str, bool] | None:
+    def _special(self, node: Any, scope: AnalysisScope) -> tuple[str, bool] | None:
         """Return (type, nullable) of an aggregate, window or subquery; None for a scalar."""
         if isinstance(node, exp.Window):
             inner = node.this
@@ -291,7 +297,7 @@ class _Typer:
         return None
 
 
-def _nullable(tree: Any, columns: Mapping[str, Column]) -> bool:
+def _nullable(tree: Any, columns: Mapping[str, TableColumn]) -> bool:
     if isinstance(tree, exp.Paren | exp.Neg):
         return _nullable(tree.this, columns)
     if isinstance(tree, exp.Literal | exp.Boolean):
@@ -303,16 +309,16 @@ def _nullable(tree: Any, columns: Mapping[str, Column]) -> bool:
     return True
 
 
-def _null(column: Column) -> Column:
-    return Column(column.name, column.type, True)
+def _null(column: TableColumn) -> TableColumn:
+    return TableColumn(column.name, column.type, True)
 
 
-def _renamed(columns: tuple[Column, ...], tree: Any) -> tuple[Column, ...]:
+def _renamed(columns: tuple[TableColumn, ...], tree: Any) -> tuple[TableColumn, ...]:
     alias = tree.args.get("alias")
     names = [item.name for item in alias.args.get("columns") or []] if alias else []
     if not names:
         return columns
     return tuple(
-        Column(name, column.type, column.nullable)
+        TableColumn(name, column.type, column.nullable)
         for name, column in zip(names, columns, strict=True)
     )

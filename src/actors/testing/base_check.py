@@ -37,26 +37,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.dataflow.contents import contents
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import EngineClient
 from actors.errors import DefiniteError, PenstockError
-from actors.kernel import Address, SystemClock
+from actors.kernel import ActorAddress, SystemClock
 from actors.persist import PersistClient
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, Match, Pair, columns_of
-from actors.plan.jobs import Difference, Rows
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, MatchState, PairRows, columns_of
+from actors.plan.jobs import ComputeDifference, JobRows
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import negate, set_column, to_ipc
 from actors.settings import Settings
-from actors.testing.base_rows import RANGES, Unmakeable, base_rows, script_values
-from actors.testing.checking import LIVE_SETTINGS, Checked, Place
+from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
+from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace
 from actors.testing.engine import table_of
 from actors.testing.freedom import freedom_of, is_approximate
 from actors.testing.maintain import accumulated, updates_of, weighted
-from actors.testing.nodes import Relation
+from actors.testing.nodes import NodeRelation
 from actors.testing.oracle import RELATIVE_TOLERANCE, differences
 from actors.testing.reference import text_at
-from actors.testing.stage import Stage, shard_name
+from actors.testing.stage import ScriptStage, shard_name
 
 SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
 """Rows per table with which the views' answers are sampled before the base is made. The script's
@@ -71,7 +71,7 @@ WAIT_SECONDS: Final = 900.0
 
 
 async def check_with_base(
-    checked: Checked, place: Place, rows: int, seed: str, *, stays: bool = False
+    checked: CheckedScript, place: CheckPlace, rows: int, seed: str, *, stays: bool = False
 ) -> None:
     """Run the script's views over a base, which `stays` or is deleted at the last time, and note
     any difference. Raise errors of the engine and the stores that are not retryable."""
@@ -124,9 +124,9 @@ class BaseCheck:
 
     def __init__(
         self,
-        checked: Checked,
+        checked: CheckedScript,
         plans: Mapping[str, DeltaPlan],
-        place: Place,
+        place: CheckPlace,
         seed: str,
         *,
         stays: bool = False,
@@ -137,8 +137,8 @@ class BaseCheck:
         self._seed = seed
         self._stays = stays
         self._scratch = place.scratch / f"base-{seed.replace('/', '-')}"
-        executor: Address[Any] = place.executor
-        self._engine = Engine(
+        executor: ActorAddress[Any] = place.executor
+        self._engine = EngineClient(
             executor, place.system.clock, place.settings, self._scratch, f"base-{seed}"
         )
         self._first, self._end = checked.times[0], checked.times[-1]
@@ -196,7 +196,7 @@ class BaseCheck:
                 made[name] = base_rows(
                     schema, script_values(schema, own), count, self._reach, seed, self._first
                 )
-            except Unmakeable:
+            except UnmakeableTable:
                 made[name] = schema.arrow_updates().empty_table()
         return made
 
@@ -212,7 +212,7 @@ class BaseCheck:
         it raises, or reads a view that raises."""
         made = self._make(count) if count else {}
         sizes: dict[str, int | None] = {}
-        answers: dict[str, Rows] = {}
+        answers: dict[str, JobRows] = {}
         for name, plan in self._plans.items():
             tables = []
             for source, schema in zip(plan.sources, plan.source_schemas, strict=True):
@@ -258,7 +258,7 @@ class BaseCheck:
         blob = FileBlob(self._scratch / "blob", SystemClock())
         await blob.prepare()
         persist = PersistClient(blob, MemoryConsensus(), settings, SystemClock())
-        stage = Stage(
+        stage = ScriptStage(
             place.system, place.executor, persist, self._scratch, settings, f"{self._seed}-live"
         )
         stage.wait_seconds = WAIT_SECONDS
@@ -272,7 +272,7 @@ class BaseCheck:
             await stage.stop()
             await persist.close()
 
-    async def _run_on(self, stage: Stage, settings: Settings) -> None:
+    async def _run_on(self, stage: ScriptStage, settings: Settings) -> None:
         checked = self._checked
         choose = random.Random(f"{self._seed} base")
         groups = self._groups or _three_groups(checked.times, choose, stays=self._stays)
@@ -312,7 +312,7 @@ class BaseCheck:
 
     # -- comparing --------------------------------------------------------------------------------
 
-    async def _compare(self, stage: Stage, time: int) -> None:
+    async def _compare(self, stage: ScriptStage, time: int) -> None:
         for name, plan in self._plans.items():
             async with AsyncExitStack() as opened:
                 tables = []
@@ -350,8 +350,8 @@ class BaseCheck:
                 )
 
     async def _held(
-        self, opened: AsyncExitStack, stage: Stage, view: str, schema: Schema, time: int
-    ) -> Rows | str:
+        self, opened: AsyncExitStack, stage: ScriptStage, view: str, schema: TableSchema, time: int
+    ) -> JobRows | str:
         """Return the contents of a view's shard, or the error that it is in."""
         self._jobs += 1
         reader = f"compare-{self._jobs}"
@@ -360,37 +360,37 @@ class BaseCheck:
         )
         return found.errors[0] if found.errors else found.rows
 
-    def _table(self, name: str, schema: Schema, time: int) -> Rows:
+    def _table(self, name: str, schema: TableSchema, time: int) -> JobRows:
         """Return a table's rows at a time: the base's file, and the script's own."""
         own = _inline(schema, [self._own_rows(name, schema, time)])
         if time >= self._end or not self._base[name].num_rows:
             return own
         return msgspec.structs.replace(own, files=(self._files[name],))
 
-    def _own_rows(self, name: str, schema: Schema, time: int) -> pa.Table:
+    def _own_rows(self, name: str, schema: TableSchema, time: int) -> pa.Table:
         columns = tuple((column.name, column.type) for column in schema.columns)
         left = weighted(accumulated(self._checked.base[name], time), time)
-        return table_of(Relation(columns, left))
+        return table_of(NodeRelation(columns, left))
 
     def _job(
-        self, plan: DeltaPlan, tables: Sequence[tuple[str, Rows]], time: int, old: Rows | None
-    ) -> Difference:
+        self, plan: DeltaPlan, tables: Sequence[tuple[str, JobRows]], time: int, old: JobRows | None
+    ) -> ComputeDifference:
         self._jobs += 1
         job_id = self._engine.job_id(0, self._jobs, "base")
         sql = text_at(plan.sql, time) if plan.temporal else plan.sql
-        return Difference(job_id, sql, tuple(tables), plan.output, time, old, plan.conf)
+        return ComputeDifference(job_id, sql, tuple(tables), plan.output, time, old, plan.conf)
 
 
-def _inline(schema: Schema, tables: Sequence[pa.Table]) -> Rows:
+def _inline(schema: TableSchema, tables: Sequence[pa.Table]) -> JobRows:
     shape = schema.arrow_updates()
     whole = pa.concat_tables([table.select(shape.names).cast(shape) for table in tables])
-    return Rows(schema, arrow=to_ipc(whole))
+    return JobRows(schema, arrow=to_ipc(whole))
 
 
 def _crosses(plan: DeltaPlan) -> bool:
     """Return whether a join of the plan compares all pairs of rows."""
     nodes = (node for stratum in plan.strata for node in _nodes(stratum.node))
-    joins = (node for node in nodes if isinstance(node, Pair | Match))
+    joins = (node for node in nodes if isinstance(node, PairRows | MatchState))
     interval = INTERVAL_SCHEMA.names
     return any(
         not node.equal and not node.same and columns_of(node.right) != interval for node in joins
@@ -407,7 +407,7 @@ def _nodes(node: Any) -> Iterator[Any]:
             yield from _nodes(each)
 
 
-def unexplained(delta: pa.Table, schema: Schema) -> list[tuple[tuple[Any, ...], int]]:
+def unexplained(delta: pa.Table, schema: TableSchema) -> list[tuple[tuple[Any, ...], int]]:
     """Return rows of a difference that no rounding of floats explains, with how often they are
     missing; if there are many, only the first `COMPARED_ROWS_MAX` are compared."""
     if not delta.num_rows:
@@ -430,7 +430,7 @@ def unexplained(delta: pa.Table, schema: Schema) -> list[tuple[tuple[Any, ...], 
 
 
 def _close_rows(
-    missing: pa.Table, added: pa.Table, schema: Schema, floats: Sequence[str]
+    missing: pa.Table, added: pa.Table, schema: TableSchema, floats: Sequence[str]
 ) -> tuple[pa.Array, pa.Array]:
     """Return masks of the rows of either table that have no close row in the same place, both being
     sorted."""

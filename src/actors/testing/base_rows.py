@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.plan.schema import Column, Schema, arrow_type
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.testing.engine import table_of
-from actors.testing.nodes import Relation
+from actors.testing.nodes import NodeRelation
 
 RANGES: Final = ("far", "near", "own")
 MET_ROWS: Final = 6
@@ -40,11 +40,11 @@ _INTEGERS: Final[dict[str, tuple[int, int]]] = {
 """Integer types → the least value beyond the script's, and how many there may be."""
 
 
-class Unmakeable(Exception):
+class UnmakeableTable(Exception):
     """Raised for a table whose rows cannot be made up: its key has too few values."""
 
 
-def script_values(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+def script_values(schema: TableSchema, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
     """Return the values that the script uses in each column, without NULLs, each once."""
     found: dict[str, list[Any]] = {}
     for index, column in enumerate(schema.columns):
@@ -54,9 +54,15 @@ def script_values(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> dict[str, 
 
 
 def base_rows(
-    schema: Schema, values: Mapping[str, list[Any]], count: int, reach: str, seed: str, time: int
+    schema: TableSchema,
+    values: Mapping[str, list[Any]],
+    count: int,
+    reach: str,
+    seed: str,
+    time: int,
 ) -> pa.Table:
-    """Return `count` updates at a time, as the script's table holds them. Raises `Unmakeable`."""
+    """Return `count` updates at a time, as the script's table holds them. Raises
+    `UnmakeableTable`."""
     random = np.random.default_rng(list(seed.encode()))
     arrays = [
         _column(column, values[column.name], count, reach, random, unique=column.name in schema.key)
@@ -70,7 +76,7 @@ def base_rows(
 
 
 def _column(
-    column: Column,
+    column: TableColumn,
     values: Sequence[Any],
     count: int,
     reach: str,
@@ -82,7 +88,7 @@ def _column(
     if unique:
         made = _beyond(column, np.arange(count))
         if made is None or pc.count_distinct(made).as_py() < count:
-            raise Unmakeable(f"column {column.name}: a key of type {column.type}")
+            raise UnmakeableTable(f"column {column.name}: a key of type {column.type}")
         return made
     spread = {"far": max(1, count // 2), "near": min(NEAR_VALUES, max(1, count // 2)), "own": 0}
     numbers = random.integers(0, spread[reach], count) if spread[reach] else None
@@ -107,12 +113,12 @@ def _column(
     return made
 
 
-def _arrow_values(column: Column, values: Sequence[Any]) -> pa.Array:
-    relation = Relation(((column.name, column.type),), [((value,), 0, 1) for value in values])
+def _arrow_values(column: TableColumn, values: Sequence[Any]) -> pa.Array:
+    relation = NodeRelation(((column.name, column.type),), [((value,), 0, 1) for value in values])
     return table_of(relation)[column.name].combine_chunks()
 
 
-def _beyond(column: Column, numbers: np.ndarray[Any, Any]) -> pa.Array | None:
+def _beyond(column: TableColumn, numbers: np.ndarray[Any, Any]) -> pa.Array | None:
     """Return values that no script uses, one per number; None if the type has none."""
     kind, wanted = column.type, arrow_type(column.type)
     if kind in _INTEGERS:

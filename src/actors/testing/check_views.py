@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from actors.errors import InvalidUsage, PenstockError
-from actors.kernel import Address, System
-from actors.kernel.clock import Clock
+from actors.kernel import ActorAddress, ActorSystem
+from actors.kernel.clock import ActorClock
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch
 from actors.spark_executor import SparkExecutor
-from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
+from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.drawn_settings import (
     ENGINE_SETTINGS,
     SMALL_VALUES,
@@ -37,7 +37,7 @@ from actors.testing.drawn_settings import (
     drawn_text,
 )
 from actors.testing.scaling import measure_reads
-from actors.testing.view_scripts import Script, parse_script
+from actors.testing.view_scripts import ViewScript, parse_script
 from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
@@ -55,7 +55,7 @@ PREPARED_EVERY: Final = 4
 """One of so many seeds of made-up views executes prepared plans of steps repeatedly."""
 
 
-class Report(msgspec.Struct):
+class CheckReport(msgspec.Struct):
     """Results of all views."""
 
     views: list[ViewResult] = []
@@ -76,7 +76,7 @@ class Report(msgspec.Struct):
         )
 
 
-class Command(msgspec.Struct, frozen=True):
+class CheckCommand(msgspec.Struct, frozen=True):
     """Options of the command."""
 
     paths: Sequence[Path] = ()
@@ -91,15 +91,15 @@ class Command(msgspec.Struct, frozen=True):
     keep: Path | None = None
     """Folder to which failing made-up views are written."""
     base_stays: bool = False
-    """See `Options.base_stays`."""
+    """See `CheckOptions.base_stays`."""
 
 
-def main(command: Command, settings: Settings) -> int:
+def main(command: CheckCommand, settings: Settings) -> int:
     """Run the command: print one line per view and a summary; return 0 when all is well, else 1."""
     return anyio.run(_main, command, settings)
 
 
-async def _main(command: Command, settings: Settings) -> int:
+async def _main(command: CheckCommand, settings: Settings) -> int:
     from actors.testing.fuzz_spark import SparkWriter
     from actors.testing.fuzzing import fuzz
 
@@ -113,11 +113,11 @@ async def _main(command: Command, settings: Settings) -> int:
     chosen = with_drawn_engine(
         given, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
     )
-    options = Options(
+    options = CheckOptions(
         command.splits, command.seed, base=command.base, base_stays=command.base_stays
     )
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
-        async with System(seed=command.seed) as system:
+        async with ActorSystem(seed=command.seed) as system:
             with _shown() as show:
                 use_kernel_limits(chosen.kernel_limits)
                 text = drawn_text(given, chosen)
@@ -185,11 +185,11 @@ def with_drawn_engine(
     return msgspec.structs.replace(drawn, kernel_limits=drawn.kernel_limits | reserve)
 
 
-def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
+def place_on_spark(system: ActorSystem, settings: Settings, folder: Path) -> CheckPlace:
     """Start an engine on Spark that can be killed."""
     children: list[EngineProcess] = []
 
-    async def launched(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
+    async def launched(settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
         child = await launch(settings, directory, clock)
         children[:] = [child]
         return child
@@ -198,10 +198,10 @@ def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
         for child in children:
             child.kill()
 
-    executor: Address[Any] = system.spawn(
+    executor: ActorAddress[Any] = system.spawn(
         lambda: SparkExecutor(settings, folder / "engine", launched), "engine"
     )
-    return Place(system, executor, settings, folder, kill)
+    return CheckPlace(system, executor, settings, folder, kill)
 
 
 @contextlib.contextmanager
@@ -245,10 +245,10 @@ def script_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read(paths: Sequence[Path]) -> list[Script | ViewResult]:
+def read(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
     """Return all scripts, and a wrong result for each that cannot be read. Raises
     `InvalidUsage`."""
-    found: list[Script | ViewResult] = []
+    found: list[ViewScript | ViewResult] = []
     for path in script_files(paths):
         try:
             found.append(parse_script(path.read_text(), str(path)))
@@ -257,7 +257,7 @@ def read(paths: Sequence[Path]) -> list[Script | ViewResult]:
     return found
 
 
-def failed_results(script: Script, check: Checked, error: Exception) -> list[ViewResult]:
+def failed_results(script: ViewScript, check: CheckedScript, error: Exception) -> list[ViewResult]:
     """Return the results of a script whose check failed: each view not yet found wrong is now
     wrong."""
     while isinstance(error, ExceptionGroup):
@@ -275,13 +275,13 @@ def failed_results(script: Script, check: Checked, error: Exception) -> list[Vie
 
 
 async def check_scripts(
-    scripts: Sequence[Script | ViewResult],
-    place: Place,
-    options: Options,
+    scripts: Sequence[ViewScript | ViewResult],
+    place: CheckPlace,
+    options: CheckOptions,
     *,
     show: Show | None = None,
     scaling: bool = False,
-) -> Report:
+) -> CheckReport:
     """Check all scripts. One that fails, whatever with, is reported as wrong, and the others go
     on."""
     total = sum(
@@ -292,12 +292,12 @@ async def check_scripts(
     if len(scripts) >= KILL_FROM:
         sample = len(scripts) // KILL_EVERY + 1
         killed = set(random.Random(options.seed).sample(range(len(scripts)), sample))
-    report = Report()
+    report = CheckReport()
     for number, script in enumerate(scripts):
         if isinstance(script, ViewResult):
             results = [script]
         else:
-            check = Checked(script, place, options, f"check{number}")
+            check = CheckedScript(script, place, options, f"check{number}")
             try:
                 results = await (
                     measure_reads(check) if scaling else check.run(kill=number in killed)

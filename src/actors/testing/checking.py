@@ -28,22 +28,22 @@ import anyio
 import msgspec
 
 from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
-from actors.kernel import Address, System, SystemClock
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.plan.delta import AUTO, DeltaPlan
-from actors.plan.jobs import Difference
-from actors.plan.schema import Column, Schema
+from actors.plan.jobs import ComputeDifference
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.drawn_settings import ENGINE_SETTINGS, draw_settings, drawn_text
-from actors.testing.maintain import Engine, Maintained, accumulated, updates_of
+from actors.testing.maintain import EngineCaller, MaintainedView, accumulated, updates_of
 from actors.testing.nodes import Update as Row
-from actors.testing.reference import Bag, Reference
+from actors.testing.reference import Bag, ViewReference
 from actors.testing.view_scripts import (
     Constant,
-    Expectation,
-    Script,
     ScriptError,
-    Update,
+    ScriptExpectation,
+    ScriptUpdate,
+    ViewScript,
     ViewText,
     foreign_constants,
     inlined,
@@ -55,7 +55,7 @@ from actors.views.eager_choice import EagerChoice
 from actors.views.policy import with_policy
 
 if TYPE_CHECKING:
-    from actors.testing.stage import Stage
+    from actors.testing.stage import ScriptStage
 
 WAYS_AT_ONCE: Final = 4
 EAGER_SHARE: Final = 0.5
@@ -94,18 +94,18 @@ class ViewResult(msgspec.Struct):
         )
 
 
-class Place(msgspec.Struct, frozen=True):
+class CheckPlace(msgspec.Struct, frozen=True):
     """The system, engine and folder with which a script runs."""
 
-    system: System
-    executor: Address[object]
+    system: ActorSystem
+    executor: ActorAddress[object]
     settings: Settings
     scratch: Path
     kill: Callable[[], None] | None = None
     """Kills the engine with SIGKILL; the engine recovers by itself."""
 
 
-class Options(msgspec.Struct, frozen=True):
+class CheckOptions(msgspec.Struct, frozen=True):
     """The extent to which a script is checked."""
 
     splits: int = 2
@@ -126,19 +126,21 @@ class Options(msgspec.Struct, frozen=True):
     """True if one query computes the reference of many times."""
 
 
-class Checked:
+class CheckedScript:
     """Checks one script."""
 
-    def __init__(self, script: Script, place: Place, options: Options, name: str) -> None:
+    def __init__(
+        self, script: ViewScript, place: CheckPlace, options: CheckOptions, name: str
+    ) -> None:
         self.plans: dict[str, DeltaPlan] = {}
         self.script = script
         self._place = place
         self._options = options
         self._name = name
-        self._engine = Engine(place.executor, name)
+        self._engine = EngineCaller(place.executor, name)
         self._random = random.Random(f"{options.seed} {name}")
         self._results: dict[str, ViewResult] = {}
-        self._references: dict[str, Reference] = {}
+        self._references: dict[str, ViewReference] = {}
         self._expected: dict[str, dict[int, Bag | None]] = {}
         self._errors: dict[str, set[int]] = {}
         self._faults: dict[str, tuple[int, str]] = {}
@@ -175,12 +177,12 @@ class Checked:
         options = self._options
         await check_with_base(self, self._place, options.base, seed, stays=options.base_stays)
 
-    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+    async def compile(self, updates: Sequence[ScriptUpdate] | None = None) -> None:
         """Read the changes, or take these `updates` in their place; compile the views and register
         their plans with the engine."""
         if updates is None:
             updates = rows_of(self.script, await self._constants())
-        tables: dict[str, Schema] = dict(self.script.tables)
+        tables: dict[str, TableSchema] = dict(self.script.tables)
         for view in self.script.views:
             if not view.materialized:
                 continue
@@ -208,16 +210,18 @@ class Checked:
         if not wanted:
             return {}
         items = ", ".join(f"CAST({t} AS {k}) AS c{i}" for i, (t, k) in enumerate(wanted))
-        output = Schema(tuple(Column(f"c{i}", kind) for i, (_, kind) in enumerate(wanted)))
+        output = TableSchema(
+            tuple(TableColumn(f"c{i}", kind) for i, (_, kind) in enumerate(wanted))
+        )
         job_id = self._engine.job_id()
-        job = Difference(job_id, f"SELECT {items}", (), output, 0, None, self.script.conf)
+        job = ComputeDifference(job_id, f"SELECT {items}", (), output, 0, None, self.script.conf)
         try:
             table = await self._engine.rows(job)
         except (QueryRejected, DefiniteError) as error:
             raise ScriptError(f"{self.script.path}: a value of a change: {error}") from None
         return dict(zip(wanted, updates_of(table, output.names)[0][0], strict=True))
 
-    async def _plan(self, view: ViewText, tables: Mapping[str, Schema]) -> DeltaPlan:
+    async def _plan(self, view: ViewText, tables: Mapping[str, TableSchema]) -> DeltaPlan:
         sql = inlined(self.script, view)
         forced = view.name in self.script.eager
         drawn = random.Random(f"{self._options.seed} {self._name} eager").random() < EAGER_SHARE
@@ -232,7 +236,7 @@ class Checked:
             self._results[view.name].failed = "nothing is summed below a join"
         return with_policy(plan, self.script.policies.get(view.name, AUTO))
 
-    def _note(self, updates: Sequence[Update]) -> None:
+    def _note(self, updates: Sequence[ScriptUpdate]) -> None:
         """Note all changes and times; the last time deletes all remaining rows."""
         for update in updates:
             self.base[update.table].append((update.row, update.time, update.diff))
@@ -244,9 +248,9 @@ class Checked:
                 rows += [(row, end, -weight) for row, weight in left.items()]
             self.times.append(end)
 
-    def maintained(self, name: str, *, fuse: bool | None = None) -> Maintained:
+    def maintained(self, name: str, *, fuse: bool | None = None) -> MaintainedView:
         """Return a view before its first step, with the plan that the engine knows."""
-        return Maintained(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
+        return MaintainedView(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
 
     def note(self, name: str, detail: str) -> None:
         """Note a remark about a view that is not wrong."""
@@ -266,7 +270,7 @@ class Checked:
 
     async def _refer(self, name: str, plan: DeltaPlan) -> None:
         """Compute the view's contents at every time, unless they depend on Spark's choices."""
-        reference = Reference(self._engine, plan, batched=self._options.batched)
+        reference = ViewReference(self._engine, plan, batched=self._options.batched)
         self._references[name] = reference
         if not self.script.determined:
             await reference.prepare()
@@ -388,11 +392,15 @@ class Checked:
                 self._errors[name] = self._errors.get(name, broken) & broken
                 await self._compare(name, way, found, self.times)
 
-    def _delta(self, source: str, views: Mapping[str, Maintained], lo: int, hi: int) -> list[Row]:
+    def _delta(
+        self, source: str, views: Mapping[str, MaintainedView], lo: int, hi: int
+    ) -> list[Row]:
         updates = self.base[source] if source in self.base else views[source].output
         return [update for update in updates if lo <= update[1] < hi]
 
-    def _broken(self, view: Maintained, found: Mapping[str, Mapping[int, Bag | None]]) -> set[int]:
+    def _broken(
+        self, view: MaintainedView, found: Mapping[str, Mapping[int, Bag | None]]
+    ) -> set[int]:
         """Return the script's times at which a view is in error: those at which a source is, and
         those from an own failure to the next change."""
         all_broken: set[int] = set()
@@ -409,12 +417,12 @@ class Checked:
     # -- as dataflows -----------------------------------------------------------------------------
 
     async def _live(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
-        from actors.testing.stage import Stage
+        from actors.testing.stage import ScriptStage
 
         async with limiter:
             settings = self._live_settings("stores")
             persist = await PersistClient.in_memory(settings, SystemClock())
-            stage = Stage(
+            stage = ScriptStage(
                 self._place.system,
                 self._place.executor,
                 persist,
@@ -442,7 +450,7 @@ class Checked:
         self._settings_text[moment] = drawn_text(base, drawn)
         return drawn
 
-    async def _live_on(self, stage: Stage, kill: bool) -> None:
+    async def _live_on(self, stage: ScriptStage, kill: bool) -> None:
         """Hydrate, write in groups, compact, restart, and compare after each group."""
         choose = random.Random(f"{self._options.seed} {self._name} live")
         groups = self._groups(choose)
@@ -479,7 +487,7 @@ class Checked:
                 groups.append([])
         return [group for group in groups if group]
 
-    async def _compare_live(self, stage: Stage, times: Sequence[int], where: str) -> None:
+    async def _compare_live(self, stage: ScriptStage, times: Sequence[int], where: str) -> None:
         found: dict[str, Mapping[int, Bag | None]] = {}
         changed = [u[1] for rows in self.base.values() for u in rows if u[1] <= times[-1]]
         recovering = [time for time in times if time < max(changed, default=0)]
@@ -500,7 +508,7 @@ class Checked:
         if self._faults[name][0] == LIVE:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
-    def _expectations(self) -> list[Expectation]:
+    def _expectations(self) -> list[ScriptExpectation]:
         """Return the expectations that hold on this engine: one that parses may have modes of its
         own."""
         everything = self.script.expectations
@@ -509,7 +517,7 @@ class Checked:
         own = {each.view.lower() for each in everything if each.parsed}
         return [each for each in everything if not each.is_mode() or each.view.lower() not in own]
 
-    def _expect(self, expectation: Expectation) -> None:
+    def _expect(self, expectation: ScriptExpectation) -> None:
         result = self._results.get(expectation.view.lower())
         if result is None:
             return

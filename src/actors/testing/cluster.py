@@ -1,15 +1,16 @@
 """Simulates a whole service, its clients and their network in one loop from one seed.
 
-Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every actor
-of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time. Five
-streams of randomness come from the seed: the order in which ready callbacks run, the workload, the
-faults, the raw clients that displace the controller, and the number of replicas and the time when
-one crashes. The process may be killed at any operation on a store; then none of its code runs any
-more, and its successor finds only the contents of the `Disk`.
+Theory of operation. `simulate` runs one `ClusterSchedule`: the real service (`actors.service`,
+every actor of it) on an in-memory engine, over stores and links in memory, in a loop of virtual
+time. Five streams of randomness come from the seed: the order in which ready callbacks run, the
+workload, the faults, the raw clients that displace the controller, and the number of replicas and
+the time when one crashes. The process may be killed at any operation on a store; then none of its
+code runs any more, and its successor finds only the contents of the `SimulatedDisk`.
 
 A run has two parts. First the clients work while faults strike; any request may fail then, none may
 be answered wrongly. Then faults stop: everything must come to rest, be readable, and leave nothing
-behind when it is dropped. The checkers report violations; the first `Violation` ends the run.
+behind when it is dropped. The checkers report violations; the first `CheckerViolation` ends the
+run.
 
 Out of scope: real sockets, threads, files of parts, Spark; two services on one store; a store that
 loses or changes what it acknowledged.
@@ -33,29 +34,29 @@ from typing import Any, Final, cast
 import msgspec
 
 from actors.cluster.client import LocalClient
-from actors.cluster.cluster import Cluster, ClusterStatistics
-from actors.cluster.hosts import Hosts
-from actors.cluster.transport import Listener
-from actors.controller.replica import ClusterClient
-from actors.errors import Broken, PenstockError
-from actors.kernel import ActorCrashed, ActorStatistics, Address, System
-from actors.kernel.cell import Cell
+from actors.cluster.cluster import ClusterStatistics, WorkerCluster
+from actors.cluster.hosts import LocalReplicas
+from actors.cluster.transport import TransportListener
+from actors.controller.replica import ReplicaClient
+from actors.errors import ConnectionBroken, PenstockError
+from actors.kernel import ActorAddress, ActorCrashed, ActorStatistics, ActorSystem
+from actors.kernel.cell import ActorCell
 from actors.persist import PersistClient
-from actors.persist.location import Cas
+from actors.persist.location import CompareAndSet
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.storage.half import Outside
+from actors.storage.half import StorageConnectors
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.simulation.checkers import (
     ReadsChecker,
     ViewsChecker,
     WritesChecker,
 )
-from actors.testing.simulation.crash import LIFE, CrashableLoop, Livelock, undisturbed
+from actors.testing.simulation.crash import LIFE, CrashableLoop, EndlessRun, undisturbed
 from actors.testing.simulation.engine import FaultyExecutor
-from actors.testing.simulation.faults import Injector, Trace
-from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.faults import FaultInjector, TraceDigest
+from actors.testing.simulation.history import CheckerViolation, ShardHistories
 from actors.testing.simulation.links import (
     DelayedAddress,
     FaultyClusterClient,
@@ -63,18 +64,18 @@ from actors.testing.simulation.links import (
 )
 from actors.testing.simulation.observed import ObservedLink
 from actors.testing.simulation.outside import SimulatedOutside, SinksChecker
-from actors.testing.simulation.rivals import ControllerWatch, Rivalry
-from actors.testing.simulation.schedule import Schedule, Setting
+from actors.testing.simulation.rivals import ControllerWatch, RivalLedger
+from actors.testing.simulation.schedule import ClusterSchedule, ClusterSetting
 from actors.testing.simulation.storage_checkers import (
     Half,
-    HoldsChecker,
     RenderingsChecker,
-    ToldChecker,
+    StorageHoldsChecker,
+    StorageToldChecker,
     halves_of,
 )
 from actors.testing.simulation.storage_rivals import StorageRivalry, StorageWatch
-from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus, LatePersist
-from actors.testing.virtual_time import Deadlock, VirtualClock
+from actors.testing.simulation.stores import FaultyBlob, FaultyConsensus, LatePersist, SimulatedDisk
+from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 
 DOWN_S: Final = 0.02
 """Time between the end of a service and the start of its successor, in s."""
@@ -82,7 +83,7 @@ DOWN_S: Final = 0.02
 log = logging.getLogger("penstock.simulation")
 
 
-class Report(msgspec.Struct, frozen=True):
+class RunReport(msgspec.Struct, frozen=True):
     """The result of one run."""
 
     seed: int
@@ -109,7 +110,7 @@ KEPT_SETTINGS: Final = frozenset(
 """Settings that the schedule fixes, so that they are not drawn."""
 
 
-def settings_of(schedule: Schedule, directory: Path) -> Settings:
+def settings_of(schedule: ClusterSchedule, directory: Path) -> Settings:
     """Return small limits, which a short run reaches; for some seeds more of them are drawn."""
     base = _base_settings(schedule.setting, directory)
     if not schedule.setting.drawn:
@@ -117,13 +118,13 @@ def settings_of(schedule: Schedule, directory: Path) -> Settings:
     return draw_settings(schedule.seed, base, KEPT_SETTINGS)
 
 
-def settings_text(schedule: Schedule) -> str:
+def settings_text(schedule: ClusterSchedule) -> str:
     """Return the settings that a schedule has drawn beside its setting."""
     base = _base_settings(schedule.setting, Path("/"))
     return drawn_text(base, settings_of(schedule, Path("/")))
 
 
-def _base_settings(setting: Setting, directory: Path) -> Settings:
+def _base_settings(setting: ClusterSetting, directory: Path) -> Settings:
     return Settings(
         state_dir=str(directory),
         listen="memory:0",
@@ -164,7 +165,7 @@ def _base_settings(setting: Setting, directory: Path) -> Settings:
 class _Service(Service):
     """The service with its edges in the simulation."""
 
-    def __init__(self, world: World, life: int) -> None:
+    def __init__(self, world: SimulatedCluster, life: int) -> None:
         super().__init__(
             world.settings,
             engine=self._start_engine,
@@ -174,14 +175,16 @@ class _Service(Service):
         self._world = world
         self._life = life
         self.listener = MemoryListener(world.injector)
-        self.clusters: Cluster | Hosts | None = None
+        self.clusters: WorkerCluster | LocalReplicas | None = None
         """Set once the controller has connected to one of them."""
         self.persist: LatePersist | None = None
 
     def _start_engine(
-        self, system: System, settings: Settings, scratch: Path
-    ) -> Address[ExecutorMessage]:
-        address: Address[Any] = system.spawn(lambda: FaultyExecutor(self._world.injector), "engine")
+        self, system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(
+            lambda: FaultyExecutor(self._world.injector), "engine"
+        )
         return address
 
     async def _open(self, directory: Path) -> PersistClient:
@@ -200,56 +203,56 @@ class _Service(Service):
         self.persist.injector = world.injector
         return self.persist
 
-    async def _bind(self, address: str) -> Listener:
-        return cast(Listener, self.listener)
+    async def _bind(self, address: str) -> TransportListener:
+        return cast(TransportListener, self.listener)
 
-    def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
+    def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         self.clusters = self._clusters
         world = self._world
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
         return FaultyClusterClient(client, world.injector, world.guarded(watch.heard))
 
-    def _half(self, persist: PersistClient) -> Outside | None:
+    def _half(self, persist: PersistClient) -> StorageConnectors | None:
         return super()._half(persist) if self._world.schedule.setting.source_rate else None
 
     def _reach_out(
-        self, system: System, executor: Address[ExecutorMessage], scratch: Path
+        self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
 
-    def _connect_storage(self, client: LocalClient) -> ClusterClient:
+    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
         world = self._world
         heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
         return FaultyClusterClient(client, world.injector, heard, name="storage")
 
-    def _reach(self, adapter: Address[Any]) -> Address[Any]:
+    def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
 
 
-class World:
+class SimulatedCluster:
     """One run: the disk, the service's lives, and the checkers."""
 
-    def __init__(self, schedule: Schedule, directory: Path, keep_trace: bool) -> None:
+    def __init__(self, schedule: ClusterSchedule, directory: Path, keep_trace: bool) -> None:
         self.schedule = schedule
         self.directory = directory
         self.clock = VirtualClock()
-        self.trace = Trace(keep_trace)
-        self.injector = Injector(schedule.faults, self.trace)
+        self.trace = TraceDigest(keep_trace)
+        self.injector = FaultInjector(schedule.faults, self.trace)
         self.dice = random.Random(f"system {schedule.seed}")
         self.settings = settings_of(schedule, directory)
-        self.disk = Disk(self.clock)
-        self.history = History(self.disk)
+        self.disk = SimulatedDisk(self.clock)
+        self.history = ShardHistories(self.disk)
         self.views = ViewsChecker(self.history)
         self.reads = ReadsChecker(self.history)
         self.writes = WritesChecker(self.history)
         self.sinks = SinksChecker(self.history)
-        self.holds = HoldsChecker(self.history, self.sinks)
-        self.told = ToldChecker(self.settings.workers, self.history, self.sinks)
+        self.holds = StorageHoldsChecker(self.history, self.sinks)
+        self.told = StorageToldChecker(self.settings.workers, self.history, self.sinks)
         self.renderings = RenderingsChecker()
-        self.rivalry = Rivalry()
+        self.rivalry = RivalLedger()
         self.storage_rivalry = StorageRivalry()
-        self.violation: Violation | None = None
+        self.violation: CheckerViolation | None = None
         self.failed = asyncio.Event()
         self._lives = 0
         self._life = 0
@@ -261,7 +264,7 @@ class World:
 
     # -- watching ------------------------------------------------------------------------------
 
-    def fail(self, violation: Violation) -> None:
+    def fail(self, violation: CheckerViolation) -> None:
         """Note a violation, unless one was noted before, and end the run."""
         if self.violation is None:
             self.violation = violation
@@ -274,26 +277,26 @@ class World:
         def run(*args: Any) -> None:
             try:
                 check(*args)
-            except Violation as violation:
+            except CheckerViolation as violation:
                 self.fail(violation)
 
         return run
 
-    def committed(self, ops: Sequence[Cas]) -> None:
+    def committed(self, ops: Sequence[CompareAndSet]) -> None:
         """Check all invariants after documents became durable."""
         try:
             self.history.committed(ops)
             self.views.check()
             self.holds.check()
             self.look()
-        except Violation as violation:
+        except CheckerViolation as violation:
             self.fail(violation)
 
     def missing(self, key: str) -> None:
         """Note a violation if a deleted blob of a live shard was read. A stashed result has no
         lease, and a dropped shard has no readers: a late read of these rightly fails."""
         if key.partition("/")[0] in self.history.shards:
-            self.fail(Violation(f"leases: {key} was deleted and then read"))
+            self.fail(CheckerViolation(f"leases: {key} was deleted and then read"))
 
     # -- lives of the service ------------------------------------------------------------------
 
@@ -321,12 +324,12 @@ class World:
                 self._service = service
                 await service.wait_stopped()
         except ActorCrashed as error:
-            self.fail(Violation(f"crash: {error}: {error.__cause__!r}"))
+            self.fail(CheckerViolation(f"crash: {error}: {error.__cause__!r}"))
         except PenstockError as error:
             self.trace.note("no start", type(error).__name__, error)
         except Exception as error:
             log.exception("the service failed")
-            self.fail(Violation(f"crash: {type(error).__name__}: {error}"))
+            self.fail(CheckerViolation(f"crash: {type(error).__name__}: {error}"))
         if life == self._life:
             service.listener.lost()
             self._ended.set()
@@ -365,7 +368,7 @@ class World:
         for actor in [] if system is None else system.statistics():
             name = actor.path[1:]
             if actor.crashes > self._crashed[name] and "/" not in name:
-                self.fail(Violation(f"crash: {name} crashed {actor.crashes} times"))
+                self.fail(CheckerViolation(f"crash: {name} crashed {actor.crashes} times"))
 
     def stop(self, *, for_good: bool = False) -> None:
         """Request an orderly stop of the service; `for_good`: it is not started again."""
@@ -380,27 +383,27 @@ class World:
         return self._ended
 
     def dial(self) -> ObservedLink:
-        """Return a client's connection. Raises `Broken` while the service is down."""
+        """Return a client's connection. Raises `ConnectionBroken` while the service is down."""
         if self._service is None:
-            raise Broken("the service is down")
+            raise ConnectionBroken("the service is down")
         return ObservedLink(self._service.listener.dial(), self)
 
-    async def connect_raw(self) -> ClusterClient:
-        """Return a client of the cluster that is not the controller's. Raises `Broken` while the
-        service is down."""
+    async def connect_raw(self) -> ReplicaClient:
+        """Return a client of the cluster that is not the controller's. Raises `ConnectionBroken`
+        while the service is down."""
         service = self._service
         if service is None or service.clusters is None:
-            raise Broken("the cluster is down")
-        if isinstance(service.clusters, Hosts):
+            raise ConnectionBroken("the cluster is down")
+        if isinstance(service.clusters, LocalReplicas):
             return await service.clusters.connect("r1")
         return await service.clusters.connect()
 
-    async def connect_raw_storage(self) -> ClusterClient:
+    async def connect_raw_storage(self) -> ReplicaClient:
         """Return a client as `connect_raw` does, of the storage half that the controller uses."""
         service = self._service
         if service is None or service.clusters is None:
-            raise Broken("the cluster is down")
-        if isinstance(service.clusters, Hosts):
+            raise ConnectionBroken("the cluster is down")
+        if isinstance(service.clusters, LocalReplicas):
             return await service.clusters.connect_storage("r1")
         return await service.clusters.connect_storage()
 
@@ -428,7 +431,7 @@ class World:
         return [] if system is None else halves_of(system.cells, self.settings.workers)
 
     def look(self) -> None:
-        """Check both halves of all workers in their present states. Raises `Violation`."""
+        """Check both halves of all workers in their present states. Raises `CheckerViolation`."""
         if self.schedule.setting.source_rate:
             for workers, sequencer in self.worker_halves():
                 self.renderings.check(workers, sequencer)
@@ -441,7 +444,7 @@ class World:
         return list(service.persist._book.shards())
 
 
-def _parts_of(system: System, replica: str) -> list[Cell[Any]]:
+def _parts_of(system: ActorSystem, replica: str) -> list[ActorCell[Any]]:
     """Return the actors right below a replica's host."""
     cell = system.cells.get(f"/{replica}")
     return [] if cell is None else list(cell.children.values())
@@ -452,8 +455,8 @@ def _forgotten(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """Run a schedule. Never raises for a fault of the service: see `Report.violation`."""
+def simulate(schedule: ClusterSchedule, *, keep_trace: bool = False) -> RunReport:
+    """Run a schedule. Never raises for a fault of the service: see `RunReport.violation`."""
     # A run makes young garbage only: it is collected once, when the run is over.
     collects = gc.isenabled()
     gc.disable()
@@ -470,7 +473,7 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
             gc.enable()
 
 
-def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
+def _simulate(schedule: ClusterSchedule, keep_trace: bool) -> RunReport:
     from actors.testing.simulation.run import drive
 
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -478,14 +481,14 @@ def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
     loop = CrashableLoop(f"order {schedule.seed}")
     asyncio.set_event_loop(loop)
     try:
-        world = World(schedule, directory, keep_trace)
+        world = SimulatedCluster(schedule, directory, keep_trace)
         try:
             with kernel_limits_of(world.settings):
                 loop.run_until_complete(drive(world))
-        except (Deadlock, Livelock) as error:
-            world.violation = world.violation or Violation(f"liveness: {error}")
+        except (VirtualDeadlock, EndlessRun) as error:
+            world.violation = world.violation or CheckerViolation(f"liveness: {error}")
         faults = Counter(fault.kind for fault in world.injector.struck)
-        return Report(
+        return RunReport(
             schedule.seed,
             world.trace.hash,
             world.trace.steps,

@@ -1,10 +1,11 @@
 """Runs each query of the public corpora as a view, and judges it by plain Spark.
 
-`Conformance` holds one corpus's rows at one scale and judges queries. A judged query is a view on
-the real engine, over the tables that it reads: most rows are there when the view is hydrated; then
-random changes to every table come, in a step of several times, in a step of one time, and after a
-restart; at last all rows are deleted. After each step the view's shard is compared with plain
-Spark's answer to the query (`base_check`). `write_page` makes docs/conformance.md of the results.
+`ConformanceCheck` holds one corpus's rows at one scale and judges queries. A judged query is a view
+on the real engine, over the tables that it reads: most rows are there when the view is hydrated;
+then random changes to every table come, in a step of several times, in a step of one time, and
+after a restart; at last all rows are deleted. After each step the view's shard is compared with
+plain Spark's answer to the query (`base_check`). `write_page` makes docs/conformance.md of the
+results.
 
 Rules
 - A changed row is an inserted, a deleted or an updated one. Changed values come from other rows of
@@ -29,14 +30,14 @@ import numpy as np
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.settings import Settings
 from actors.testing.base_check import BaseCheck
 from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
-from actors.testing.checking import Checked, Options, Place, first_line
+from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, first_line
 from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
-from actors.testing.maintain import Engine
-from actors.testing.view_scripts import Script, Update, ViewText
+from actors.testing.maintain import EngineCaller
+from actors.testing.view_scripts import ScriptUpdate, ViewScript, ViewText
 from actors.views.compile import compile_view
 
 TIMES: Final = (10, 20, 21, 22, 30)
@@ -54,7 +55,7 @@ WHOLE: Final = -1
 """Number of rows read by a view that was computed whole."""
 
 
-class Judgement(msgspec.Struct):
+class QueryJudgement(msgspec.Struct):
     """The findings about one query."""
 
     corpus: str
@@ -79,11 +80,16 @@ class Judgement(msgspec.Struct):
         )
 
 
-class Conformance:
+class ConformanceCheck:
     """Judges a corpus's queries over its rows at one scale."""
 
     def __init__(
-        self, corpus: str, tables: Mapping[str, pa.Table], place: Place, changes: int, seed: int
+        self,
+        corpus: str,
+        tables: Mapping[str, pa.Table],
+        place: CheckPlace,
+        changes: int,
+        seed: int,
     ) -> None:
         """Hold the rows; `changes` is the number of changes in each step of one time, to all tables
         of a query together."""
@@ -95,7 +101,7 @@ class Conformance:
 
     async def judge(
         self, queries: Sequence[CorpusQuery], *, brief: bool = False, empties: bool = True
-    ) -> list[Judgement]:
+    ) -> list[QueryJudgement]:
         """Judge queries, all of them views over the same tables at the same time.
 
         Args:
@@ -104,15 +110,15 @@ class Conformance:
                 rows stay.
             empties: True if all rows are deleted at last.
         """
-        schemas: dict[str, Schema] = {}
+        schemas: dict[str, TableSchema] = {}
         for query in queries:
             schemas.update(tables_of(query))
         views = [ViewText(query.name, query.sql, 1, materialized=True) for query in queries]
         name = f"{self._corpus.name}-{'-'.join(query.name for query in queries)[:60]}"
         groups = GROUPS_BRIEF if brief else GROUPS
         times = [time for group in groups for time in group]
-        script = Script(name, schemas, views, times=times)
-        check = Checked(script, self._place, Options(seed=self._seed), name)
+        script = ViewScript(name, schemas, views, times=times)
+        check = CheckedScript(script, self._place, CheckOptions(seed=self._seed), name)
         base, drawn = divide_rows(schemas, self._tables, self._changes, self._seed)
         updates = [update for update in drawn if update.time <= times[-1]]
         reads: dict[str, list[int]] = {}
@@ -131,7 +137,7 @@ class Conformance:
             results = failed_results(script, check, error)
         shapes = {query.name: query.shape for query in queries}
         return [
-            Judgement(
+            QueryJudgement(
                 self._corpus.name,
                 result.view,
                 shapes[result.view],
@@ -146,8 +152,8 @@ class Conformance:
 
 
 def divide_rows(
-    schemas: Mapping[str, Schema], tables: Mapping[str, pa.Table], changes: int, seed: int
-) -> tuple[dict[str, pa.Table], list[Update]]:
+    schemas: Mapping[str, TableSchema], tables: Mapping[str, pa.Table], changes: int, seed: int
+) -> tuple[dict[str, pa.Table], list[ScriptUpdate]]:
     """Divide rows into those that stay, as updates of the first time, and those that change.
 
     Args:
@@ -165,12 +171,14 @@ def divide_rows(
         drawn, kept = order[:pooled], np.sort(order[pooled:])
         pool = [tuple(row.values()) for row in rows.take(pa.array(drawn)).to_pylist()]
         changing = _Changing(schema, pool, random.Random(f"{seed} {name}"))
-        updates += [Update(time, name, row, diff) for time, row, diff in changing.updates(count)]
+        updates += [
+            ScriptUpdate(time, name, row, diff) for time, row, diff in changing.updates(count)
+        ]
         base[name] = _updates_of_rows(rows.take(pa.array(kept)), schema)
     return base, updates
 
 
-def _updates_of_rows(rows: pa.Table, schema: Schema) -> pa.Table:
+def _updates_of_rows(rows: pa.Table, schema: TableSchema) -> pa.Table:
     ones = pa.array(np.ones(rows.num_rows, np.int64))
     times = pa.array(np.full(rows.num_rows, TIMES[0], np.int64))
     made = rows.append_column(TIME, times).append_column(DIFF, ones)
@@ -181,7 +189,7 @@ class _Changing:
     """Makes the changes of one table's rows."""
 
     def __init__(
-        self, schema: Schema, pool: Sequence[tuple[Any, ...]], choose: random.Random
+        self, schema: TableSchema, pool: Sequence[tuple[Any, ...]], choose: random.Random
     ) -> None:
         self._schema = schema
         self._pool = pool
@@ -240,7 +248,7 @@ def for_few_steps(settings: Settings) -> Settings:
     return for_plans_run_once(for_short_lives(settings), 1)
 
 
-def _add(first: Judgement, judged: Judgement, scale: float) -> None:
+def _add(first: QueryJudgement, judged: QueryJudgement, scale: float) -> None:
     """Add the findings about a query at another scale to those at the first."""
     first.reads += judged.reads
     if judged.verdict == "WRONG" and first.verdict != "WRONG":
@@ -248,12 +256,14 @@ def _add(first: Judgement, judged: Judgement, scale: float) -> None:
         first.detail = f"at scale {scale:g}: {judged.detail}"
 
 
-async def compile_queries(queries: Sequence[CorpusQuery], place: Place) -> list[Judgement]:
+async def compile_queries(
+    queries: Sequence[CorpusQuery], place: CheckPlace
+) -> list[QueryJudgement]:
     """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
-    analyze = Engine(place.executor, "modes").analyze()
+    analyze = EngineCaller(place.executor, "modes").analyze()
     found = []
     for query in queries:
-        judged = Judgement(query.corpus, query.name, query.shape, "compiled", "refused")
+        judged = QueryJudgement(query.corpus, query.name, query.shape, "compiled", "refused")
         try:
             plan = await compile_view(query.sql, tables_of(query), analyze)
             judged.mode, judged.reason = plan.mode, plan.reason
@@ -264,30 +274,32 @@ async def compile_queries(queries: Sequence[CorpusQuery], place: Place) -> list[
     return found
 
 
-async def output_schemas(corpus: str, queries: Sequence[CorpusQuery], place: Place) -> list[Schema]:
+async def output_schemas(
+    corpus: str, queries: Sequence[CorpusQuery], place: CheckPlace
+) -> list[TableSchema]:
     """Return the schemas of the queries' answers, as Spark's analysis over empty tables has them.
     Raises `QueryRejected` for a text that it does not accept."""
-    analyze = Engine(place.executor, "texts").analyze()
+    analyze = EngineCaller(place.executor, "texts").analyze()
     tables = tuple(CORPORA[corpus].tables.items())
     return [(await analyze(tables, query.sql, ())).schema for query in queries]
 
 
 async def judge_corpus(
     queries: Sequence[CorpusQuery],
-    place: Place,
+    place: CheckPlace,
     scales: Sequence[float],
     changes: int,
     seed: int,
-    show: Callable[[Judgement], None],
-) -> list[Judgement]:
+    show: Callable[[QueryJudgement], None],
+) -> list[QueryJudgement]:
     """Judge the queries of one corpus one by one, at each of the scales; return the first scale's
     verdict and mode, and any fault found at another."""
-    found: dict[str, Judgement] = {}
+    found: dict[str, QueryJudgement] = {}
     for number, scale in enumerate(scales):
         with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
             make = partial(make_tables, queries[0].corpus, scale, seed, Path(scratch), queries)
             made = await place.system.clock.run_blocking(make)
-        over = Conformance(queries[0].corpus, made, place, changes, seed)
+        over = ConformanceCheck(queries[0].corpus, made, place, changes, seed)
         for query in queries:
             if number == 0:
                 (found[query.name],) = await over.judge([query])
@@ -299,12 +311,12 @@ async def judge_corpus(
     return list(found.values())
 
 
-def judged_wrong(judged: Sequence[Judgement]) -> list[Judgement]:
+def judged_wrong(judged: Sequence[QueryJudgement]) -> list[QueryJudgement]:
     """Return the judgements whose verdict is wrong."""
     return [each for each in judged if each.verdict == "WRONG"]
 
 
-def summary(judged: Sequence[Judgement]) -> str:
+def summary(judged: Sequence[QueryJudgement]) -> str:
     """Return the last line of a run."""
     verdicts = Counter(each.verdict for each in judged)
     modes = Counter(each.mode for each in judged)
@@ -320,7 +332,7 @@ def summary(judged: Sequence[Judgement]) -> str:
 _TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
 
 
-def write_page(judged: Sequence[Judgement], how: str) -> str:
+def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
     """Return docs/conformance.md; `how` names the command and the figures with which it was
     made."""
     corpora = list(dict.fromkeys(each.corpus for each in judged))
@@ -360,7 +372,7 @@ def write_page(judged: Sequence[Judgement], how: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(each: Judgement) -> str:
+def _row(each: QueryJudgement) -> str:
     reads = ", ".join("all" if count == WHOLE else f"{count:,}" for count in each.reads)
     why = "" if each.mode == "incremental" else each.reason or each.detail
     cells = (each.query, each.shape, each.verdict, each.mode, reads or "–", why)

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema, arrow_type
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.sources import nexmark
 from actors.sources.tpch_orders import SCHEMAS as TPCH
 from actors.testing.tpcds import SCHEMAS as TPCDS
@@ -63,11 +63,11 @@ _KEPT_YEARS: Final = (1998, 2003)
 _HASH: Final = 2_654_435_761
 
 
-class Corpus(NamedTuple):
+class QueryCorpus(NamedTuple):
     """The queries' tables, and those whose values are sharpened."""
 
     name: str
-    tables: Mapping[str, Schema]
+    tables: Mapping[str, TableSchema]
     sharpened: tuple[str, ...] = ()
 
 
@@ -83,12 +83,12 @@ class CorpusQuery(msgspec.Struct, frozen=True):
 CORPORA: Final = {
     corpus.name: corpus
     for corpus in (
-        Corpus("tpch", TPCH, ("part",)),
-        Corpus(
+        QueryCorpus("tpch", TPCH, ("part",)),
+        QueryCorpus(
             "nexmark",
             {"person": nexmark.PERSON, "auction": nexmark.AUCTION, "bid": nexmark.BID},
         ),
-        Corpus(
+        QueryCorpus(
             "tpcds",
             TPCDS,
             (
@@ -113,7 +113,7 @@ def read_queries(folder: Path, corpus: str) -> list[CorpusQuery]:
     return found
 
 
-def tables_of(query: CorpusQuery) -> dict[str, Schema]:
+def tables_of(query: CorpusQuery) -> dict[str, TableSchema]:
     """Return the tables whose names occur in a query."""
     words = set(re.findall(r"\w+", query.sql.lower()))
     return {n: s for n, s in CORPORA[query.corpus].tables.items() if n in words}
@@ -154,7 +154,7 @@ def make_tables(
 
 
 def _generated(
-    tool: str, words: list[str], schemas: Mapping[str, Schema], scale: float, scratch: Path
+    tool: str, words: list[str], schemas: Mapping[str, TableSchema], scale: float, scratch: Path
 ) -> dict[str, pa.Table]:
     beside = Path(sys.executable).parent / tool
     found = str(beside) if beside.is_file() else shutil.which(tool)
@@ -174,7 +174,7 @@ def _generated(
 
 
 def _nexmark(events: int, seed: int) -> dict[str, pa.Table]:
-    series = nexmark.Nexmark(nexmark.NexmarkConfig(seed=seed, event_rate=NEXMARK_RATE))
+    series = nexmark.NexmarkSeries(nexmark.NexmarkConfig(seed=seed, event_rate=NEXMARK_RATE))
     found: dict[str, list[pa.Table]] = {name: [] for name in CORPORA["nexmark"].tables}
     for rows in series.contents(events, frozenset(found)):
         found[rows.export].append(rows.updates)
@@ -269,7 +269,7 @@ def asked_literals(texts: Iterable[str]) -> dict[str, list[str]]:
     return {name: list(literals) for name, literals in found.items()}
 
 
-def _values(literals: Iterable[str], column: Column) -> list[Any]:
+def _values(literals: Iterable[str], column: TableColumn) -> list[Any]:
     """Return the literals that are values of a column."""
     if column.type == "string":
         return [literal[1:-1] for literal in literals if literal[0] == "'"]
@@ -282,7 +282,7 @@ def _values(literals: Iterable[str], column: Column) -> list[Any]:
 
 
 def sharpen_values(
-    rows: pa.Table, schema: Schema, literals: Mapping[str, Sequence[str]], seed: int
+    rows: pa.Table, schema: TableSchema, literals: Mapping[str, Sequence[str]], seed: int
 ) -> pa.Table:
     """Set every other value of each column that texts filter by to one of their literals."""
     random = np.random.default_rng([seed, *schema.names[0].encode()])

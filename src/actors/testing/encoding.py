@@ -1,15 +1,16 @@
 """Encodes and decodes messages on their way, so that sender and receiver share no objects.
 
-Theory of operation. `EncodedMailbox` takes the place of `Mailbox` (`System.mailbox_type`). Each
-message sent through it is written to bytes and read back: structs field by field, Arrow tables as
-IPC streams, errors by type, arguments and attributes. So any test in this mode finds a receiver
-that changes a message, or relies on the identity of an object that another actor holds. The results
-of an actor's own effects are left alone: they come from no other actor.
+Theory of operation. `EncodedMailbox` takes the place of `BoundedMailbox`
+(`ActorSystem.mailbox_type`). Each message sent through it is written to bytes and read back:
+structs field by field, Arrow tables as IPC streams, errors by type, arguments and attributes. So
+any test in this mode finds a receiver that changes a message, or relies on the identity of an
+object that another actor holds. The results of an actor's own effects are left alone: they come
+from no other actor.
 
 Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`): ways
-to speak to an actor (`Address`, `Reply`), types and functions, and handles of something that lives
-in one place, as a reader of a shard or a child process. Anything else that is not data fails with
-`NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
+to speak to an actor (`ActorAddress`, `ReplySlot`), types and functions, and handles of something
+that lives in one place, as a reader of a shard or a child process. Anything else that is not data
+fails with `NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,27 @@ from actors.cluster.client import _LocalOutlet
 from actors.cluster.serving import WireOutlet
 from actors.cluster.transport import FramedConnection
 from actors.controller.memory_link import MemoryConnection
-from actors.kernel import Actor, Address, Context, Effect, Mailbox, Reply, System
+from actors.kernel import (
+    Actor,
+    ActorAddress,
+    ActorContext,
+    ActorSystem,
+    BoundedMailbox,
+    ReplySlot,
+    RunningEffect,
+)
 from actors.plan.updates import from_ipc, to_ipc
 from actors.spark.launch import EngineProcess
 
 M = TypeVar("M")
 
 BY_REFERENCE: Final[list[type[Any]]] = [
-    Address,
-    Reply,
+    ActorAddress,
+    ReplySlot,
     Actor,
-    Context,
-    Effect,
-    System,
+    ActorContext,
+    RunningEffect,
+    ActorSystem,
     EngineProcess,
     FramedConnection,
     MemoryConnection,
@@ -138,32 +147,32 @@ def encode_and_decode(message: M) -> M:
 
 def encode_all(on: bool) -> None:
     """Encode all messages between actors of this process, answers to asks included."""
-    System.mailbox_type = EncodedMailbox if on else Mailbox
-    Reply.set = _set_encoded if on else _set  # type: ignore[assignment,method-assign]
+    ActorSystem.mailbox_type = EncodedMailbox if on else BoundedMailbox
+    ReplySlot.set = _set_encoded if on else _set  # type: ignore[assignment,method-assign]
 
 
-_set: Final = Reply.set
+_set: Final = ReplySlot.set
 
 
-def _set_encoded(reply: Reply[Any], value: Any) -> None:
+def _set_encoded(reply: ReplySlot[Any], value: Any) -> None:
     _set(reply, encode_and_decode(value))
 
 
-class EncodedMailbox(Mailbox[M]):
+class EncodedMailbox(BoundedMailbox[M]):
     """A mailbox whose messages share nothing with their sender."""
 
     __slots__ = ()
 
-    deliver_own = Mailbox.deliver
+    deliver_own = BoundedMailbox.deliver
 
     async def send(self, message: M) -> None:
-        """Send a copy as `Mailbox.send` does."""
+        """Send a copy as `BoundedMailbox.send` does."""
         await super().send(encode_and_decode(message))
 
     def send_nowait(self, message: M) -> None:
-        """Send a copy as `Mailbox.send_nowait` does."""
+        """Send a copy as `BoundedMailbox.send_nowait` does."""
         super().send_nowait(encode_and_decode(message))
 
     def deliver(self, message: M) -> bool:
-        """Deliver a copy as `Mailbox.deliver` does."""
+        """Deliver a copy as `BoundedMailbox.deliver` does."""
         return super().deliver(encode_and_decode(message))

@@ -1,11 +1,11 @@
 """The in-memory engine: answers the executor's messages in pure Python, without Spark.
 
-Steps run the delta nodes (`nodes`); `Difference` runs the query's text on SQLite (`oracle`), which
-shares no code with the nodes; `Analyze` types with `analysis`. So everything above the engine can
-be tested without a JVM, with right answers.
+Steps run the delta nodes (`nodes`); `ComputeDifference` runs the query's text on SQLite (`oracle`),
+which shares no code with the nodes; `AnalyzeStatement` types with `analysis`. So everything above
+the engine can be tested without a JVM, with right answers.
 
-Hooks for tests: `Controls` holds jobs of a kind until they are released, fails the next ones, and
-counts the jobs run. A held job can be cancelled: its caller gets `Canceled` at once.
+Hooks for tests: `EngineControls` holds jobs of a kind until they are released, fails the next ones,
+and counts the jobs run. A held job can be cancelled: its caller gets `OperationCanceled` at once.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import Canceled, DefiniteError, InvalidUsage, PenstockError
-from actors.kernel import Actor, Effect, Reply
+from actors.errors import DefiniteError, InvalidUsage, OperationCanceled, PenstockError
+from actors.kernel import Actor, ReplySlot, RunningEffect
 from actors.plan.delta import DeltaPlan, summed_first
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
-    Analyze,
+    AnalyzeStatement,
     Answer,
-    Cancel,
+    CancelChildJob,
     CancelJob,
-    Difference,
+    ComputeDifference,
     ExecutorMessage,
-    Forget,
+    ForgetPlan,
     InspectJobs,
     Job,
-    Prepare,
-    Prepared,
-    Rehearse,
-    Rows,
+    JobRows,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
     RowsDone,
-    Select,
-    Step,
+    RunStep,
+    SelectContents,
+    kind_of,
 )
-from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.testing.analysis import analyzed
 from actors.testing.expressions import WIDE
-from actors.testing.nodes import Relation, Runner, consolidated, frozen
+from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen
 from actors.testing.oracle import ordered_rows, run_query
 
 TO: Final = "__to"
 """The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
 
 
-class Controls:
+class EngineControls:
     """A test's controls of the engine; shared by reference with the actor."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Jobs begun, by kind (``Step``, ``Difference``, …)."""
+        """Jobs begun, by kind (``RunStep``, ``ComputeDifference``, …)."""
         self.jobs: list[Job] = []
         """Jobs begun, in order."""
         self._holds: dict[str, anyio.Event] = {}
@@ -87,7 +88,7 @@ class Controls:
 
     def begin(self, job: Job) -> None:
         """Note a job. Raises the next failure queued for its kind."""
-        kind = type(job).__name__
+        kind = kind_of(job)
         self.counts[kind] += 1
         self.jobs.append(job)
         event = self._begun.pop(kind, None)
@@ -99,7 +100,7 @@ class Controls:
 
     async def held(self, job: Job) -> None:
         """Wait while jobs of that kind are held."""
-        while (event := self._holds.get(type(job).__name__)) is not None:
+        while (event := self._holds.get(kind_of(job))) is not None:
             await event.wait()
 
 
@@ -111,10 +112,10 @@ class _Finished(msgspec.Struct, frozen=True):
 class InMemoryExecutor(Actor[Any]):
     """Answers `Run` and `CancelJob` as the Spark executor does."""
 
-    def __init__(self, controls: Controls | None = None) -> None:
-        self.controls = controls or Controls()
+    def __init__(self, controls: EngineControls | None = None) -> None:
+        self.controls = controls or EngineControls()
         self._plans: dict[str, DeltaPlan] = {}
-        self._running: dict[str, tuple[Effect, Reply[Answer]]] = {}
+        self._running: dict[str, tuple[RunningEffect, ReplySlot[Answer]]] = {}
         self._log = JobLog(256)
 
     async def receive(self, message: ExecutorMessage | _Finished) -> None:
@@ -126,13 +127,13 @@ class InMemoryExecutor(Actor[Any]):
             message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
         elif isinstance(message, CancelJob):
             self._cancel(message.job_id)
-        elif isinstance(message.job, Cancel):
+        elif isinstance(message.job, CancelChildJob):
             self._cancel(message.job.job_id)
-        elif isinstance(message.job, Forget):
+        elif isinstance(message.job, ForgetPlan):
             self.controls.begin(message.job)
             self._plans.pop(message.job.dataflow, None)
             if message.reply is not None:
-                message.reply.set(Prepared(message.job.job_id))
+                message.reply.set(PlanPrepared(message.job.job_id))
         else:
             self._start(message.job, message.reply)
 
@@ -145,15 +146,15 @@ class InMemoryExecutor(Actor[Any]):
         if found is not None:
             effect, reply = found
             effect.cancel()
-            self._log.ended(job_id, self.ctx.monotonic_ms(), Canceled.__name__)
-            reply.fail(Canceled(f"job {job_id} was canceled"))
+            self._log.ended(job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__)
+            reply.fail(OperationCanceled(f"job {job_id} was canceled"))
 
-    def plan_of(self, job: Prepare) -> DeltaPlan:
+    def plan_of(self, job: PreparePlan) -> DeltaPlan:
         """Return the plan to be prepared; a test may override this with a mutated plan."""
         return job.plan
 
-    def _start(self, job: Job, reply: Reply[Answer]) -> None:
-        if isinstance(job, Prepare):
+    def _start(self, job: Job, reply: ReplySlot[Answer]) -> None:
+        if isinstance(job, PreparePlan):
             self._plans[job.dataflow] = self.plan_of(job)  # at once: jobs that follow may name it
 
         self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
@@ -176,14 +177,14 @@ class InMemoryExecutor(Actor[Any]):
 
     def answer(self, job: Job) -> Answer:
         """Return the job's answer. Raises the errors that a job may fail with."""
-        if isinstance(job, Analyze):
+        if isinstance(job, AnalyzeStatement):
             return analyzed(job)
-        if isinstance(job, Prepare):
+        if isinstance(job, PreparePlan):
             _check(job.plan)
-            return Prepared(job.job_id)
-        if isinstance(job, Rehearse):
-            return Prepared(job.job_id)
-        if isinstance(job, Step):
+            return PlanPrepared(job.job_id)
+        if isinstance(job, RehearseSteps):
+            return PlanPrepared(job.job_id)
+        if isinstance(job, RunStep):
             plan = self._plans.get(job.dataflow)
             if plan is None:
                 raise InvalidUsage(f"dataflow {job.dataflow!r} was not prepared")
@@ -194,9 +195,9 @@ class InMemoryExecutor(Actor[Any]):
                     raise
                 made = run_step(summed_first(plan), job)
             return _done(job.job_id, made)
-        if isinstance(job, Difference):
+        if isinstance(job, ComputeDifference):
             return _done(job.job_id, run_difference(job))
-        if isinstance(job, Select):
+        if isinstance(job, SelectContents):
             return _done(job.job_id, run_select(job))
         raise InvalidUsage(f"the in-memory engine cannot run {type(job).__name__}")
 
@@ -222,7 +223,7 @@ def _check(plan: DeltaPlan) -> None:
             raise InvalidUsage(f"the plan makes {name} as {found.get(name)}, not {kind}")
 
 
-def run_step(plan: DeltaPlan, job: Step) -> pa.Table:
+def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:
     """Return the updates that a step makes."""
     inputs = {name: relation_of(rows) for name, rows in job.inputs.items()}
     made = run_strata(plan, inputs, job.first, job.last, job.lo, job.hi, job.optimistic)
@@ -233,67 +234,67 @@ def run_step(plan: DeltaPlan, job: Step) -> pa.Table:
 
 def run_strata(
     plan: DeltaPlan,
-    inputs: Mapping[str, Relation],
+    inputs: Mapping[str, NodeRelation],
     first: int,
     last: int,
     lo: int,
     hi: int,
     optimistic: bool = False,
-) -> Relation | None:
+) -> NodeRelation | None:
     """Return the output of stratum `last`, None if there is none. Missing inputs are empty; with
     `optimistic` the output of a stratum that seldom makes a row is taken to be empty."""
     if last >= len(plan.strata):
         return None
-    runner = Runner({**_empty_inputs(plan, first), **inputs}, lo, hi)
+    runner = NodeRunner({**_empty_inputs(plan, first), **inputs}, lo, hi)
     made = None
     for index in range(first, last + 1):
         made = runner.run(plan.strata[index].node)
         if optimistic and plan.strata[index].seldom and index < last:
-            made = Relation(made.columns, [])
+            made = NodeRelation(made.columns, [])
         runner.inputs[f"r{index}"] = made
     return made
 
 
-def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
+def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, NodeRelation]:
     """Return every input of strata from `first` on, without rows."""
 
-    def empty(schema: Schema) -> Relation:
-        return Relation(tuple((c.name, c.type) for c in schema.columns), [])
+    def empty(schema: TableSchema) -> NodeRelation:
+        return NodeRelation(tuple((c.name, c.type) for c in schema.columns), [])
 
-    found: dict[str, Relation] = {}
+    found: dict[str, NodeRelation] = {}
     for name in plan.input_names():
         schema = plan.input_schema(name)
         assert schema is not None, f"the plan names {name}"
         found[name] = empty(schema)
     # Columns of an earlier stratum's output are those of its node, run over empty inputs.
-    runner = Runner(found, 1, 2)
+    runner = NodeRunner(found, 1, 2)
     for index in range(first):
         columns = runner.run(plan.strata[index].node).columns
-        found[f"r{index}"] = runner.inputs[f"r{index}"] = Relation(columns, [])
+        found[f"r{index}"] = runner.inputs[f"r{index}"] = NodeRelation(columns, [])
     return found
 
 
-def run_difference(job: Difference) -> pa.Table:
+def run_difference(job: ComputeDifference) -> pa.Table:
     """Return the updates that turn `old` into the query's result."""
     result = run_query(job.sql, _contents(job.tables), job.output)
     old = [] if job.old is None else relation_of(job.old).updates
     signed = [(row, job.time, count) for row, count in result.items()]
     signed += [(row, job.time, -diff) for row, _, diff in old]
     columns = tuple((column.name, column.type) for column in job.output.columns)
-    return table_of(Relation(columns, consolidated(signed)))
+    return table_of(NodeRelation(columns, consolidated(signed)))
 
 
-def run_select(job: Select) -> pa.Table:
+def run_select(job: SelectContents) -> pa.Table:
     """Return the query's rows in its order."""
     rows = ordered_rows(job.sql, _contents(job.tables), job.output)
     columns = tuple((column.name, column.type) for column in job.output.columns)
-    table = table_of(Relation(columns, [(row, 0, 1) for row in rows]))
+    table = table_of(NodeRelation(columns, [(row, 0, 1) for row in rows]))
     return table.drop_columns([TIME, DIFF])
 
 
 def _contents(
-    tables: Sequence[tuple[str, Rows]],
-) -> dict[str, tuple[Schema, Counter[tuple[Any, ...]]]]:
+    tables: Sequence[tuple[str, JobRows]],
+) -> dict[str, tuple[TableSchema, Counter[tuple[Any, ...]]]]:
     found = {}
     for name, rows in tables:
         contents: Counter[tuple[Any, ...]] = Counter()
@@ -303,7 +304,7 @@ def _contents(
     return found
 
 
-def relation_of(rows: Rows) -> Relation:
+def relation_of(rows: JobRows) -> NodeRelation:
     """Read the rows handed to a job."""
     columns = tuple((column.name, column.type) for column in rows.schema.columns)
     shape = rows.schema.arrow_updates()
@@ -323,7 +324,7 @@ def relation_of(rows: Rows) -> Relation:
         rest = zip(plain[TIME].to_pylist(), plain[DIFF].to_pylist(), strict=True)
         rowwise = zip(*values, strict=True) if values else iter([()] * plain.num_rows)
         updates += [(tuple(row), t, d) for row, (t, d) in zip(rowwise, rest, strict=True)]
-    return Relation(columns, updates)
+    return NodeRelation(columns, updates)
 
 
 def _part(path: str) -> pa.Table:
@@ -331,7 +332,7 @@ def _part(path: str) -> pa.Table:
         return file.read(use_threads=False)
 
 
-def table_of(relation: Relation) -> pa.Table:
+def table_of(relation: NodeRelation) -> pa.Table:
     """Return a relation as an updates table."""
     arrays: list[pa.Array] = []
     fields: list[pa.Field] = []

@@ -1,6 +1,6 @@
 """Fixtures for pytest: ``pytest_plugins = ["actors.testing.fixtures"]`` in a conftest.
 
-`stage` is an `Isolation` on a loop of virtual time. A test that takes it runs on such a loop
+`stage` is an `ActorIsolation` on a loop of virtual time. A test that takes it runs on such a loop
 (pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); tests that do
 not take it keep the loop they have. A conftest with a hook of that name overrides this one for its
 folder: it then has to give the loop of virtual time itself.
@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 
 from actors.testing.encoding import encode_all
-from actors.testing.isolation import Isolation
+from actors.testing.isolation import ActorIsolation
 from actors.testing.virtual_time import VirtualTimeLoop
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -72,9 +72,9 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest_asyncio.fixture
-async def stage() -> AsyncIterator[Isolation]:
+async def stage() -> AsyncIterator[ActorIsolation]:
     """Yield an empty stage; see `actors.testing.isolation`."""
-    async with Isolation() as made:
+    async with ActorIsolation() as made:
         yield made
 
 

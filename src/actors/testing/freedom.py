@@ -4,8 +4,8 @@
 ``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a total order;
 and other constructs that depend on an order of rows. For constructs at the top it writes an *oracle
 text* that has all candidates: sets of values in place of a chosen one, every row with its rank in
-place of the first n. `Freedom.differences` then accepts an answer when it can be made by choosing
-among them.
+place of the first n. `QueryFreedom.differences` then accepts an answer when it can be made by
+choosing among them.
 
 Rules: a choice below the top (a LIMIT in a subquery, a HAVING over ``first``), and windows and
 collections whose order is not total, are of kind *unknown*: the text itself is run, an equal answer
@@ -25,7 +25,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.testing.expressions import compare_values
-from actors.testing.oracle import Difference, Weighted, close_values, differences
+from actors.testing.oracle import RowDifference, Weighted, close_values, differences
 
 RANK: Final = "__rank"
 _CHOSEN: Final = (exp.First, exp.Last, exp.AnyValue)
@@ -45,7 +45,7 @@ _ORDERED: Final = (
 )
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenColumn(msgspec.Struct, frozen=True):
     """An output column that Spark chooses: ``any`` value, or one at the ``max`` or ``min``."""
 
     index: int
@@ -53,7 +53,7 @@ class Chosen(msgspec.Struct, frozen=True):
     ignore_nulls: bool = False
 
 
-class Freedom(msgspec.Struct, frozen=True):
+class QueryFreedom(msgspec.Struct, frozen=True):
     """The choices that a query leaves to Spark; `kind` is ``none``, ``columns``, ``limit`` or
     ``unknown``."""
 
@@ -61,7 +61,7 @@ class Freedom(msgspec.Struct, frozen=True):
     sql: str = ""
     """The oracle text, for ``columns`` and ``limit``."""
     why: str = ""
-    chosen: tuple[Chosen, ...] = ()
+    chosen: tuple[ChosenColumn, ...] = ()
     width: int = 0
     """Number of the query's own columns, with which an oracle text with ranks begins."""
     limit: int = 0
@@ -69,7 +69,7 @@ class Freedom(msgspec.Struct, frozen=True):
 
     def differences(
         self, expected: Weighted, found: Weighted, *, exact_decimals: bool
-    ) -> list[Difference]:
+    ) -> list[RowDifference]:
         """Return the differences that no choice explains; `expected` is the oracle text's
         answer."""
         if self.kind == "columns":
@@ -78,7 +78,7 @@ class Freedom(msgspec.Struct, frozen=True):
             return self._cut(expected, found)
         return differences(expected, found, exact_decimals=exact_decimals)
 
-    def _cut(self, expected: Weighted, found: Weighted) -> list[Difference]:
+    def _cut(self, expected: Weighted, found: Weighted) -> list[RowDifference]:
         """Compare the rows of each rank: all of them, or as many as the limit admits."""
         ranks: dict[int, Counter[tuple[Any, ...]]] = {}
         for row, weight in expected.items():
@@ -92,27 +92,27 @@ class Freedom(msgspec.Struct, frozen=True):
                 left.subtract(rows)
             elif taken > 0:
                 partial.append((rows, taken))
-        wrong = [Difference(row, -w, 0) for row, w in left.items() if w < 0]
+        wrong = [RowDifference(row, -w, 0) for row, w in left.items() if w < 0]
         left = +left
         if not partial:
-            return wrong + [Difference(row, 0, w) for row, w in left.items()]
+            return wrong + [RowDifference(row, 0, w) for row, w in left.items()]
         (first_rows, count), rest = partial[0], partial[1:]
         other_rows, other = rest[0] if rest else (Counter[tuple[Any, ...]](), 0)
         for row, weight in left.items():
             if weight > first_rows[row] + other_rows[row]:
-                wrong.append(Difference(row, first_rows[row] + other_rows[row], weight))
+                wrong.append(RowDifference(row, first_rows[row] + other_rows[row], weight))
         least = sum(max(0, weight - other_rows[row]) for row, weight in left.items())
         most = sum(min(weight, first_rows[row]) for row, weight in left.items())
         if not wrong and (left.total() != count + other or not least <= count <= most):
             row, weight = next(iter(left.items()), ((), 0))
-            wrong.append(Difference(row, weight + count + other - left.total(), weight))
+            wrong.append(RowDifference(row, weight + count + other - left.total(), weight))
         return wrong
 
 
-NONE: Final = Freedom("none")
+NONE: Final = QueryFreedom("none")
 
 
-def freedom_of(sql: str) -> Freedom:
+def freedom_of(sql: str) -> QueryFreedom:
     """Return the choices that a query leaves to Spark: none for a text that cannot be parsed;
     unknown for one that is nested too deeply to be parsed here.
 
@@ -124,7 +124,7 @@ def freedom_of(sql: str) -> Freedom:
     except SqlglotError:
         return NONE
     except RecursionError:
-        return Freedom("unknown", why="its text is nested too deeply to be read here")
+        return QueryFreedom("unknown", why="its text is nested too deeply to be read here")
     free = [node for node in tree.walk() if _is_free(node, tree)]
     if not free:
         return NONE
@@ -158,12 +158,14 @@ def _is_free(node: Any, root: Any) -> bool:
     return isinstance(node, (*_CHOSEN, *_BY, *_ORDERED)) and node is not root
 
 
-def _unknown(node: Any) -> Freedom:
-    return Freedom("unknown", why=f"Spark is free to choose in {node.sql(dialect='spark')[:60]}")
+def _unknown(node: Any) -> QueryFreedom:
+    return QueryFreedom(
+        "unknown", why=f"Spark is free to choose in {node.sql(dialect='spark')[:60]}"
+    )
 
 
-def _columns(tree: Any, free: Sequence[Any]) -> Freedom:
-    chosen: list[Chosen] = []
+def _columns(tree: Any, free: Sequence[Any]) -> QueryFreedom:
+    chosen: list[ChosenColumn] = []
     rewritten = tree.copy()
     rewritten.set("order", None)
     bare = 0
@@ -177,11 +179,11 @@ def _columns(tree: Any, free: Sequence[Any]) -> Freedom:
             continue
         bare += 1
         how = "any" if isinstance(inner, _CHOSEN) else inner.key.removeprefix("arg")
-        chosen.append(Chosen(index, how, ignore))
+        chosen.append(ChosenColumn(index, how, ignore))
         rewritten.expressions[index].replace(_candidates(item, call, inner))
     if bare != len(free) or tree.find(exp.Window):
         return _unknown(free[0])
-    return Freedom("columns", rewritten.sql(dialect="spark"), chosen=tuple(chosen))
+    return QueryFreedom("columns", rewritten.sql(dialect="spark"), chosen=tuple(chosen))
 
 
 def _candidates(item: Any, call: Any, inner: Any) -> Any:
@@ -195,7 +197,7 @@ def _candidates(item: Any, call: Any, inner: Any) -> Any:
     return exp.alias_(made, item.alias or f"c{id(item) % 997}")
 
 
-def _limit(tree: Any) -> Freedom:
+def _limit(tree: Any) -> QueryFreedom:
     count, skip = tree.args.get("limit"), tree.args.get("offset")
     numbers = [_number(count), _number(skip)]
     if None in numbers or not isinstance(tree, exp.Query):
@@ -227,7 +229,7 @@ def _limit(tree: Any) -> Freedom:
     columns = ", ".join(f"v.{exp.to_identifier(n, quoted=True).sql('spark')}" for n in outputs)
     text = f"SELECT {columns}, {rank} AS {RANK} FROM ({bare.sql(dialect='spark')}) v"
     most = 1 << 62 if count is None else numbers[0] or 0
-    return Freedom("limit", text, width=len(outputs), limit=most, offset=numbers[1] or 0)
+    return QueryFreedom("limit", text, width=len(outputs), limit=most, offset=numbers[1] or 0)
 
 
 def _number(tree: Any) -> int | None:
@@ -248,7 +250,9 @@ def _resolved(term: Any, tree: Any, outputs: Sequence[str]) -> Any:
     return key.copy()
 
 
-def _match(expected: Weighted, found: Weighted, chosen: Sequence[Chosen]) -> list[Difference]:
+def _match(
+    expected: Weighted, found: Weighted, chosen: Sequence[ChosenColumn]
+) -> list[RowDifference]:
     """Match each found row to an expected row that admits it, each used once."""
     wanted = [row for row, weight in expected.items() for _ in range(weight)]
     given = [row for row, weight in found.items() for _ in range(weight)]
@@ -266,12 +270,12 @@ def _match(expected: Weighted, found: Weighted, chosen: Sequence[Chosen]) -> lis
         return False
 
     lost = [row for index, row in enumerate(given) if not place(index, set())]
-    wrong = [Difference(row, 0, 1) for row in lost]
-    wrong += [Difference(row, 1, 0) for slot, row in enumerate(wanted) if slot not in owner]
-    return wrong + [Difference(row, 0, weight) for row, weight in found.items() if weight < 0]
+    wrong = [RowDifference(row, 0, 1) for row in lost]
+    wrong += [RowDifference(row, 1, 0) for slot, row in enumerate(wanted) if slot not in owner]
+    return wrong + [RowDifference(row, 0, weight) for row, weight in found.items() if weight < 0]
 
 
-def _fits(chosen: Sequence[Chosen]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+def _fits(chosen: Sequence[ChosenColumn]) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
     ways = {one.index: one for one in chosen}
 
     def fits(wanted: Sequence[Any], given: Sequence[Any]) -> bool:
@@ -286,7 +290,7 @@ def _fits(chosen: Sequence[Chosen]) -> Callable[[Sequence[Any], Sequence[Any]], 
     return fits
 
 
-def _values(candidates: Sequence[Any], chosen: Chosen) -> list[Any]:
+def _values(candidates: Sequence[Any], chosen: ChosenColumn) -> list[Any]:
     if chosen.how != "any":
         rows = [row for row in candidates if row["k"] is not None]
         sign = 1 if chosen.how == "max" else -1

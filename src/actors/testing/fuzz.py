@@ -1,12 +1,13 @@
 """A grammar fuzzer: makes up view scripts over the engine's rules, from a seed.
 
-`make_case` returns a `Case`: some tables, a few views and explicit changes, which `Case.text`
-writes as a view script. Queries are typed while they are written, so that nearly all of them are
-valid Spark SQL. They take any of the rules, nested to a depth: projections, filters in three-valued
-logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION ALL, UNION,
-DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates, aggregates below
-joins and of aggregates, derived tables and table expressions, views on views. Most faults show in
-small views, and a plan grows by a multiple with each operator over another: so most views have up
+`make_case` returns a `FuzzCase`: some tables, a few views and explicit changes, which
+`FuzzCase.text` writes as a view script. Queries are typed while they are written, so that nearly
+all of them are valid Spark SQL. They take any of the rules, nested to a depth: projections, filters
+in three-valued logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION
+ALL, UNION, DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates,
+aggregates below joins and of aggregates, derived tables and table expressions, views on views. Most
+faults show in small views, and a plan grows by a multiple with each operator over another: so most
+views have up
 to three operators, and one of `DEEP_EVERY` has more.
 
 Rules: values come from domains so small that rows meet, groups come and go, and NULLs abound;
@@ -57,7 +58,7 @@ DEEP: Final = (3, 4, 5, 6)
 DEEP_EVERY: Final = 10
 
 
-class Col(msgspec.Struct, frozen=True):
+class FuzzColumn(msgspec.Struct, frozen=True):
     """A column as an expression names it, and its type."""
 
     ref: str
@@ -70,16 +71,16 @@ class Col(msgspec.Struct, frozen=True):
         return self.ref[self.ref.rindex("`", 0, -1) :] if quoted else self.ref.rsplit(".", 1)[-1]
 
 
-class Table(msgspec.Struct, frozen=True):
+class FuzzTable(msgspec.Struct, frozen=True):
     """A table, or anything else that a FROM may name."""
 
     name: str
-    columns: tuple[Col, ...]
+    columns: tuple[FuzzColumn, ...]
     keyed: bool = False
     """True if its first column is its PRIMARY KEY."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class FuzzChange(msgspec.Struct, frozen=True):
     """One line of a script: `count` is negative for deletes."""
 
     time: int
@@ -88,12 +89,12 @@ class Change(msgspec.Struct, frozen=True):
     count: int
 
 
-class Case(msgspec.Struct, frozen=True):
+class FuzzCase(msgspec.Struct, frozen=True):
     """A made-up script."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[FuzzTable, ...]
     views: tuple[tuple[str, str], ...]
-    changes: tuple[Change, ...]
+    changes: tuple[FuzzChange, ...]
     times: tuple[int, ...]
     conf: tuple[str, ...] = ()
 
@@ -120,7 +121,7 @@ class Case(msgspec.Struct, frozen=True):
 
 def make_case(
     seed: int, number: int, views: int = 4, grammar: type[QueryWriter] | None = None
-) -> Case:
+) -> FuzzCase:
     """Return script number `number` of a seed in a grammar; always the same."""
     pick = random.Random(f"{seed}/{number}")
     made_of = grammar or QueryWriter
@@ -137,19 +138,19 @@ def make_case(
         sql, columns = writer.view()
         texts.append((f"v{index}", sql))
         if pick.random() < 0.3 and not any(column.type == "double" for column in columns):
-            writer.tables.append(Table(f"v{index}", columns))
+            writer.tables.append(FuzzTable(f"v{index}", columns))
     times = tuple(range(10, 10 + 10 * pick.randint(3, 6), 10))
     changes = tuple(_changes(pick, tables, times))
     conf = ("spark.sql.ansi.enabled false",) if pick.random() < 0.1 else ()
-    return Case(tables, tuple(texts), changes, times, conf)
+    return FuzzCase(tables, tuple(texts), changes, times, conf)
 
 
-def _table(pick: random.Random, index: int, types: Sequence[str]) -> Table:
+def _table(pick: random.Random, index: int, types: Sequence[str]) -> FuzzTable:
     if pick.randrange(NARROW_EVERY) == 0:
-        return Table(f"t{index}", (Col("k", "int"),))
-    columns = [Col("k", "int"), Col("g", pick.choice(("string", "int", "date")))]
-    columns += [Col(f"c{n}", pick.choice(types)) for n in range(_further_columns(pick))]
-    return Table(f"t{index}", tuple(columns))
+        return FuzzTable(f"t{index}", (FuzzColumn("k", "int"),))
+    columns = [FuzzColumn("k", "int"), FuzzColumn("g", pick.choice(("string", "int", "date")))]
+    columns += [FuzzColumn(f"c{n}", pick.choice(types)) for n in range(_further_columns(pick))]
+    return FuzzTable(f"t{index}", tuple(columns))
 
 
 def _further_columns(pick: random.Random) -> int:
@@ -158,9 +159,11 @@ def _further_columns(pick: random.Random) -> int:
     return pick.randint(1, 3)
 
 
-def _changes(pick: random.Random, tables: Sequence[Table], times: Sequence[int]) -> list[Change]:
+def _changes(
+    pick: random.Random, tables: Sequence[FuzzTable], times: Sequence[int]
+) -> list[FuzzChange]:
     present: dict[str, list[str]] = {table.name: [] for table in tables}
-    made: list[Change] = []
+    made: list[FuzzChange] = []
     most = 60 if pick.randrange(MANY_EVERY) == 0 else 9
     for time in times:
         if pick.random() < 0.12:
@@ -171,12 +174,12 @@ def _changes(pick: random.Random, tables: Sequence[Table], times: Sequence[int])
             dice = pick.random()
             if rows and dice < 0.4:
                 row = rows.pop(pick.randrange(len(rows)))
-                made.append(Change(time, table.name, row, -1))
+                made.append(FuzzChange(time, table.name, row, -1))
                 if dice < 0.25:
                     continue
                 if dice < 0.3:  # gone and back at one time
                     rows.append(row)
-                    made.append(Change(time, table.name, row, 1))
+                    made.append(FuzzChange(time, table.name, row, 1))
                     continue
             copies = pick.choice((1, 1, 1, 1, 2, 3))
             if rows and pick.random() < 0.2:
@@ -191,9 +194,9 @@ def _changes(pick: random.Random, tables: Sequence[Table], times: Sequence[int])
                 key = row.partition(", ")[0]
                 for old in [each for each in rows if each.partition(", ")[0] == key]:
                     rows.remove(old)
-                    made.append(Change(time, table.name, old, -1))
+                    made.append(FuzzChange(time, table.name, old, -1))
             rows += [row] * copies
-            made.append(Change(time, table.name, row, copies))
+            made.append(FuzzChange(time, table.name, row, copies))
     return made
 
 
@@ -209,13 +212,13 @@ class QueryWriter:
     glues: ClassVar[Sequence[str]] = (" union all ", " union all ", " union ")
     """Words between the branches of a union."""
 
-    def __init__(self, pick: random.Random, tables: list[Table]) -> None:
+    def __init__(self, pick: random.Random, tables: list[FuzzTable]) -> None:
         self.tables = tables
         self._pick = pick
         self._aliases = 0
         self._operators = 0
 
-    def view(self) -> tuple[str, tuple[Col, ...]]:
+    def view(self) -> tuple[str, tuple[FuzzColumn, ...]]:
         """Return a view's text and its columns."""
         deep = self._pick.randrange(DEEP_EVERY) == 0
         self._operators = self._pick.choice(DEEP if deep else OPERATORS)
@@ -224,7 +227,7 @@ class QueryWriter:
             return self._union(self._pick.choice((1, 1, 2)))
         if dice < 0.22:
             inner, columns = self._select(1)
-            table = Table("cte", columns)
+            table = FuzzTable("cte", columns)
             outer, made = self._select(1, first=table)
             return f"with cte as ({inner}) {outer}", made
         keyed = [table for table in self.tables if table.keyed and len(table.columns) > 1]
@@ -239,10 +242,10 @@ class QueryWriter:
 
     # -- expressions ------------------------------------------------------------------------------
 
-    def _of(self, columns: Sequence[Col], *kinds: str) -> list[Col]:
+    def _of(self, columns: Sequence[FuzzColumn], *kinds: str) -> list[FuzzColumn]:
         return [column for column in columns if column.type in kinds]
 
-    def _expr(self, columns: Sequence[Col], kind: str, depth: int = 2) -> str:
+    def _expr(self, columns: Sequence[FuzzColumn], kind: str, depth: int = 2) -> str:
         pick = self._pick
         own = self._of(columns, kind)
         dice = pick.random()
@@ -265,7 +268,7 @@ class QueryWriter:
             return f"({self._test(columns, depth - 1)})"
         return f"nullif({self._expr(columns, kind, depth - 1)}, {pick.choice(DOMAINS[kind])})"
 
-    def _test(self, columns: Sequence[Col], depth: int = 2) -> str:
+    def _test(self, columns: Sequence[FuzzColumn], depth: int = 2) -> str:
         """Return a predicate that may be NULL."""
         pick = self._pick
         known = [column for column in columns if column.type != "double"]
@@ -294,7 +297,7 @@ class QueryWriter:
         self._aliases += 1
         return f"r{self._aliases}"
 
-    def _relation(self, depth: int, first: Table | None = None) -> tuple[str, list[Col]]:
+    def _relation(self, depth: int, first: FuzzTable | None = None) -> tuple[str, list[FuzzColumn]]:
         """Return (text with alias, columns) of a relation."""
         alias = self._alias()
         if first is None and depth > 0 and self._pick.random() < 0.3:
@@ -306,9 +309,11 @@ class QueryWriter:
         else:
             table = first or self._pick.choice(self.tables)
             text, columns = f"{table.name} {alias}", table.columns
-        return text, [Col(f"{alias}.{column.name}", column.type) for column in columns]
+        return text, [FuzzColumn(f"{alias}.{column.name}", column.type) for column in columns]
 
-    def _pairs(self, left: Sequence[Col], right: Sequence[Col]) -> list[tuple[Col, Col]]:
+    def _pairs(
+        self, left: Sequence[FuzzColumn], right: Sequence[FuzzColumn]
+    ) -> list[tuple[FuzzColumn, FuzzColumn]]:
         """Return pairs of columns that can be compared."""
         whole = ("int", "bigint")
         return [
@@ -320,7 +325,7 @@ class QueryWriter:
             and a.type != "boolean"
         ]
 
-    def _on(self, left: Sequence[Col], right: Sequence[Col]) -> str:
+    def _on(self, left: Sequence[FuzzColumn], right: Sequence[FuzzColumn]) -> str:
         pick = self._pick
         if pick.random() < 0.04:  # no equality between the sides
             return self._test(pick.choice((left, right, [*left, *right])), 1)
@@ -337,7 +342,7 @@ class QueryWriter:
             terms.append(self._test([*left, *right], 1))
         return " and ".join(terms)
 
-    def _from(self, depth: int, first: Table | None) -> tuple[str, list[Col]]:
+    def _from(self, depth: int, first: FuzzTable | None) -> tuple[str, list[FuzzColumn]]:
         pick = self._pick
         text, columns = self._relation(depth, first)
         for _ in range(pick.choice((0, 0, 1, 1, 1, 2, 3) if depth else (0, 0, 0, 1))):
@@ -359,12 +364,12 @@ class QueryWriter:
                 columns = [*columns, *added]
         return text, columns
 
-    def _subquery(self, columns: Sequence[Col]) -> str:
+    def _subquery(self, columns: Sequence[FuzzColumn]) -> str:
         """Return a predicate with a subquery; empty when no columns can be compared."""
         pick = self._pick
         alias = self._alias()
         table = pick.choice(self.tables)
-        inner = [Col(f"{alias}.{column.name}", column.type) for column in table.columns]
+        inner = [FuzzColumn(f"{alias}.{column.name}", column.type) for column in table.columns]
         pairs = self._pairs(columns, inner)
         negated = pick.choice(("", "", "not "))
         if pick.random() < 0.12:  # uncorrelated
@@ -385,7 +390,7 @@ class QueryWriter:
             where += f" group by {b.ref} having {self._having(inner)}"
         return f"{a.ref} {negated}in (select {b.ref} from {table.name} {alias}{where})"
 
-    def _where(self, columns: Sequence[Col]) -> str:
+    def _where(self, columns: Sequence[FuzzColumn]) -> str:
         pick = self._pick
         terms = [self._test(columns)] if pick.random() < 0.45 else []
         if pick.random() < 0.22 and self._may():
@@ -397,7 +402,9 @@ class QueryWriter:
 
     # -- queries ----------------------------------------------------------------------------------
 
-    def _select(self, depth: int, first: Table | None = None) -> tuple[str, tuple[Col, ...]]:
+    def _select(
+        self, depth: int, first: FuzzTable | None = None
+    ) -> tuple[str, tuple[FuzzColumn, ...]]:
         dice = self._pick.random()
         if dice < 0.55 and not self._may():
             dice = 1.0
@@ -409,7 +416,9 @@ class QueryWriter:
         distinct = "distinct " if dice < 0.55 else ""
         return f"select {distinct}{items} from {source}{where}", made
 
-    def _items(self, columns: Sequence[Col], *, doubles: bool) -> tuple[str, tuple[Col, ...]]:
+    def _items(
+        self, columns: Sequence[FuzzColumn], *, doubles: bool
+    ) -> tuple[str, tuple[FuzzColumn, ...]]:
         pick = self._pick
         usable = [column for column in columns if doubles or column.type != "double"]
         items, made = [], []
@@ -418,23 +427,23 @@ class QueryWriter:
             if usable and pick.random() < 0.7:
                 column = pick.choice(usable)
                 items.append(f"{column.ref} as {name}")
-                made.append(Col(name, column.type))
+                made.append(FuzzColumn(name, column.type))
             elif doubles and pick.random() < 0.08 and len(self._of(columns, "int")) > 1:
                 a, b = pick.sample(self._of(columns, "int"), 2)
                 items.append(f"{a.ref} / {b.ref} as {name}")
-                made.append(Col(name, "double"))
+                made.append(FuzzColumn(name, "double"))
             else:
                 kind = pick.choice(("int", "string", "boolean", "date", "bigint"))
                 items.append(f"{self._expr(columns, kind)} as {name}")
-                made.append(Col(name, kind if kind != "int" else "int"))
+                made.append(FuzzColumn(name, kind if kind != "int" else "int"))
         return ", ".join(items), tuple(made)
 
     def _grouped(
-        self, source: str, columns: Sequence[Col], where: str, *, keyed: bool
-    ) -> tuple[str, tuple[Col, ...]]:
+        self, source: str, columns: Sequence[FuzzColumn], where: str, *, keyed: bool
+    ) -> tuple[str, tuple[FuzzColumn, ...]]:
         pick = self._pick
         items: list[str] = []
-        made: list[Col] = []
+        made: list[FuzzColumn] = []
         keys: list[str] = []
         plain = [column for column in columns if column.type != "double"]
         if keyed and plain:
@@ -445,11 +454,11 @@ class QueryWriter:
                     key = f"({column.ref} % 2)"
                 keys.append(key)
                 items.append(f"{key} as k{index}")
-                made.append(Col(f"k{index}", kind))
+                made.append(FuzzColumn(f"k{index}", kind))
         for index in range(pick.randint(1, 3)):
             text, kind = self._aggregate(columns)
             items.append(f"{text} as a{index}")
-            made.append(Col(f"a{index}", kind))
+            made.append(FuzzColumn(f"a{index}", kind))
         sql = f"select {', '.join(items)} from {source}{where}"
         if keys:
             sql += f" group by {', '.join(keys)}"
@@ -457,7 +466,7 @@ class QueryWriter:
             sql += f" having {self._having(columns)}"
         return sql, tuple(made)
 
-    def _having(self, columns: Sequence[Col]) -> str:
+    def _having(self, columns: Sequence[FuzzColumn]) -> str:
         pick = self._pick
         numbers = self._of(columns, "int", "bigint")
         tests = [f"count(*) > {pick.randint(0, 2)}"]
@@ -468,11 +477,11 @@ class QueryWriter:
         test = pick.choice(tests)
         return f"not ({test})" if pick.random() < 0.2 else test
 
-    def _aggregate(self, columns: Sequence[Col]) -> tuple[str, str]:
+    def _aggregate(self, columns: Sequence[FuzzColumn]) -> tuple[str, str]:
         """Return (text, type) of an aggregate; decimals that widened are cast back."""
         pick = self._pick
         plain = [column for column in columns if column.type != "double"]
-        column = pick.choice(plain) if plain else Col("1", "int")
+        column = pick.choice(plain) if plain else FuzzColumn("1", "int")
         text, kind = pick.choice(self._choices(column, plain))
         if pick.random() < 0.2 and plain:
             text += f" filter (where {self._test(plain, 1)})"
@@ -482,7 +491,7 @@ class QueryWriter:
             text = f"({text} + 1)"
         return text, kind
 
-    def _wide_join(self, few: Table) -> tuple[str, tuple[Col, ...]]:
+    def _wide_join(self, few: FuzzTable) -> tuple[str, tuple[FuzzColumn, ...]]:
         """Return a grouping of one relation by columns of a table that it is joined to by its
         key."""
         pick = self._pick
@@ -493,7 +502,7 @@ class QueryWriter:
         groups = [tie] if pick.random() < 0.2 else []
         groups += pick.sample(others, min(len(others), pick.choice((0, 1, 1, 2))))
         items = [f"{column.ref} as k{index}" for index, column in enumerate(groups)]
-        made = [Col(f"k{index}", column.type) for index, column in enumerate(groups)]
+        made = [FuzzColumn(f"k{index}", column.type) for index, column in enumerate(groups)]
         for index in range(pick.randint(1, 3)):
             column = pick.choice(columns)
             calls = [("count(*)", "bigint"), (f"count({column.ref})", "bigint")]
@@ -503,7 +512,7 @@ class QueryWriter:
                 calls.append((f"avg({column.ref})", "double"))
             text, kind = pick.choice(calls)
             items.append(f"{text} as a{index}")
-            made.append(Col(f"a{index}", kind))
+            made.append(FuzzColumn(f"a{index}", kind))
         source = f"{left} join {right} on {tie.ref} = {key.ref}"
         if pick.random() < 0.3:
             source += f" and {self._test(others, 1)}"
@@ -513,7 +522,7 @@ class QueryWriter:
             sql += f" group by {', '.join(column.ref for column in groups)}"
         return f"{sql} having count(*) > 1" if pick.random() < 0.15 else sql, tuple(made)
 
-    def _choices(self, column: Col, plain: Sequence[Col]) -> list[tuple[str, str]]:
+    def _choices(self, column: FuzzColumn, plain: Sequence[FuzzColumn]) -> list[tuple[str, str]]:
         x, kind = column.ref, column.type
         found = [
             ("count(*)", "bigint"),
@@ -535,7 +544,7 @@ class QueryWriter:
             found.append((f"{spread}({x})", "double"))
         return found
 
-    def _union(self, depth: int) -> tuple[str, tuple[Col, ...]]:
+    def _union(self, depth: int) -> tuple[str, tuple[FuzzColumn, ...]]:
         """Return a UNION [ALL] of two or three queries with the same types."""
         pick = self._pick
         kinds = [
@@ -553,4 +562,4 @@ class QueryWriter:
         text = branches[0]
         for sign, branch in zip(glue, branches[1:], strict=True):
             text += sign + branch
-        return text, tuple(Col(f"x{index}", kind) for index, kind in enumerate(kinds))
+        return text, tuple(FuzzColumn(f"x{index}", kind) for index, kind in enumerate(kinds))

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from actors.testing.fuzz import Case, Col, Table
+from actors.testing.fuzz import FuzzCase, FuzzColumn, FuzzTable
 
 ODD_NAMES: Final = (
     "select", "from", "order", "group", "table", "index", "where", "values", "user", "key", "case",
@@ -29,7 +29,7 @@ _OWN: Final = re.compile(r"'[^']*'|\b(?:[kg]|[caxktv]\d+|cte)\b")
 """Matches a text in quotes, or a name of the fuzzer's own."""
 
 
-def with_odd_names(case: Case, pick: random.Random) -> Case:
+def with_odd_names(case: FuzzCase, pick: random.Random) -> FuzzCase:
     """Return the same case by other names."""
     names = list(ODD_NAMES)
     pick.shuffle(names)
@@ -47,7 +47,11 @@ def with_odd_names(case: Case, pick: random.Random) -> Case:
         return _OWN.sub(lambda found: found[0] if found[0][0] == "'" else odd(found[0]), text)
 
     tables = tuple(
-        Table(odd(table.name), tuple(Col(odd(c.ref), c.type) for c in table.columns), table.keyed)
+        FuzzTable(
+            odd(table.name),
+            tuple(FuzzColumn(odd(c.ref), c.type) for c in table.columns),
+            table.keyed,
+        )
         for table in case.tables
     )
     views = tuple((odd(name), renamed(sql)) for name, sql in case.views)

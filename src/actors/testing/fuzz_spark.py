@@ -17,17 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, Col, QueryWriter, Table
+from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, FuzzColumn, FuzzTable, QueryWriter
 
 WHOLE: Final = ("int", "bigint")
 SHAPE: Final = 0.4
 """Probability that a query is one of the shapes of this file."""
 ORDERED_COLUMNS_MAX: Final = 8
 """Most columns of a total order; of a wider relation a few columns are ordered."""
-Query = tuple[str, tuple[Col, ...]]
+Query = tuple[str, tuple[FuzzColumn, ...]]
 
 
-def _comparable(columns: Sequence[Col]) -> list[Col]:
+def _comparable(columns: Sequence[FuzzColumn]) -> list[FuzzColumn]:
     return [column for column in columns if column.type != "double"]
 
 
@@ -52,12 +52,12 @@ class SparkWriter(QueryWriter):
         kept = self._pick.random() < 0.4
         inner, columns = self._names_kept() if kept else self._select(self._pick.choice((0, 1)))
         outside = self.tables
-        expression = Table("cte", columns)
+        expression = FuzzTable("cte", columns)
         self.tables = [*outside, *[expression] * len(outside)]
         head = f"with cte as ({inner})"
         if self._pick.random() < 0.4:
             second, more = self._select(0, first=expression)
-            self.tables.append(Table("cte2", more))
+            self.tables.append(FuzzTable("cte2", more))
             head += f", cte2 as ({second})"
         outer, made = self._select(1, first=expression)
         self.tables = outside
@@ -67,7 +67,7 @@ class SparkWriter(QueryWriter):
         """Return a query of a table's columns under their own names, or of its groups by them."""
         pick = self._pick
         table = pick.choice(self.tables)
-        columns = [Col(column.name, column.type) for column in table.columns]
+        columns = [FuzzColumn(column.name, column.type) for column in table.columns]
         where = f" where {self._test(plain, 1)}" if (plain := _comparable(columns)) else ""
         if not plain or pick.random() < 0.5:
             names = ", ".join(column.name for column in columns)
@@ -75,12 +75,12 @@ class SparkWriter(QueryWriter):
         keys = pick.sample(plain, pick.randint(1, min(2, len(plain))))
         names = ", ".join(column.name for column in keys)
         text = f"select {names}, count(*) as x9 from {table.name}{where} group by {names}"
-        return text, (*keys, Col("x9", "bigint"))
+        return text, (*keys, FuzzColumn("x9", "bigint"))
 
-    def _select(self, depth: int, first: Table | None = None) -> Query:
+    def _select(self, depth: int, first: FuzzTable | None = None) -> Query:
         if self._pick.random() >= SHAPE or not self._may():
             return super()._select(depth, first)
-        shapes: tuple[Callable[[int, Table | None], Query], ...] = (
+        shapes: tuple[Callable[[int, FuzzTable | None], Query], ...] = (
             self._windows, self._windows, self._windows, self._first_rows, self._first_rows,
             self._grouping_sets, self._grouping_sets, self._of_times, self._of_distincts,
             self._set_operation,
@@ -89,7 +89,7 @@ class SparkWriter(QueryWriter):
 
     # -- window functions -------------------------------------------------------------------------
 
-    def _windows(self, depth: int, first: Table | None) -> Query:
+    def _windows(self, depth: int, first: FuzzTable | None) -> Query:
         """Return columns of a relation with window functions over it; sometimes only rows of low
         rank."""
         pick = self._pick
@@ -101,11 +101,11 @@ class SparkWriter(QueryWriter):
             alias = self._alias()
             listed = ", ".join(f"{column.ref} as x{n}" for n, column in enumerate(some))
             source, where = f"(select {listed or '1 as x0'} from {source}{where}) {alias}", ""
-            plain = [Col(f"{alias}.x{n}", column.type) for n, column in enumerate(some)]
-            plain = plain or [Col(f"{alias}.x0", "int")]
+            plain = [FuzzColumn(f"{alias}.x{n}", column.type) for n, column in enumerate(some)]
+            plain = plain or [FuzzColumn(f"{alias}.x0", "int")]
         shown = pick.sample(plain, pick.randint(1, min(3, len(plain))))
         items = [f"{column.ref} as x{n}" for n, column in enumerate(shown)]
-        made = [Col(f"x{n}", column.type) for n, column in enumerate(shown)]
+        made = [FuzzColumn(f"x{n}", column.type) for n, column in enumerate(shown)]
         # All functions of one query share this order: another order of equal rows could permute the
         # values of one function alone.
         rows = f"{self._partition(plain)}{self._order(plain, total=True)}"
@@ -115,7 +115,7 @@ class SparkWriter(QueryWriter):
             else:
                 text, kind = self._by_value(plain)
             items.append(f"{text} as a{number}")
-            made.append(Col(f"a{number}", kind))
+            made.append(FuzzColumn(f"a{number}", kind))
         sql = f"select {', '.join(items)} from {source}{where}"
         ranked = self._of(made, "int")
         if ranked and pick.random() < 0.4:
@@ -127,21 +127,21 @@ class SparkWriter(QueryWriter):
             return f"select {names} from ({sql}) {alias} where {test}", tuple(kept)
         return sql, tuple(made)
 
-    def _partition(self, plain: Sequence[Col]) -> str:
+    def _partition(self, plain: Sequence[FuzzColumn]) -> str:
         pick = self._pick
         some = pick.sample(plain, min(len(plain), pick.choice((1, 1, 1, 1, 1, 2, 2, 0))))
         if len(some) == 1 and some[0].type in WHOLE and pick.random() < 0.15:
             return f"partition by {some[0].ref} % 2 "
         return f"partition by {', '.join(each.ref for each in some)} " if some else ""
 
-    def _order(self, columns: Sequence[Col], *, total: bool) -> str:
+    def _order(self, columns: Sequence[FuzzColumn], *, total: bool) -> str:
         pick = self._pick
         count = len(columns) if total else min(len(columns), pick.choice((1, 1, 2)))
         ways = ("", "", " desc", " desc nulls first", " asc nulls last")
         terms = [f"{each.ref}{pick.choice(ways)}" for each in pick.sample(columns, count)]
         return f"order by {', '.join(terms)}" if terms else ""
 
-    def _by_place(self, plain: Sequence[Col], rows: str) -> tuple[str, str]:
+    def _by_place(self, plain: Sequence[FuzzColumn], rows: str) -> tuple[str, str]:
         """Return (text, type) of a function of a row's place among the `rows` of a total order."""
         pick = self._pick
         column = pick.choice(plain)
@@ -165,7 +165,7 @@ class SparkWriter(QueryWriter):
         text, kind = self._window_sum(plain)
         return self._cast(f"{text} over ({rows} {self._frame()})", kind), kind
 
-    def _by_value(self, plain: Sequence[Col]) -> tuple[str, str]:
+    def _by_value(self, plain: Sequence[FuzzColumn]) -> tuple[str, str]:
         """Return (text, type) of a function with one value for equal rows, in a window of its
         own."""
         pick = self._pick
@@ -187,7 +187,7 @@ class SparkWriter(QueryWriter):
             over = f"{by}order by {pick.choice(numbers).ref} {frame}"
         return self._cast(f"{text} over ({over})", kind), kind
 
-    def _window_sum(self, plain: Sequence[Col]) -> tuple[str, str]:
+    def _window_sum(self, plain: Sequence[FuzzColumn]) -> tuple[str, str]:
         """Return (text, type) of an aggregate, before its OVER."""
         pick = self._pick
         column = pick.choice(plain)
@@ -214,7 +214,7 @@ class SparkWriter(QueryWriter):
 
     # -- first rows, sets, times ------------------------------------------------------------------
 
-    def _first_rows(self, depth: int, first: Table | None) -> Query:
+    def _first_rows(self, depth: int, first: FuzzTable | None) -> Query:
         """Return the first rows of a query by all of its columns."""
         pick = self._pick
         sql, columns = super()._select(depth, first)
@@ -226,11 +226,11 @@ class SparkWriter(QueryWriter):
         skipped = f" offset {pick.randint(0, 3)}" if pick.random() < 0.3 else ""
         return f"{sql} {order} limit {pick.choice((1, 2, 2, 3, 5))}{skipped}", columns
 
-    def _set_operation(self, depth: int, first: Table | None) -> Query:
+    def _set_operation(self, depth: int, first: FuzzTable | None) -> Query:
         del first
         return self._union(depth)
 
-    def _grouping_sets(self, depth: int, first: Table | None) -> Query:
+    def _grouping_sets(self, depth: int, first: FuzzTable | None) -> Query:
         """Return subtotals; a subtotal's NULL key may meet a row whose key is NULL."""
         pick = self._pick
         source, columns = self._from(depth, first)
@@ -242,17 +242,17 @@ class SparkWriter(QueryWriter):
         refs = [key.ref for key in keys]
         listed = ", ".join(refs)
         items = [f"{ref} as k{n}" for n, ref in enumerate(refs)]
-        made = [Col(f"k{n}", key.type) for n, key in enumerate(keys)]
+        made = [FuzzColumn(f"k{n}", key.type) for n, key in enumerate(keys)]
         if pick.random() < 0.6:
             items.append("grouping_id() as k7")
-            made.append(Col("k7", "bigint"))
+            made.append(FuzzColumn("k7", "bigint"))
         elif pick.random() < 0.5:
             items.append(f"cast(grouping({refs[-1]}) as int) as k7")
-            made.append(Col("k7", "int"))
+            made.append(FuzzColumn("k7", "int"))
         for number in range(pick.randint(1, 2)):
             text, kind = self._aggregate([*columns, *keys])
             items.append(f"{text} as a{number}")
-            made.append(Col(f"a{number}", kind))
+            made.append(FuzzColumn(f"a{number}", kind))
         sets = ", ".join(
             f"({', '.join(pick.sample(refs, pick.randint(0, len(refs))))})" for _ in range(3)
         )
@@ -264,7 +264,7 @@ class SparkWriter(QueryWriter):
             sql += f" having {pick.choice(('grouping_id() > 0', self._having(columns)))}"
         return sql, tuple(made)
 
-    def _of_times(self, depth: int, first: Table | None) -> Query:
+    def _of_times(self, depth: int, first: FuzzTable | None) -> Query:
         """Return a grouping by tumbling or hopping windows of time."""
         pick = self._pick
         source, columns = self._from(depth, first)
@@ -276,23 +276,23 @@ class SparkWriter(QueryWriter):
         hop = pick.choice(("", "", ", '5 minutes'", ", '2 minutes'", ", '5 minutes', '1 minute'"))
         window = f"window({pick.choice(times).ref}, '{length}'{hop})"
         items = ["window.start as k0", "window.end as k1"][: pick.randint(1, 2)]
-        made = [Col("k0", "timestamp"), Col("k1", "timestamp")][: len(items)]
+        made = [FuzzColumn("k0", "timestamp"), FuzzColumn("k1", "timestamp")][: len(items)]
         keys = [window]
         if pick.random() < 0.4:
             column = pick.choice(_comparable(columns))
             keys.append(column.ref)
             items.append(f"{column.ref} as k2")
-            made.append(Col("k2", column.type))
+            made.append(FuzzColumn("k2", column.type))
         for number in range(pick.randint(1, 2)):
             text, kind = self._aggregate(columns)
             items.append(f"{text} as a{number}")
-            made.append(Col(f"a{number}", kind))
+            made.append(FuzzColumn(f"a{number}", kind))
         sql = f"select {', '.join(items)} from {source}{where} group by {', '.join(keys)}"
         return (sql + f" having {self._having(columns)}" if pick.random() < 0.2 else sql), tuple(
             made
         )
 
-    def _of_distincts(self, depth: int, first: Table | None) -> Query:
+    def _of_distincts(self, depth: int, first: FuzzTable | None) -> Query:
         """Return a grouping with DISTINCT aggregates of several columns, each with a FILTER or
         not."""
         pick = self._pick
@@ -303,7 +303,7 @@ class SparkWriter(QueryWriter):
             return self._grouped(source, columns, where, keyed=False)
         key = pick.choice(plain) if pick.random() < 0.8 else None
         items = [] if key is None else [f"{key.ref} as k0"]
-        made = [] if key is None else [Col("k0", key.type)]
+        made = [] if key is None else [FuzzColumn("k0", key.type)]
         for number in range(pick.randint(2, 4)):
             column, other = pick.choice(plain), pick.choice(plain)
             choices = [
@@ -319,13 +319,13 @@ class SparkWriter(QueryWriter):
             if pick.random() < 0.4:
                 text += f" filter (where {self._test(plain, 1)})"
             items.append(f"{text} as a{number}")
-            made.append(Col(f"a{number}", kind))
+            made.append(FuzzColumn(f"a{number}", kind))
         group = "" if key is None else f" group by {key.ref}"
         return f"select {', '.join(items)} from {source}{where}{group}", tuple(made)
 
     # -- relations: generators, joins without an equality -----------------------------------------
 
-    def _from(self, depth: int, first: Table | None) -> tuple[str, list[Col]]:
+    def _from(self, depth: int, first: FuzzTable | None) -> tuple[str, list[FuzzColumn]]:
         text, columns = super()._from(depth, first)
         pick = self._pick
         while pick.random() < 0.13 and _comparable(columns):
@@ -334,10 +334,10 @@ class SparkWriter(QueryWriter):
             call, names = self._generator(_comparable(columns))
             listed = ", ".join(column.name for column in names)
             text += f" lateral view {outer}{call} {alias} as {listed}"
-            columns = [*columns, *(Col(f"{alias}.{each.name}", each.type) for each in names)]
+            columns = [*columns, *(FuzzColumn(f"{alias}.{each.name}", each.type) for each in names)]
         return text, columns
 
-    def _array(self, columns: Sequence[Col], kind: str) -> str:
+    def _array(self, columns: Sequence[FuzzColumn], kind: str) -> str:
         """Return an array of a type, which may be empty, NULL, or hold NULLs."""
         pick = self._pick
         parts = [self._expr(columns, kind, 1) for _ in range(pick.choice((1, 2, 2, 3)))]
@@ -351,26 +351,26 @@ class SparkWriter(QueryWriter):
             return f"sequence(0, {self._expr(columns, kind, 0)})"
         return made
 
-    def _generator(self, columns: Sequence[Col]) -> tuple[str, list[Col]]:
+    def _generator(self, columns: Sequence[FuzzColumn]) -> tuple[str, list[FuzzColumn]]:
         """Return the text of a generator's call, and its output columns."""
         pick = self._pick
         kind = pick.choice(("int", "string", "date", "bigint"))
         array = self._array(columns, kind)
         dice = pick.random()
         if dice < 0.5:
-            return f"explode({array})", [Col("c80", kind)]
+            return f"explode({array})", [FuzzColumn("c80", kind)]
         if dice < 0.75:
-            return f"posexplode({array})", [Col("c81", "int"), Col("c80", kind)]
+            return f"posexplode({array})", [FuzzColumn("c81", "int"), FuzzColumn("c80", kind)]
         if dice < 0.85:
             one, two = (self._expr(columns, kind, 1) for _ in range(2))
-            return f"stack(2, {one}, {two})", [Col("c80", kind)]
+            return f"stack(2, {one}, {two})", [FuzzColumn("c80", kind)]
         rows = ", ".join(
             f"struct({self._expr(columns, kind, 1)} as a, {self._expr(columns, 'int', 1)} as b)"
             for _ in range(pick.randint(1, 2))
         )
-        return f"inline(array({rows}))", [Col("c80", kind), Col("c81", "int")]
+        return f"inline(array({rows}))", [FuzzColumn("c80", kind), FuzzColumn("c81", "int")]
 
-    def _on(self, left: Sequence[Col], right: Sequence[Col]) -> str:
+    def _on(self, left: Sequence[FuzzColumn], right: Sequence[FuzzColumn]) -> str:
         pairs = self._pairs(left, right)
         if pairs and self._pick.random() < 0.1:
             a, b = self._pick.choice(pairs)
@@ -379,13 +379,13 @@ class SparkWriter(QueryWriter):
 
     # -- subqueries in expressions ----------------------------------------------------------------
 
-    def _inner(self) -> tuple[str, list[Col]]:
+    def _inner(self) -> tuple[str, list[FuzzColumn]]:
         """Return a table for a subquery, and its columns."""
         alias, table = self._alias(), self._pick.choice(self.tables)
-        columns = [Col(f"{alias}.{column.name}", column.type) for column in table.columns]
+        columns = [FuzzColumn(f"{alias}.{column.name}", column.type) for column in table.columns]
         return f"{table.name} {alias}", columns
 
-    def _scalar(self, columns: Sequence[Col]) -> tuple[str, str] | None:
+    def _scalar(self, columns: Sequence[FuzzColumn]) -> tuple[str, str] | None:
         """Return (text, type) of a scalar subquery; None if a table has no comparable column."""
         pick = self._pick
         table, inner = self._inner()
@@ -416,7 +416,7 @@ class SparkWriter(QueryWriter):
         having = f" having {self._having(plain)}" if pick.random() < 0.1 else ""
         return f"(select {text} from {table}{where}{having})", kind
 
-    def _mark(self, columns: Sequence[Col]) -> str:
+    def _mark(self, columns: Sequence[FuzzColumn]) -> str:
         """Return a predicate with a subquery inside an expression, not as a conjunct of its own."""
         pick = self._pick
         found = self._subquery(columns)
@@ -437,7 +437,7 @@ class SparkWriter(QueryWriter):
              f"(({found}) = ({test}))", f"(({found}) <=> null)", found)
         )  # fmt: skip
 
-    def _where(self, columns: Sequence[Col]) -> str:
+    def _where(self, columns: Sequence[FuzzColumn]) -> str:
         pick = self._pick
         where = super()._where(columns)
         plain = _comparable(columns)
@@ -456,7 +456,7 @@ class SparkWriter(QueryWriter):
             return where
         return f"{where} and {term}" if where else f" where {term}"
 
-    def _items(self, columns: Sequence[Col], *, doubles: bool) -> Query:
+    def _items(self, columns: Sequence[FuzzColumn], *, doubles: bool) -> Query:
         """Return columns; at times a scalar subquery, a test by a subquery, or a generator among
         them."""
         pick = self._pick
@@ -469,13 +469,15 @@ class SparkWriter(QueryWriter):
             scalar = self._scalar(columns)
             if scalar is None:
                 return text, made
-            return f"{text}, {scalar[0]} as x7", (*made, Col("x7", scalar[1]))
+            return f"{text}, {scalar[0]} as x7", (*made, FuzzColumn("x7", scalar[1]))
         if dice < 0.18:
             mark = self._mark(columns)
             return (
-                (f"{text}, {mark} as x7", (*made, Col("x7", "boolean"))) if mark else (text, made)
+                (f"{text}, {mark} as x7", (*made, FuzzColumn("x7", "boolean")))
+                if mark
+                else (text, made)
             )
         call, names = self._generator(plain)
-        named = [Col(f"x{8 + n}", column.type) for n, column in enumerate(names)]
+        named = [FuzzColumn(f"x{8 + n}", column.type) for n, column in enumerate(names)]
         listed = ", ".join(column.name for column in named)
         return f"{text}, {call} as ({listed})", (*made, *named)

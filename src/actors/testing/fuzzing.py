@@ -16,9 +16,9 @@ import anyio
 import msgspec
 
 from actors.errors import QueryRejected
-from actors.testing.check_views import Report, Show
-from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
-from actors.testing.fuzz import Case, QueryWriter, make_case
+from actors.testing.check_views import CheckReport, Show
+from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
+from actors.testing.fuzz import FuzzCase, QueryWriter, make_case
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.stage import shard_name
 from actors.testing.view_scripts import parse_script
@@ -36,14 +36,14 @@ ATTEMPTS_MAX: Final = 40
 
 async def fuzz(
     views: int,
-    place: Place,
-    options: Options,
+    place: CheckPlace,
+    options: CheckOptions,
     keep: Path,
     show: Show,
     grammar: type[QueryWriter] | None = None,
-) -> Report:
+) -> CheckReport:
     """Make up and check `views` views; write failing scripts to `keep`."""
-    report = Report()
+    report = CheckReport()
     numbers = iter(range(-(-views // VIEWS_A_SCRIPT)))
     total = -(-views // VIEWS_A_SCRIPT) * VIEWS_A_SCRIPT
 
@@ -78,7 +78,7 @@ async def fuzz(
     return report
 
 
-def chosen_options(options: Options, number: int) -> Options:
+def chosen_options(options: CheckOptions, number: int) -> CheckOptions:
     """Return the options of script `number`: over many scripts each way comes often enough."""
     live = number % LIVE_EVERY == 0
     base = 0
@@ -88,15 +88,19 @@ def chosen_options(options: Options, number: int) -> Options:
     return msgspec.structs.replace(options, splits=2, sample=1, live=live, base=base)
 
 
-async def _results(case: Case, place: Place, options: Options, name: str) -> list[ViewResult]:
+async def _results(
+    case: FuzzCase, place: CheckPlace, options: CheckOptions, name: str
+) -> list[ViewResult]:
     script = parse_script(case.text(), name)
-    return await Checked(script, place, options, name.replace(".", "-")).run()
+    return await CheckedScript(script, place, options, name.replace(".", "-")).run()
 
 
-async def _keep(case: Case, result: ViewResult, place: Place, options: Options, path: Path) -> None:
+async def _keep(
+    case: FuzzCase, result: ViewResult, place: CheckPlace, options: CheckOptions, path: Path
+) -> None:
     counter = iter(range(1, ATTEMPTS_MAX + 1))
 
-    async def fails(smaller: Case) -> bool:
+    async def fails(smaller: FuzzCase) -> bool:
         attempt = next(counter, None)
         if attempt is None:
             return False
@@ -113,7 +117,7 @@ async def _keep(case: Case, result: ViewResult, place: Place, options: Options, 
     await file.write_text(small.text(f"{result.mode}: {result.detail}"))
 
 
-async def shrink_case(case: Case, view: str, fails: Callable[[Case], Any]) -> Case:
+async def shrink_case(case: FuzzCase, view: str, fails: Callable[[FuzzCase], Any]) -> FuzzCase:
     """Return the case without parts that are not needed for `fails` to hold."""
     wanted: set[str] = {view}
     for name, sql in reversed(case.views):
@@ -142,7 +146,7 @@ async def shrink_case(case: Case, view: str, fails: Callable[[Case], Any]) -> Ca
     return trimmed if trimmed != case and await fails(trimmed) else case
 
 
-def _without(case: Case, dropped: Iterable[int]) -> Case:
+def _without(case: FuzzCase, dropped: Iterable[int]) -> FuzzCase:
     gone = set(dropped)
     changes = tuple(c for index, c in enumerate(case.changes) if index not in gone)
     used = {change.time for change in changes}

@@ -1,16 +1,16 @@
 """A stage for one actor: its code is real, all its neighbours are probes, time advances by hand.
 
-Theory of operation. `Isolation` runs a `System` on a `VirtualTimeLoop` whose time is held: it goes
-on only by `advance`. The actor under test is started with `start`, which returns a `Subject` to
-speak to it; its neighbours are probes (`probe`, and `casting` for the children that it spawns).
-Every wait of the kit first runs all ready callbacks (`VirtualTimeLoop.idle`): then either the
-message has arrived, or it will never come, and the test fails at once with a list of each actor's
-wait. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
+Theory of operation. `ActorIsolation` runs a `ActorSystem` on a `VirtualTimeLoop` whose time is
+held: it goes on only by `advance`. The actor under test is started with `start`, which returns a
+`SubjectActor` to speak to it; its neighbours are probes (`probe`, and `casting` for the children
+that it spawns). Every wait of the kit first runs all ready callbacks (`VirtualTimeLoop.idle`): then
+either the message has arrived, or it will never come, and the test fails at once with a list of
+each actor's wait. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
 
 Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` consumed it.
-A test that awaits anything else for ever ends in `Deadlock`, which names the same waits. With
-``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`), so
-that actors share no objects.
+A test that awaits anything else for ever ends in `VirtualDeadlock`, which names the same waits.
+With ``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`),
+so that actors share no objects.
 
 Out of scope: several actors of real code may be started, but their interplay is better left to a
 simulation of the whole.
@@ -23,9 +23,17 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from actors.kernel import Actor, ActorCrashed, ActorStatistics, Address, Policy, Reply, System
+from actors.kernel import (
+    Actor,
+    ActorAddress,
+    ActorCrashed,
+    ActorStatistics,
+    ActorSystem,
+    CrashPolicy,
+    ReplySlot,
+)
 from actors.testing.encoding import EncodedMailbox
-from actors.testing.neighbours import Casting, Neighbour
+from actors.testing.neighbours import NeighbourProbe, ProbeFactory
 from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
 M = TypeVar("M")
@@ -33,19 +41,19 @@ R = TypeVar("R")
 E = TypeVar("E", bound=BaseException)
 
 
-class Subject(Generic[M]):
+class SubjectActor(Generic[M]):
     """The actor under test, as a test speaks to it."""
 
-    def __init__(self, stage: Isolation, address: Address[M]) -> None:
+    def __init__(self, stage: ActorIsolation, address: ActorAddress[M]) -> None:
         self._stage = stage
         self.address = address
 
     def send(self, message: M) -> Coroutine[Any, Any, None]:
-        """Send, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
+        """Send, waiting for room: to be awaited. Raises `ResourceClosed` or `ConnectionBroken`."""
         return self.address.send(message)
 
     def send_nowait(self, message: M) -> None:
-        """Send if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        """Send if there is room. Raises `WouldBlock`, `ResourceClosed` or `ConnectionBroken`."""
         self.address.send_nowait(message)
 
     def reply(self, message: M) -> bool:
@@ -53,16 +61,16 @@ class Subject(Generic[M]):
         return self.address.reply(message)
 
     def ask(
-        self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None
+        self, make: Callable[[ReplySlot[R]], M], deadline_ms: float | None = None
     ) -> Coroutine[Any, Any, R]:
-        """Ask and wait for the answer: see `Address.ask`. A deadline expires only if other code
-        advances the time."""
+        """Ask and wait for the answer: see `ActorAddress.ask`. A deadline expires only if other
+        code advances the time."""
         return self.address.ask(make, deadline_ms)
 
-    async def request(self, make: Callable[[Reply[R]], M]) -> Reply[R]:
-        """Ask without waiting; return the slot of the answer, for `Isolation.answer` or
+    async def request(self, make: Callable[[ReplySlot[R]], M]) -> ReplySlot[R]:
+        """Ask without waiting; return the slot of the answer, for `ActorIsolation.answer` or
         `answered`."""
-        reply: Reply[R] = Reply(self.address._mailbox.asks)
+        reply: ReplySlot[R] = ReplySlot(self.address._mailbox.asks)
         await self.address.send(make(reply))
         return reply
 
@@ -87,7 +95,7 @@ class Subject(Generic[M]):
         return cell.statistics()
 
 
-class Isolation:
+class ActorIsolation:
     """The surroundings of one actor: ``async with Isolation() as stage`` on a `VirtualTimeLoop`.
 
     The fixture `stage` of `actors.testing.fixtures` is one. `seed` seeds the actors' randomness.
@@ -95,7 +103,7 @@ class Isolation:
 
     def __init__(self, *, seed: int = 1, encoded: bool = False) -> None:
         self.clock = VirtualClock()
-        self.system = System(clock=self.clock, seed=seed)
+        self.system = ActorSystem(clock=self.clock, seed=seed)
         if encoded:
             self.system.mailbox_type = EncodedMailbox
         self._begun = asyncio.Event()
@@ -144,20 +152,20 @@ class Isolation:
         name: str = "subject",
         *,
         mailbox: int | None = None,
-        policy: Policy | None = None,
-    ) -> Subject[M]:
+        policy: CrashPolicy | None = None,
+    ) -> SubjectActor[M]:
         """Start the actor under test; it runs when the test next waits."""
-        return Subject(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
+        return SubjectActor(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
 
-    def probe(self, name: str = "probe", *, mailbox: int | None = None) -> Neighbour:
+    def probe(self, name: str = "probe", *, mailbox: int | None = None) -> NeighbourProbe:
         """Start and return a neighbour; its `address` goes to the actor under test."""
-        probe = Neighbour(self, name)
+        probe = NeighbourProbe(self, name)
         probe.start_in(self.system, mailbox)
         return probe
 
-    def casting(self, role: str) -> Casting:
+    def casting(self, role: str) -> ProbeFactory:
         """Return a factory of probes in place of the children that the actor under test spawns."""
-        return Casting(self, role)
+        return ProbeFactory(self, role)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class Isolation:
 
     # -- answers and ends ------------------------------------------------------------------------
 
-    async def answer(self, reply: Reply[R]) -> R:
+    async def answer(self, reply: ReplySlot[R]) -> R:
         """Return the answer. Raises the error with which the request failed, and `AssertionError`
         if it is unanswered once everything has run."""
         await self.idle()

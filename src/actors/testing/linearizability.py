@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 S = TypeVar("S", bound=Hashable)
 
 
-class Timed(Protocol):
+class TimedCall(Protocol):
     """A call with the instants of its begin and end."""
 
     @property
@@ -29,7 +29,7 @@ class Timed(Protocol):
 
 
 def is_linearizable(
-    calls: Sequence[Timed], initial: S, applied: Callable[[S, Any], S | None]
+    calls: Sequence[TimedCall], initial: S, applied: Callable[[S, Any], S | None]
 ) -> bool:
     """Return whether some order explains all answers. `applied` is the model: it returns the state
     after a call with its answer (any answer, for an indeterminate call), or None if the call cannot
@@ -53,6 +53,6 @@ def is_linearizable(
     return False
 
 
-def _end(call: Timed) -> float:
+def _end(call: TimedCall) -> float:
     assert call.ended is not None, "only calls that were answered are asked"
     return call.ended

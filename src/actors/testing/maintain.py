@@ -1,16 +1,16 @@
 """Maintains one view step by step through an engine, without the rest of the service.
 
-`Maintained` keeps the inputs' updates, the output's and the hidden state as plain Python rows,
+`MaintainedView` keeps the inputs' updates, the output's and the hidden state as plain Python rows,
 answers the plan's lookups from them, sends Prepare, Step and Difference to an executor actor, and
 cuts their answers as the dataflow does. Checks of views and property tests drive it.
 
 Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Lookups return
-exactly the rows whose keys match, null-safe, as `plan.delta.Lookup` defines it, so that a plan that
-requests too few rows gives a wrong answer. Steps take turns: all strata in one run, one by one, and
-cut at random (`fuse` chooses one way); a state that is looked up by the output of an earlier
-stratum of the same run is given whole. On a `DefiniteError` the interval is halved until one time
-fails; the view is in error from there, and is computed from scratch at each later time until that
-succeeds.
+exactly the rows whose keys match, null-safe, as `plan.delta.StateLookup` defines it, so that a plan
+that requests too few rows gives a wrong answer. Steps take turns: all strata in one run, one by
+one, and cut at random (`fuse` chooses one way); a state that is looked up by the output of an
+earlier stratum of the same run is given whole. On a `DefiniteError` the interval is halved until
+one time fails; the view is in error from there, and is computed from scratch at each later time
+until that succeeds.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from typing import Any
 import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.plan.compared_range import ComparedRange, rows_in_range
 from actors.plan.covered import covered_changes
-from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Lookup, missed_later
+from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, StateLookup, missed_later
 from actors.plan.jobs import (
-    Analyze,
-    Analyzed,
+    AnalyzeStatement,
     Answer,
-    Difference,
+    ComputeDifference,
     ExecutorMessage,
-    Forget,
+    ForgetPlan,
     Job,
-    Prepare,
-    Rows,
+    JobRows,
+    PreparePlan,
+    QueryAnalyzed,
     RowsDone,
-    Run,
-    Step,
+    RunStep,
+    SubmitJob,
 )
 from actors.plan.nearby import nearby_rows
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.analysis import ParsedTranslation
 from actors.testing.engine import TO, table_of
-from actors.testing.nodes import Relation, consolidated, frozen, group_key
+from actors.testing.nodes import NodeRelation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
 from actors.views.query_analysis import AnalyzeQuery
 
 
-class Engine:
+class EngineCaller:
     """Client of an executor actor."""
 
-    def __init__(self, executor: Address[Any], name: str) -> None:
+    def __init__(self, executor: ActorAddress[Any], name: str) -> None:
         self._executor = executor
         self._name = name
         self._jobs = 0
@@ -71,7 +71,7 @@ class Engine:
         """Return the job's answer. Raises the error with which it failed."""
 
         def ask(reply: Any) -> ExecutorMessage:
-            return Run(job, reply)
+            return SubmitJob(job, reply)
 
         answer: Answer = await self._executor.ask(ask)
         return answer
@@ -80,15 +80,15 @@ class Engine:
         """Return the analysis function that `compile_view` takes."""
 
         async def analyze(
-            tables: tuple[tuple[str, Schema], ...],
+            tables: tuple[tuple[str, TableSchema], ...],
             sql: str,
             conf: tuple[tuple[str, str], ...],
             *,
             translate: bool = False,
-        ) -> Analyzed:
-            job = Analyze(self.job_id(), tables, sql, conf, translate)
+        ) -> QueryAnalyzed:
+            job = AnalyzeStatement(self.job_id(), tables, sql, conf, translate)
             answer = await self.run(job)
-            assert isinstance(answer, Analyzed)
+            assert isinstance(answer, QueryAnalyzed)
             self.parses |= isinstance(answer.translation, ParsedTranslation)
             return answer
 
@@ -116,7 +116,7 @@ class Engine:
             (name, rows_message(schema, weighted(bag, time)))
             for name, schema, bag in zip(plan.sources, plan.source_schemas, contents, strict=True)
         )
-        job = Difference(
+        job = ComputeDifference(
             job_id=self.job_id(),
             sql=plan.sql,
             tables=tables,
@@ -140,11 +140,13 @@ def weighted(bag: Counter[tuple[Any, ...]], time: int) -> list[Row]:
     return [(row, time, weight) for row, weight in bag.items() if weight]
 
 
-def rows_message(schema: Schema, updates: Iterable[Row]) -> Rows:
+def rows_message(schema: TableSchema, updates: Iterable[Row]) -> JobRows:
     """Return updates as a job carries them."""
     columns = tuple((column.name, column.type) for column in schema.columns)
     rows = list(updates)
-    return Rows(schema=schema, arrow=to_ipc(table_of(Relation(columns, rows))) if rows else None)
+    return JobRows(
+        schema=schema, arrow=to_ipc(table_of(NodeRelation(columns, rows))) if rows else None
+    )
 
 
 def updates_of(table: pa.Table, names: Sequence[str]) -> list[Row]:
@@ -164,10 +166,10 @@ def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:
     return Counter({row: diff for row, diff in sums.items() if diff})
 
 
-class State:
+class WeightedRows:
     """Rows of an import or of hidden state with their weights, indexed by key."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
         self._weights: dict[tuple[Any, ...], int] = {}
         self._indexes: dict[
@@ -220,11 +222,11 @@ class State:
             place.pop(row, None)
 
 
-class Maintained:
+class MaintainedView:
     """One view with all states of its maintenance."""
 
     def __init__(
-        self, engine: Engine, plan: DeltaPlan, dataflow: str, *, fuse: bool | None = None
+        self, engine: EngineCaller, plan: DeltaPlan, dataflow: str, *, fuse: bool | None = None
     ) -> None:
         """Start without contents; `dataflow` names the plan in the engine; several views may share
         it once it is prepared."""
@@ -241,20 +243,20 @@ class Maintained:
         self._dataflow = dataflow
         self._fuse = fuse
         self._steps = 0
-        self._states: dict[str, State] = {}
+        self._states: dict[str, WeightedRows] = {}
         for index, schema in enumerate(plan.source_schemas):
-            self._states[f"s{index}"] = State(schema)
+            self._states[f"s{index}"] = WeightedRows(schema)
         self._forget_hidden()
 
     async def prepare(self) -> None:
         """Prepare the plan in the engine. Raises the engine's refusal."""
         if self.plan.strata:
-            await self._engine.run(Prepare(self._engine.job_id(), self._dataflow, self.plan))
+            await self._engine.run(PreparePlan(self._engine.job_id(), self._dataflow, self.plan))
 
     async def forget(self) -> None:
         """Drop the plan in the engine."""
         if self.plan.strata:
-            await self._engine.run(Forget(self._engine.job_id(), self._dataflow))
+            await self._engine.run(ForgetPlan(self._engine.job_id(), self._dataflow))
 
     async def advance(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
         """Run one step, halving or recomputing as needed. Raises the engine's errors but
@@ -289,7 +291,7 @@ class Maintained:
     def _forget_hidden(self) -> None:
         self.hidden = tuple([] for _ in self.plan.hidden)
         for index, state in enumerate(self.plan.hidden):
-            self._states[f"h{index}"] = State(state.schema)
+            self._states[f"h{index}"] = WeightedRows(state.schema)
 
     def _take_hidden(self, hidden: Sequence[list[Row]]) -> None:
         for index, updates in enumerate(hidden):
@@ -323,7 +325,7 @@ class Maintained:
         if plan.temporal:
             inputs[INTERVAL] = rows_message(INTERVAL_SCHEMA, [((0, time + 1), 0, 1)])
         last = len(plan.strata) - 1
-        job = Step(
+        job = RunStep(
             self._engine.job_id(), self._dataflow, 0, last, inputs, 0, time + 1, at_once=True
         )
         output, hidden = split_output(plan, await self._engine.rows(job))
@@ -335,7 +337,7 @@ class Maintained:
 
     async def _step(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
         plan = self.plan
-        found: dict[str, Relation] = {}
+        found: dict[str, NodeRelation] = {}
         for index, delta in enumerate(deltas):
             found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
         found |= self._due(hi)
@@ -358,7 +360,7 @@ class Maintained:
                 for name in names
                 if name in found and found[name].updates
             }
-            job = Step(self._engine.job_id(), self._dataflow, first, upto, inputs, lo, hi)
+            job = RunStep(self._engine.job_id(), self._dataflow, first, upto, inputs, lo, hi)
             table = await self._engine.rows(job)
             found[f"r{upto}"] = _made(table)
             first = upto + 1
@@ -370,7 +372,7 @@ class Maintained:
         self.output += output
         self._take_hidden(hidden)
 
-    def _nearby(self, found: dict[str, Relation]) -> dict[str, Relation]:
+    def _nearby(self, found: dict[str, NodeRelation]) -> dict[str, NodeRelation]:
         """Return the inputs of rows near changes, for sources whose rows were looked up."""
         made = {}
         for index, near in enumerate(self.plan.nearby):
@@ -378,10 +380,10 @@ class Maintained:
             if rows is not None:
                 thinned = nearby_rows(table_of(rows), table_of(changes), near)
                 names = [name for name, _ in rows.columns]
-                made[f"n{index}"] = Relation(rows.columns, updates_of(thinned, names))
+                made[f"n{index}"] = NodeRelation(rows.columns, updates_of(thinned, names))
         return made
 
-    def _covered(self, found: dict[str, Relation]) -> dict[str, Relation]:
+    def _covered(self, found: dict[str, NodeRelation]) -> dict[str, NodeRelation]:
         """Return the inputs of changes up to edges, for edges that were looked up."""
         made = {}
         for index, covered in enumerate(self.plan.covered):
@@ -390,10 +392,10 @@ class Maintained:
             if edges is not None:
                 kept, _ = covered_changes(table_of(changes), table_of(edges), covered)
                 names = [name for name, _ in changes.columns]
-                made[f"k{index}"] = Relation(changes.columns, updates_of(kept, names))
+                made[f"k{index}"] = NodeRelation(changes.columns, updates_of(kept, names))
         return made
 
-    def _due(self, hi: int) -> dict[str, Relation]:
+    def _due(self, hi: int) -> dict[str, NodeRelation]:
         """Return the rows of hidden states that the clock changes before `hi`."""
         found = {}
         for index, hidden in enumerate(self.plan.hidden):
@@ -426,15 +428,15 @@ class Maintained:
             runs.append(last)
         return runs
 
-    def _have_rows(self, lookup: Lookup, found: dict[str, Relation]) -> bool:
+    def _have_rows(self, lookup: StateLookup, found: dict[str, NodeRelation]) -> bool:
         """Return whether an origin has a row; one that this very run makes may have."""
         relations = (found.get(name) for name, _ in lookup.origins)
         return any(relation is None or bool(relation.updates) for relation in relations)
 
     def _look_up(
         self,
-        lookup: Lookup,
-        found: dict[str, Relation],
+        lookup: StateLookup,
+        found: dict[str, NodeRelation],
         taken: dict[str, set[tuple[Any, ...]]],
         by_lookup: dict[int, set[tuple[Any, ...]]],
         lo: int,
@@ -473,7 +475,7 @@ class Maintained:
         found[lookup.target] = _relation(state.schema, state.weighted(chosen, max(lo - 1, 0)))
 
 
-def _key_values(relation: Relation, columns: tuple[str, ...]) -> set[tuple[Any, ...]]:
+def _key_values(relation: NodeRelation, columns: tuple[str, ...]) -> set[tuple[Any, ...]]:
     """Return the values of columns; a column without a name is NULL."""
     names = [name for name, _ in relation.columns]
     order = [names.index(column) if column else None for column in columns]
@@ -488,7 +490,7 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
         return consolidated(updates_of(table, plan.output.names)), ()
     bits = table[TO].to_pylist()
 
-    def part(bit: int, prefix: str, schema: Schema) -> list[Row]:
+    def part(bit: int, prefix: str, schema: TableSchema) -> list[Row]:
         updates = updates_of(table, [prefix + name for name in schema.names])
         chosen = (update for update, to in zip(updates, bits, strict=True) if to & 1 << bit)
         return consolidated(chosen)
@@ -497,21 +499,21 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
     return part(0, "o_", plan.output), tuple(hidden)
 
 
-def _made(table: pa.Table) -> Relation:
+def _made(table: pa.Table) -> NodeRelation:
     """Return a stratum's output, its types read off Arrow."""
     from actors.dataflow.step import spark_type
 
     fields = [field for field in table.schema if field.name not in (TIME, DIFF)]
     columns = tuple((field.name, spark_type(field.type)) for field in fields)
-    return Relation(columns, updates_of(table, [name for name, _ in columns]))
+    return NodeRelation(columns, updates_of(table, [name for name, _ in columns]))
 
 
-def _schema(relation: Relation) -> Schema:
-    return Schema(tuple(Column(name, kind) for name, kind in relation.columns))
+def _schema(relation: NodeRelation) -> TableSchema:
+    return TableSchema(tuple(TableColumn(name, kind) for name, kind in relation.columns))
 
 
-def _relation(schema: Schema, updates: list[Row]) -> Relation:
-    return Relation(tuple((column.name, column.type) for column in schema.columns), updates)
+def _relation(schema: TableSchema, updates: list[Row]) -> NodeRelation:
+    return NodeRelation(tuple((column.name, column.type) for column in schema.columns), updates)
 
 
 def _between(updates: list[Row], lo: int, hi: int) -> list[Row]:

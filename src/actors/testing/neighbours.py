@@ -1,9 +1,9 @@
 """Doubles of an actor's neighbours: probes that record messages and fail on command.
 
-A `Neighbour` is an actor that keeps its messages in order until the test expects them. A test may
-do to it what happens to real neighbours: it answers asks (`answers`), with an error or never; it is
-slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `Casting` makes the
-neighbours that the actor under test spawns as its own children.
+A `NeighbourProbe` is an actor that keeps its messages in order until the test expects them. A test
+may do to it what happens to real neighbours: it answers asks (`answers`), with an error or never;
+it is slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `ProbeFactory`
+makes the neighbours that the actor under test spawns as its own children.
 
 Every expectation first runs all ready callbacks: a message that has not arrived then never will.
 """
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from actors.errors import PenstockError
-from actors.kernel import STOP, Actor, Address, System
+from actors.kernel import STOP, Actor, ActorAddress, ActorSystem
 
 if TYPE_CHECKING:
-    from actors.testing.isolation import Isolation
+    from actors.testing.isolation import ActorIsolation
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class _Crash(msgspec.Struct, frozen=True):
     text: str
 
 
-class Match:
+class MessageMatch:
     """Matches messages of a kind with given field values; see `match`."""
 
     def __init__(self, kind: type[Any], fields: dict[str, Any]) -> None:
@@ -55,9 +55,9 @@ class Match:
         return None
 
 
-def match(kind: type[Any], **fields: Any) -> Match:
+def match(kind: type[Any], **fields: Any) -> MessageMatch:
     """Return a matcher, for `expect_all`, of any message of the kind with these field values."""
-    return Match(kind, fields)
+    return MessageMatch(kind, fields)
 
 
 def same(found: Any, wanted: Any) -> bool:
@@ -67,23 +67,24 @@ def same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-class Neighbour(Actor[Any]):
-    """A probe in an actor's neighbourhood: made by `Isolation.probe` or by a `Casting`."""
+class NeighbourProbe(Actor[Any]):
+    """A probe in an actor's neighbourhood: made by `ActorIsolation.probe` or by a
+    `ProbeFactory`."""
 
-    address: Address[Any]
+    address: ActorAddress[Any]
 
-    def __init__(self, stage: Isolation, name: str, args: tuple[Any, ...] = ()) -> None:
+    def __init__(self, stage: ActorIsolation, name: str, args: tuple[Any, ...] = ()) -> None:
         self.name = name
         self.args = args
-        """Arguments with which the actor under test made it (of a `Casting`)."""
+        """Arguments with which the actor under test made it (of a `ProbeFactory`)."""
         self.received: deque[Any] = deque()
         """Messages not yet expected, in order."""
         self.stopped = False
         self._stage = stage
         self._plays: list[tuple[type[Any], Callable[[Any], object]]] = []
-        self._system: System = stage.system
+        self._system: ActorSystem = stage.system
 
-    def start_in(self, system: System, mailbox: int | None) -> None:
+    def start_in(self, system: ActorSystem, mailbox: int | None) -> None:
         """Spawn it as a root; its death does not affect other actors."""
         self.address = system.spawn(lambda: self, self.name, mailbox=mailbox, policy=STOP)
 
@@ -120,7 +121,7 @@ class Neighbour(Actor[Any]):
 
         Raises `AssertionError` with the message that came instead, or with every actor's wait.
         """
-        wanted = Match(kind, fields)
+        wanted = MessageMatch(kind, fields)
         await self._stage.idle()
         if not self.received:
             raise self._stage.failed(f"{self.name}: expected {wanted!r}, nothing came")
@@ -155,7 +156,7 @@ class Neighbour(Actor[Any]):
 
         Raises `AssertionError`.
         """
-        wanted = Match(kind, fields)
+        wanted = MessageMatch(kind, fields)
         await self._stage.idle()
         for index, message in enumerate(self.received):
             if wanted.why_not(message) is None:
@@ -217,28 +218,28 @@ class Neighbour(Actor[Any]):
             await self._stage.idle()
 
 
-class Casting:
+class ProbeFactory:
     """Replaces a factory of actors: it makes probes, noted in order."""
 
-    def __init__(self, stage: Isolation, role: str) -> None:
+    def __init__(self, stage: ActorIsolation, role: str) -> None:
         self.role = role
-        self.made: list[Neighbour] = []
+        self.made: list[NeighbourProbe] = []
         """All probes, in the order in which they were made."""
         self._stage = stage
         self._expected = 0
 
-    def __call__(self, *args: Any) -> Neighbour:
+    def __call__(self, *args: Any) -> NeighbourProbe:
         """Make a probe, when the actor under test makes a child."""
-        made = Neighbour(self._stage, f"{self.role} {len(self.made)}", args)
+        made = NeighbourProbe(self._stage, f"{self.role} {len(self.made)}", args)
         self.made.append(made)
         return made
 
     @property
-    def running(self) -> list[Neighbour]:
+    def running(self) -> list[NeighbourProbe]:
         """Return the probes that have started and not stopped."""
         return [probe for probe in self.made if hasattr(probe, "address") and not probe.stopped]
 
-    async def expect(self) -> Neighbour:
+    async def expect(self) -> NeighbourProbe:
         """Return the next one made. Raises `AssertionError` when none was, once everything has
         run."""
         await self._stage.idle()
@@ -272,7 +273,7 @@ def _assigned(wanted: Sequence[Any], found: Sequence[Any]) -> list[int] | None:
 
     def fits(index: int, place: int) -> bool:
         each = wanted[index]
-        if isinstance(each, Match):
+        if isinstance(each, MessageMatch):
             return each.why_not(found[place]) is None
         return same(found[place], each)
 

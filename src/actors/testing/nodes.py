@@ -21,24 +21,24 @@ import msgspec
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Expand,
-    Input,
-    Match,
+    AccumulateTotals,
+    ConsolidateRows,
+    ExpandRows,
+    FilterRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
-    Reduce,
+    PairRows,
+    RecomputeGroups,
+    ReduceGroups,
     RowLifetimes,
-    Select,
+    SelectColumns,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
 )
 from actors.testing.aggregates import compile_aggregates
 from actors.testing.expressions import (
@@ -98,7 +98,7 @@ def frozen(value: Any) -> Any:
     return value
 
 
-class Relation(msgspec.Struct):
+class NodeRelation(msgspec.Struct):
     """Updates and the columns of their rows."""
 
     columns: Columnar
@@ -124,37 +124,37 @@ def _group_value(value: Any) -> Any:
     return value
 
 
-class Runner:
+class NodeRunner:
     """Runs nodes over named inputs in one interval."""
 
-    def __init__(self, inputs: Mapping[str, Relation], lo: int, hi: int) -> None:
+    def __init__(self, inputs: Mapping[str, NodeRelation], lo: int, hi: int) -> None:
         self.inputs = dict(inputs)
         self._lo, self._hi = lo, hi
 
-    def run(self, node: Node) -> Relation:
+    def run(self, node: Node) -> NodeRelation:
         """Return the node's updates. Raises `DefiniteError` and `QueryRejected`."""
-        runs: dict[type[Any], Callable[[Any], Relation]] = {
-            Input: self._input,
-            Where: self._where,
-            Select: self._select,
+        runs: dict[type[Any], Callable[[Any], NodeRelation]] = {
+            NamedInput: self._input,
+            FilterRows: self._where,
+            SelectColumns: self._select,
             RowLifetimes: self._row_lifetimes,
-            Weigh: self._weigh,
-            Expand: self._expand,
-            Pair: self._pair,
-            Match: self._match,
-            Union: self._union,
-            Reduce: self._reduce,
-            Accumulate: self._accumulate,
-            Recompute: self._recompute,
+            WeighRows: self._weigh,
+            ExpandRows: self._expand,
+            PairRows: self._pair,
+            MatchState: self._match,
+            UnionRows: self._union,
+            ReduceGroups: self._reduce,
+            AccumulateTotals: self._accumulate,
+            RecomputeGroups: self._recompute,
             TopGate: self._top_gate,
             TopCovered: self._top_covered,
             TopShortage: self._top_shortage,
             TopCandidates: self._top_candidates,
-            Consolidate: self._consolidate,
+            ConsolidateRows: self._consolidate,
         }
         return runs[type(node)](node)
 
-    def _input(self, node: Input) -> Relation:
+    def _input(self, node: NamedInput) -> NodeRelation:
         found = self.inputs[node.name]
         positions = []
         names = [name for name, _ in found.columns]
@@ -167,16 +167,16 @@ class Runner:
             (tuple(row[position] for position in positions), time, diff)
             for row, time, diff in found.updates
         ]
-        return Relation(columns, updates)
+        return NodeRelation(columns, updates)
 
-    def _where(self, node: Where) -> Relation:
+    def _where(self, node: FilterRows) -> NodeRelation:
         below = self.run(node.input)
         kind, test = compile_text(node.predicate, below.scope())
         if kind not in ("boolean", "void"):
             raise QueryRejected(f"predicate {node.predicate!r} is {kind}, not boolean")
-        return Relation(below.columns, [u for u in below.updates if test(u[0]) is True])
+        return NodeRelation(below.columns, [u for u in below.updates if test(u[0]) is True])
 
-    def _select(self, node: Select) -> Relation:
+    def _select(self, node: SelectColumns) -> NodeRelation:
         below = self.run(node.input)
         scope = below.scope()
         made = [compile_text(column.expression, scope) for column in node.columns]
@@ -187,9 +187,9 @@ class Runner:
             (tuple(function(row) for _, function in made), time, diff)
             for row, time, diff in below.updates
         ]
-        return Relation(columns, updates)
+        return NodeRelation(columns, updates)
 
-    def _row_lifetimes(self, node: RowLifetimes) -> Relation:
+    def _row_lifetimes(self, node: RowLifetimes) -> NodeRelation:
         rows = self.run(node.input)
         places = {name: index for index, (name, _) in enumerate(rows.columns)}
         made: list[Update] = []
@@ -200,33 +200,33 @@ class Runner:
                 continue
             turns = [(start, diff), *([(end, -diff)] if end is not None else [])]
             made += [(row, at, weight) for at, weight in turns if at < self._hi]
-        return Relation(rows.columns, made)
+        return NodeRelation(rows.columns, made)
 
-    def _weigh(self, node: Weigh) -> Relation:
+    def _weigh(self, node: WeighRows) -> NodeRelation:
         below = self.run(node.input)
         kind, factor = compile_text(node.factor, below.scope())
         if kind not in INTEGERS:
             raise QueryRejected(f"factor {node.factor!r} is {kind}, not an integer")
         weighed = [(row, time, diff * factor(row)) for row, time, diff in below.updates]
-        return Relation(below.columns, [update for update in weighed if update[2]])
+        return NodeRelation(below.columns, [update for update in weighed if update[2]])
 
-    def _expand(self, node: Expand) -> Relation:
+    def _expand(self, node: ExpandRows) -> NodeRelation:
         below = self.run(node.input)
         updates = [
             ((*row, tag), time, diff)
             for row, time, diff in below.updates
             for tag in range(node.count)
         ]
-        return Relation((*below.columns, (node.tag, "int")), updates)
+        return NodeRelation((*below.columns, (node.tag, "int")), updates)
 
-    def _pair(self, node: Pair) -> Relation:
+    def _pair(self, node: PairRows) -> NodeRelation:
         left, right = self.run(node.left), self.run(node.right)
-        both = Relation((*left.columns, *right.columns), [])
+        both = NodeRelation((*left.columns, *right.columns), [])
         for (row, time, diff), (other, other_time, other_diff) in self._pairs(node, left, right):
             both.updates.append(((*row, *other), max(time, other_time), diff * other_diff))
         return both
 
-    def _match(self, node: Match) -> Relation:
+    def _match(self, node: MatchState) -> NodeRelation:
         """Run a plain join of states: consolidated first, so that weights are counts."""
         left, right = self.run(node.left), _state(self.run(node.right))
         if node.kind == "full":
@@ -236,7 +236,7 @@ class Runner:
         alone = [update for update in left.updates if id(update) not in matched]
         if node.kind in ("semi", "anti"):
             kept = alone if node.kind == "anti" else [u for u in left.updates if id(u) in matched]
-            return Relation(left.columns, kept)
+            return NodeRelation(left.columns, kept)
         updates = [((*a[0], *b[0]), a[1], a[2] * b[2]) for a, b in pairs]
         nothing = (None,) * len(right.columns)
         updates += [((*row, *nothing), time, diff) for row, time, diff in alone]
@@ -245,13 +245,13 @@ class Runner:
             rest = [update for update in right.updates if id(update) not in found]
             nothing = (None,) * len(left.columns)
             updates += [((*nothing, *row), 0, diff) for row, _, diff in rest]
-        return Relation((*left.columns, *right.columns), updates)
+        return NodeRelation((*left.columns, *right.columns), updates)
 
     def _pairs(
-        self, node: Pair | Match, left: Relation, right: Relation
+        self, node: PairRows | MatchState, left: NodeRelation, right: NodeRelation
     ) -> Iterator[tuple[Update, Update]]:
         """Yield pairs of updates that match."""
-        scope = Relation((*left.columns, *right.columns), []).scope()
+        scope = NodeRelation((*left.columns, *right.columns), []).scope()
         if len(scope) != len(left.columns) + len(right.columns):
             names = [name for name, _ in (*left.columns, *right.columns)]
             raise InvalidUsage(f"ambiguous columns in a pair: {names}")
@@ -272,7 +272,7 @@ class Runner:
                 if test is None or test((*update[0], *other[0])) is True:
                     yield update, other
 
-    def _union(self, node: Union) -> Relation:
+    def _union(self, node: UnionRows) -> NodeRelation:
         parts = [self.run(part) for part in node.inputs]
         names = [name for name, _ in parts[0].columns]
         kinds = [kind for _, kind in parts[0].columns]
@@ -292,9 +292,9 @@ class Runner:
                 if cast:
                     values = map(cast_value, values, kinds)
                 updates.append((tuple(values), time, diff))
-        return Relation(tuple(zip(names, kinds, strict=True)), updates)
+        return NodeRelation(tuple(zip(names, kinds, strict=True)), updates)
 
-    def _reduce(self, node: Reduce) -> Relation:
+    def _reduce(self, node: ReduceGroups) -> NodeRelation:
         below = self.run(node.input)
         scope = below.scope()
         keys = [compile_text(key.expression, scope) for key in node.keys]
@@ -323,9 +323,9 @@ class Runner:
             ((*map(_positive_zero, key), *_fitted(sums, ["bigint", *kinds])), time, 1)
             for key, time, sums in groups.values()
         ]
-        return Relation(columns, updates)
+        return NodeRelation(columns, updates)
 
-    def _accumulate(self, node: Accumulate) -> Relation:
+    def _accumulate(self, node: AccumulateTotals) -> NodeRelation:
         touched, hidden = self.run(node.contributions), self.run(node.hidden)
         if node.flips and node.measures:
             raise InvalidUsage("flips have no measures")
@@ -360,9 +360,9 @@ class Runner:
                 updates.append(((*key, *_fitted(before, kinds)), time, -1))
             if after[0] != 0 or not node.keys:
                 updates.append(((*key, *_fitted(after, kinds)), time, 1))
-        return Relation(columns[:width] if node.flips else columns, updates)
+        return NodeRelation(columns[:width] if node.flips else columns, updates)
 
-    def _recompute(self, node: Recompute) -> Relation:
+    def _recompute(self, node: RecomputeGroups) -> NodeRelation:
         old, changes = self.run(node.old), self.run(node.changes)
         names = tuple(name for name, _ in changes.columns)
         scope = changes.scope()
@@ -404,17 +404,17 @@ class Runner:
             *((key, changes.columns[i][1]) for key, i in zip(node.keys, order, strict=True)),
             *((call.name, kind) for call, (kind, _) in zip(node.calls, calls, strict=True)),
         )
-        return Relation(_declared(columns, node), updates)
+        return NodeRelation(_declared(columns, node), updates)
 
-    def _top_gate(self, node: TopGate) -> Relation:
+    def _top_gate(self, node: TopGate) -> NodeRelation:
         below = self.run(node.input)
         opened = {key for key, _ in _grouped(self.run(node.switch), node.keys)}
         kept = [u for key, u in _grouped(below, node.keys) if (key in opened) != node.closes]
-        return Relation(below.columns, kept)
+        return NodeRelation(below.columns, kept)
 
-    def _top_covered(self, node: TopCovered) -> Relation:
+    def _top_covered(self, node: TopCovered) -> NodeRelation:
         changes = self.run(node.changes)
-        edges = Relation(changes.columns, _ordered(self.run(node.edges), _names(changes)))
+        edges = NodeRelation(changes.columns, _ordered(self.run(node.edges), _names(changes)))
         place = sort_key(node.order, changes.scope())
         last = {key: place(row) for key, (row, _, _) in _grouped(edges, node.keys)}
         kept = [
@@ -422,9 +422,9 @@ class Runner:
             for key, update in _grouped(changes, node.keys)
             if key not in last or place(update[0]) <= last[key]
         ]
-        return Relation(changes.columns, kept)
+        return NodeRelation(changes.columns, kept)
 
-    def _top_shortage(self, node: TopShortage) -> Relation:
+    def _top_shortage(self, node: TopShortage) -> NodeRelation:
         changes, candidates = self.run(node.changes), self.run(node.candidates)
         left = {key: 0 for key, _ in _grouped(self.run(node.edges), node.keys)}
         for key, (_, _, diff) in _grouped(candidates, node.keys):
@@ -441,12 +441,12 @@ class Runner:
                 short[key] = time
         kinds = dict(changes.columns)
         columns = tuple((key, kinds[key]) for key in node.keys) or (("short", "int"),)
-        return Relation(columns, [(key or (1,), time, 1) for key, time in short.items()])
+        return NodeRelation(columns, [(key or (1,), time, 1) for key, time in short.items()])
 
-    def _top_candidates(self, node: TopCandidates) -> Relation:
+    def _top_candidates(self, node: TopCandidates) -> NodeRelation:
         changes = self.run(node.changes)
         rows, candidates, edges = (
-            Relation(changes.columns, _ordered(self.run(each), _names(changes)))
+            NodeRelation(changes.columns, _ordered(self.run(each), _names(changes)))
             for each in (node.rows, node.candidates, node.edges)
         )
         place = sort_key(node.order, changes.scope())
@@ -474,11 +474,11 @@ class Runner:
             for mark, before, after in changed:
                 diffs = {row: after.get(row, 0) - before.get(row, 0) for row in before | after}
                 updates += [((*row, mark), self._hi - 1, n) for row, n in diffs.items() if n]
-        return Relation((*changes.columns, (node.mark, "boolean")), updates)
+        return NodeRelation((*changes.columns, (node.mark, "boolean")), updates)
 
-    def _consolidate(self, node: Consolidate) -> Relation:
+    def _consolidate(self, node: ConsolidateRows) -> NodeRelation:
         below = self.run(node.input)
-        return Relation(below.columns, consolidated(below.updates))
+        return NodeRelation(below.columns, consolidated(below.updates))
 
 
 class _Bag:
@@ -497,7 +497,7 @@ class _Bag:
         return [(row, weight) for row, weight in self._weights.items() if weight > 0]
 
 
-def _declared(columns: Columnar, node: Recompute) -> Columnar:
+def _declared(columns: Columnar, node: RecomputeGroups) -> Columnar:
     """Return the columns, checked against the types that the plan declares for the calls."""
     found = dict(columns)
     for call in node.calls:
@@ -517,12 +517,12 @@ def consolidated(updates: Iterable[Update]) -> list[Update]:
     return [(row, time, diff) for (row, time), diff in sums.items() if diff]
 
 
-def _ordered(relation: Relation, names: tuple[str, ...]) -> list[Update]:
+def _ordered(relation: NodeRelation, names: tuple[str, ...]) -> list[Update]:
     order = [[name for name, _ in relation.columns].index(name) for name in names]
     return [(tuple(row[i] for i in order), t, d) for row, t, d in relation.updates]
 
 
-def _grouped(relation: Relation, keys: tuple[str, ...]) -> list[tuple[tuple[Any, ...], Update]]:
+def _grouped(relation: NodeRelation, keys: tuple[str, ...]) -> list[tuple[tuple[Any, ...], Update]]:
     """Return each update with its group."""
     names = [name for name, _ in relation.columns]
     places = [names.index(key) for key in keys]
@@ -530,7 +530,7 @@ def _grouped(relation: Relation, keys: tuple[str, ...]) -> list[tuple[tuple[Any,
 
 
 def _weights(
-    relations: Iterable[Relation], keys: tuple[str, ...]
+    relations: Iterable[NodeRelation], keys: tuple[str, ...]
 ) -> dict[tuple[Any, ...], dict[tuple[Any, ...], int]]:
     """Return the weight of each row of each group, in all relations together."""
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
@@ -541,7 +541,7 @@ def _weights(
     return found
 
 
-def _names(relation: Relation) -> tuple[str, ...]:
+def _names(relation: NodeRelation) -> tuple[str, ...]:
     return tuple(name for name, _ in relation.columns)
 
 
@@ -556,9 +556,11 @@ def _positive_zero(value: Any) -> Any:
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _state(relation: Relation) -> Relation:
+def _state(relation: NodeRelation) -> NodeRelation:
     """Return the rows of a state, each once with its weight."""
     sums: dict[tuple[Any, ...], int] = {}
     for row, _, diff in relation.updates:
         sums[row] = sums.get(row, 0) + diff
-    return Relation(relation.columns, [(row, 0, diff) for row, diff in sums.items() if diff > 0])
+    return NodeRelation(
+        relation.columns, [(row, 0, diff) for row, diff in sums.items() if diff > 0]
+    )

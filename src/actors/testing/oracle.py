@@ -1,8 +1,8 @@
 """The oracle: a query's contents by SQLite, sharing no code with compiler or delta rules.
 
-`Oracle` accumulates inputs as weighted rows; `contents` runs the view's own text on an in-memory
-SQLite database in which each row is repeated by its weight; `differences` compares bags, floats and
-decimals to a tolerance.
+`QueryOracle` accumulates inputs as weighted rows; `contents` runs the view's own text on an
+in-memory SQLite database in which each row is repeated by its weight; `differences` compares bags,
+floats and decimals to a tolerance.
 
 Rules: the text is generated for SQLite by sqlglot, with functions of ours for those that SQLite
 lacks (`oracle_functions`): ``/``, ``div``, ``%`` and CAST as ANSI Spark's, spreads, truths, counts
@@ -26,7 +26,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.errors import DefiniteError, QueryRejected
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.testing.aggregates import by_one_name
 from actors.testing.expressions import cast_value, type_text
 from actors.testing.oracle_functions import register, to_sqlite
@@ -37,7 +37,7 @@ Weighted: TypeAlias = Mapping[tuple[Any, ...], int]
 RELATIVE_TOLERANCE: Final = 1e-9
 
 
-class Difference(msgspec.Struct, frozen=True):
+class RowDifference(msgspec.Struct, frozen=True):
     """A row whose weights differ."""
 
     row: tuple[Any, ...]
@@ -45,10 +45,10 @@ class Difference(msgspec.Struct, frozen=True):
     found: int
 
 
-class Oracle:
+class QueryOracle:
     """Accumulates updates of named tables and answers queries at any time."""
 
-    def __init__(self, tables: Mapping[str, Schema]) -> None:
+    def __init__(self, tables: Mapping[str, TableSchema]) -> None:
         self._tables = dict(tables)
         self._updates: list[tuple[int, str, tuple[Any, ...], int]] = []
 
@@ -56,9 +56,9 @@ class Oracle:
         """Note one update."""
         self._updates.append((time, table, row, diff))
 
-    def contents(self, sql: str, output: Schema, time: int) -> Counter[tuple[Any, ...]]:
+    def contents(self, sql: str, output: TableSchema, time: int) -> Counter[tuple[Any, ...]]:
         """Return the query's rows at a time. Raises `DefiniteError` and `QueryRejected`."""
-        tables: dict[str, tuple[Schema, Counter[tuple[Any, ...]]]] = {
+        tables: dict[str, tuple[TableSchema, Counter[tuple[Any, ...]]]] = {
             name: (schema, Counter()) for name, schema in self._tables.items()
         }
         for at, table, row, diff in self._updates:
@@ -68,14 +68,14 @@ class Oracle:
 
 
 def run_query(
-    sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
+    sql: str, tables: Mapping[str, tuple[TableSchema, Weighted]], output: TableSchema
 ) -> Counter[tuple[Any, ...]]:
     """Return the query's rows over given contents. Raises `DefiniteError` and `QueryRejected`."""
     return Counter(ordered_rows(sql, tables, output))
 
 
 def ordered_rows(
-    sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
+    sql: str, tables: Mapping[str, tuple[TableSchema, Weighted]], output: TableSchema
 ) -> list[tuple[Any, ...]]:
     """Return the query's rows over given contents, duplicates included, in the query's order."""
     text = sqlite_text(sql)
@@ -181,7 +181,9 @@ _AGGREGATES: Final[dict[Any, str]] = {
 }
 
 
-def _prepare(connection: apsw.Connection, tables: Mapping[str, tuple[Schema, Weighted]]) -> None:
+def _prepare(
+    connection: apsw.Connection, tables: Mapping[str, tuple[TableSchema, Weighted]]
+) -> None:
     register(connection)
     connection.execute("PRAGMA case_sensitive_like = ON")
     for name, (schema, rows) in tables.items():
@@ -207,12 +209,12 @@ def _back(value: Any, kind: str) -> Any:
 
 def differences(
     expected: Weighted, found: Weighted, *, exact_decimals: bool = False
-) -> list[Difference]:
+) -> list[RowDifference]:
     """Return rows whose weights differ, floats compared to a tolerance.
 
     Decimals are, too (SQLite computes them as floats), unless `exact_decimals`.
     """
-    wrong: list[Difference] = []
+    wrong: list[RowDifference] = []
     inexact = float if exact_decimals else (float, Decimal)
     left = _exact_groups(expected, inexact)
     right = _exact_groups(found, inexact)
@@ -235,7 +237,7 @@ def _exact_groups(
 
 def _compare(
     expected: list[tuple[tuple[Any, ...], int]], found: list[tuple[tuple[Any, ...], int]]
-) -> list[Difference]:
+) -> list[RowDifference]:
     """Match rows that agree in their exact values within the tolerance; return the others."""
     rest = [row for row, _ in found]
     weights = [weight for _, weight in found]
@@ -248,9 +250,9 @@ def _compare(
                 missing -= taken
                 weights[index] -= taken
         if missing:
-            wrong.append(Difference(row, weight, weight - missing))
+            wrong.append(RowDifference(row, weight, weight - missing))
     pairs = zip(rest, weights, strict=True)
-    wrong += [Difference(row, 0, weight) for row, weight in pairs if weight]
+    wrong += [RowDifference(row, 0, weight) for row, weight in pairs if weight]
     return wrong
 
 

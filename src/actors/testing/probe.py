@@ -1,11 +1,11 @@
 """A probe: an actor that records its messages, so that another actor can be tested alone.
 
-`Probe.start` puts it into a `System`; its `address` is given to the actor under test as a consumer,
-worker or parent. `expect` waits for the next message and checks it; `expect_nothing` runs all ready
-callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's clock whose
-`run_blocking` runs inline, an actor that has settled acts again only on a timer. To test one actor
-with doubles of all its neighbours, take `actors.testing.isolation`: this is for tests of several
-actors on an ordinary loop.
+`MessageProbe.start` puts it into a `ActorSystem`; its `address` is given to the actor under test as
+a consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing`
+runs all ready callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's
+clock whose `run_blocking` runs inline, an actor that has settled acts again only on a timer. To
+test one actor with doubles of all its neighbours, take `actors.testing.isolation`: this is for
+tests of several actors on an ordinary loop.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final, Self, TypeVar
 import anyio
 import anyio.lowlevel
 
-from actors.kernel import Actor, Address, System
-from actors.testing.virtual_time import TURNS_MAX, Livelock, VirtualTimeLoop
+from actors.kernel import Actor, ActorAddress, ActorSystem
+from actors.testing.virtual_time import TURNS_MAX, VirtualLivelock, VirtualTimeLoop
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ EXPECT_SECONDS: Final = 100.0
 async def settle() -> None:
     """Run all ready callbacks, and those that they make ready, until none is ready.
 
-    Callbacks of threads and sockets are not waited for. Raises `Livelock`.
+    Callbacks of threads and sockets are not waited for. Raises `VirtualLivelock`.
     """
     loop: Any = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
@@ -41,21 +41,21 @@ async def settle() -> None:
         await anyio.lowlevel.checkpoint()
         if not loop._ready:
             return
-    raise Livelock(f"{TURNS_MAX} turns of the loop, and something is ready still")
+    raise VirtualLivelock(f"{TURNS_MAX} turns of the loop, and something is ready still")
 
 
-class Probe(Actor[Any]):
-    """Records messages in order; used through `Probe.start`."""
+class MessageProbe(Actor[Any]):
+    """Records messages in order; used through `MessageProbe.start`."""
 
     def __init__(self) -> None:
         self.received: deque[Any] = deque()
         """Messages not yet expected."""
         self._came = anyio.Event()
 
-    address: Address[Any]
+    address: ActorAddress[Any]
 
     @classmethod
-    def start(cls, system: System, name: str = "probe") -> Self:
+    def start(cls, system: ActorSystem, name: str = "probe") -> Self:
         """Return a probe running in `system`."""
         probe = cls()
         probe.address = system.spawn(lambda: probe, name)

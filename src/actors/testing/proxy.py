@@ -32,7 +32,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import anyio
 
 from actors.cluster import sockets
-from actors.cluster.address import Address
+from actors.cluster.address import NetworkAddress
 
 Side: TypeAlias = Literal["client", "target"]
 SIDES: Final[tuple[Side, Side]] = ("client", "target")
@@ -156,7 +156,7 @@ class _Pair:
         self.close(reset=lost or self._scope.cancel_called)
 
     def half_close(self, side: Side) -> None:
-        """See `Proxy.half_close`."""
+        """See `TcpProxy.half_close`."""
         self._directions[side].half_close()
 
     def cut(self) -> None:
@@ -173,15 +173,15 @@ class _Pair:
             sock.close()
 
 
-class Proxy:
+class TcpProxy:
     """See the module; ``async with Proxy(listen, target) as proxy: …``."""
 
-    def __init__(self, listen: Address | str, target: Address | str) -> None:
-        self._listen = Address.parse(listen) if isinstance(listen, str) else listen
-        self._target = Address.parse(target) if isinstance(target, str) else target
+    def __init__(self, listen: NetworkAddress | str, target: NetworkAddress | str) -> None:
+        self._listen = NetworkAddress.parse(listen) if isinstance(listen, str) else listen
+        self._target = NetworkAddress.parse(target) if isinstance(target, str) else target
         self._faults = _Faults()
         self._pairs: set[_Pair] = set()
-        self._bound: sockets.Bound | None = None
+        self._bound: sockets.BoundSockets | None = None
         self._group: Any = None
         self.connections = 0
         """Number of connections made so far."""

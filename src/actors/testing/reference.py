@@ -1,9 +1,9 @@
 """The reference: a view's contents at many times, as plain Spark evaluates the view's own text.
 
-`Reference` answers for one view, given the contents of its sources at each time. All times go to
-the engine together: one query whose branches are the text at one time each, the tables' names bound
-to that time's contents by a WITH around it. A branch that fails fails the whole query, so a batch
-in error is halved until the times that raise are known. No code of the compiler is used.
+`ViewReference` answers for one view, given the contents of its sources at each time. All times go
+to the engine together: one query whose branches are the text at one time each, the tables' names
+bound to that time's contents by a WITH around it. A branch that fails fails the whole query, so a
+batch in error is halved until the times that raise are known. No code of the compiler is used.
 
 Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
 plain Spark is free to choose, the answer is all candidates (see `freedom`). The query for
@@ -22,11 +22,11 @@ import msgspec
 
 from actors.errors import DefiniteError, QueryRejected
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Difference, Rows
-from actors.plan.schema import Column, Schema
-from actors.testing.freedom import NONE, Freedom, freedom_of
-from actors.testing.maintain import Engine, rows_message, updates_of, weighted
-from actors.testing.oracle import Difference as RowDifference
+from actors.plan.jobs import ComputeDifference, JobRows
+from actors.plan.schema import TableColumn, TableSchema
+from actors.testing.freedom import NONE, QueryFreedom, freedom_of
+from actors.testing.maintain import EngineCaller, rows_message, updates_of, weighted
+from actors.testing.oracle import RowDifference as RowDifference
 
 Bag: TypeAlias = Counter[tuple[Any, ...]]
 AT: Final = "__at"
@@ -38,19 +38,19 @@ class _Text(msgspec.Struct):
     """A query's text, and plain Spark's answers to it by contents."""
 
     sql: str
-    output: Schema
+    output: TableSchema
     known: dict[Any, Bag | None] = {}
 
 
-class Reference:
+class ViewReference:
     """The reference of one view."""
 
-    def __init__(self, engine: Engine, plan: DeltaPlan, *, batched: bool = True) -> None:
+    def __init__(self, engine: EngineCaller, plan: DeltaPlan, *, batched: bool = True) -> None:
         self._engine = engine
         self._plan = plan
         self._batch = BATCH_MAX if batched else 1
         self._own = self._text = _Text(plan.sql, plan.output)
-        self.freedom: Freedom = NONE
+        self.freedom: QueryFreedom = NONE
 
     async def prepare(self) -> None:
         """Find the choices that the text leaves to Spark, and prepare the query for candidates."""
@@ -60,7 +60,9 @@ class Reference:
             try:
                 analyzed = await self._engine.analyze()(tables, found.sql, self._plan.conf)
             except QueryRejected:
-                found = Freedom("unknown", why=found.why or "its candidates cannot be asked for")
+                found = QueryFreedom(
+                    "unknown", why=found.why or "its candidates cannot be asked for"
+                )
             else:
                 self._text = _Text(found.sql, analyzed.schema)
         self.freedom = found
@@ -73,7 +75,7 @@ class Reference:
         own = await self._answers(self._own, moments)
         if all(self._admits(answers[time], own[time]) for time in moments):
             return answers
-        self.freedom = Freedom("unknown", why="its candidates cannot be told apart by a text")
+        self.freedom = QueryFreedom("unknown", why="its candidates cannot be told apart by a text")
         self._text = self._own
         return own
 
@@ -122,7 +124,7 @@ class Reference:
 
     async def _run(self, text: _Text, batch: list[tuple[int, Sequence[Bag]]]) -> list[Bag]:
         plan = self._plan
-        tables: list[tuple[str, Rows]] = []
+        tables: list[tuple[str, JobRows]] = []
         if len(batch) == 1:
             time, bags = batch[0]
             sql, output = self._at(text.sql, time), text.output
@@ -142,8 +144,10 @@ class Reference:
                 branches.append(f"SELECT {number} AS {AT}, v.* FROM ({with_}SELECT * FROM\n(\n"
                                 f"{self._at(text.sql, time)}\n)) v")  # fmt: skip
             sql = "\nUNION ALL\n".join(branches)
-            output = Schema((Column(AT, "int", False), *text.output.columns))
-        job = Difference(self._engine.job_id(), sql, tuple(tables), output, 0, None, plan.conf)
+            output = TableSchema((TableColumn(AT, "int", False), *text.output.columns))
+        job = ComputeDifference(
+            self._engine.job_id(), sql, tuple(tables), output, 0, None, plan.conf
+        )
         updates = updates_of(await self._engine.rows(job), output.names)
         answers: list[Bag] = [Counter() for _ in batch]
         for row, _, diff in updates:

@@ -27,10 +27,10 @@ from typing import Any, Final
 
 from actors.errors import PenstockError
 from actors.plan.delta import columns_kept
-from actors.plan.schema import Schema
-from actors.testing.checking import Checked, ViewResult
+from actors.plan.schema import TableSchema
+from actors.testing.checking import CheckedScript, ViewResult
 from actors.testing.expressions import INTEGERS, WIDE, decimal_digits
-from actors.testing.maintain import Maintained
+from actors.testing.maintain import MaintainedView
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import inlined, random_value
 from actors.views.delta import BESIDE
@@ -45,11 +45,11 @@ _STEP: Final = 1000
 _DAYS: Final = 4000
 
 
-class Reads(dict[str, int]):
+class ScalingReads(dict[str, int]):
     """Rows read by lookups, by view; -1 for one that could not be measured."""
 
 
-async def measure_reads(check: Checked) -> list[ViewResult]:
+async def measure_reads(check: CheckedScript) -> list[ViewResult]:
     """Return the script's views, WRONG if they read more on more state, or if one that is declared
     growing does not. Raises `ScriptError`."""
     await check.compile()
@@ -80,7 +80,7 @@ async def measure_reads(check: Checked) -> list[ViewResult]:
     return results
 
 
-def _unnamed_read(check: Checked, name: str) -> str:
+def _unnamed_read(check: CheckedScript, name: str) -> str:
     """Return a column of a table that a view's plan reads and its text does not name; "": none, or
     the text names columns in another way. Key columns are exempt: they tell rows apart."""
     (view,) = (each for each in check.script.views if each.name == name)
@@ -89,7 +89,7 @@ def _unnamed_read(check: Checked, name: str) -> str:
         return ""
     plan = check.plans[name]
     for source, use in zip(plan.sources, source_uses(plan), strict=True):
-        schema = check.script.tables.get(source, Schema(()))
+        schema = check.script.tables.get(source, TableSchema(()))
         counted = columns_kept(schema, set())  # the column kept when no column is read
         for column in use.schema.columns:
             word = rf"(?<!\w){re.escape(column.name.lower())}(?!\w)"
@@ -99,7 +99,7 @@ def _unnamed_read(check: Checked, name: str) -> str:
     return ""
 
 
-async def _reads(check: Checked, times: list[int], copies: int) -> Reads:
+async def _reads(check: CheckedScript, times: list[int], copies: int) -> ScalingReads:
     middle = times[len(times) // 2]
     base = {name: list(rows) for name, rows in check.base.items()}
     for name, rows in base.items():
@@ -115,8 +115,8 @@ async def _reads(check: Checked, times: list[int], copies: int) -> Reads:
                     shift_value(value, kind, copy) for value, kind in zip(row, kinds, strict=True)
                 )
                 rows.append((other, max(middle - 1, 0), weight))
-    views: dict[str, Maintained] = {}
-    found = Reads()
+    views: dict[str, MaintainedView] = {}
+    found = ScalingReads()
     for name in check.plans:
         views[name] = check.maintained(name, fuse=False)
         found[name] = 0
@@ -140,7 +140,7 @@ async def _reads(check: Checked, times: list[int], copies: int) -> Reads:
 
 
 def _delta(
-    base: dict[str, list[Row]], views: dict[str, Maintained], source: str, lo: int, hi: int
+    base: dict[str, list[Row]], views: dict[str, MaintainedView], source: str, lo: int, hi: int
 ) -> list[Row]:
     updates = base[source] if source in base else views[source].output
     return [update for update in updates if lo <= update[1] < hi]

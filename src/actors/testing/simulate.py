@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from actors.testing.cluster import Report, settings_text, simulate
+from actors.testing.cluster import RunReport, settings_text, simulate
 from actors.testing.halves import run as halves
 from actors.testing.halves import schedule as halves_schedule
 from actors.testing.shards import run as shards
 from actors.testing.shards import schedule as shard_schedule
-from actors.testing.simulation.faults import Fault
+from actors.testing.simulation.faults import InjectedFault
 from actors.testing.simulation.schedule import describe, draw, has_source
 from actors.testing.wal import run as wal
 from actors.testing.wal import schedule as wal_schedule
@@ -33,12 +33,12 @@ FAILURES_MAX: Final = 10
 """Number of failures after which a campaign stops."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class SimulationKind(msgspec.Struct, frozen=True):
     """A kind of simulation. Its schedules are records with `operations` and `faults`."""
 
     draw: Callable[[int], Any]
     """Draws the schedule of a seed."""
-    run: Callable[..., Report]
+    run: Callable[..., RunReport]
     """Runs a schedule; with `keep_trace` its steps are kept."""
     describe: Callable[[Any], str]
     """Describes an operation or a fault in one line."""
@@ -48,14 +48,14 @@ class Kind(msgspec.Struct, frozen=True):
     """Describes the settings that a schedule draws."""
 
 
-SERVICE: Final = Kind(
+SERVICE: Final = SimulationKind(
     lambda seed: draw(seed),
     lambda schedule, **more: simulate(schedule, **more),
     describe,
     settings=lambda schedule: settings_text(schedule),
 )
 """The whole service."""
-SHARDS: Final = Kind(
+SHARDS: Final = SimulationKind(
     shard_schedule.draw,
     shards.simulate,
     shard_schedule.describe,
@@ -63,17 +63,19 @@ SHARDS: Final = Kind(
     shards.settings_text,
 )
 """Persist alone."""
-HALVES: Final = Kind(halves_schedule.draw, halves.simulate, halves_schedule.describe, "--halves ")
+HALVES: Final = SimulationKind(
+    halves_schedule.draw, halves.simulate, halves_schedule.describe, "--halves "
+)
 """Both halves of a replica's workers alone."""
-WAL: Final = Kind(wal_schedule.draw, wal.simulate, wal_schedule.describe, "--wal ")
+WAL: Final = SimulationKind(wal_schedule.draw, wal.simulate, wal_schedule.describe, "--wal ")
 """Acceptors and proposers of the WAL alone."""
-WAL_FILES: Final = Kind(
+WAL_FILES: Final = SimulationKind(
     wal_schedule.draw_files, wal.simulate, wal_schedule.describe, "--wal-files "
 )
 """Acceptors and proposers of the WAL alone, the logs in files."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class SeedFailure(msgspec.Struct, frozen=True):
     """A seed that fails."""
 
     seed: int
@@ -90,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True):
     """Settings that were drawn, which the seed alone draws again."""
 
 
-class Campaign(msgspec.Struct, frozen=True):
+class SimulationCampaign(msgspec.Struct, frozen=True):
     """The result of a campaign."""
 
     first: int
@@ -99,7 +101,7 @@ class Campaign(msgspec.Struct, frozen=True):
     seconds: float
     steps: int
     faults: dict[str, int]
-    failures: tuple[Failure, ...]
+    failures: tuple[SeedFailure, ...]
 
     @property
     def runs_per_second(self) -> float:
@@ -109,9 +111,9 @@ class Campaign(msgspec.Struct, frozen=True):
 
 def campaign(
     seeds: Iterable[int],
-    told: Callable[[Failure], None] | None = None,
-    kind: Kind = SERVICE,
-) -> Campaign:
+    told: Callable[[SeedFailure], None] | None = None,
+    kind: SimulationKind = SERVICE,
+) -> SimulationCampaign:
     """Run every seed; stop after `FAILURES_MAX` failures."""
     gc.collect()
     gc.freeze()
@@ -119,7 +121,7 @@ def campaign(
     seconds = 0.0
     first = last = None
     faults: Counter[str] = Counter()
-    failures: list[Failure] = []
+    failures: list[SeedFailure] = []
     for seed in seeds:
         first, last = seed if first is None else first, seed
         began = perf_counter()
@@ -137,10 +139,10 @@ def campaign(
                 break
     gc.unfreeze()
     struck = dict(sorted(faults.items()))
-    return Campaign(first or 0, last or 0, runs, seconds, steps, struck, tuple(failures))
+    return SimulationCampaign(first or 0, last or 0, runs, seconds, steps, struck, tuple(failures))
 
 
-def shrink_schedule(report: Report, kind: Kind = SERVICE) -> Failure:
+def shrink_schedule(report: RunReport, kind: SimulationKind = SERVICE) -> SeedFailure:
     """Return the failure with a schedule as small as still fails by the same checker."""
     checker = report.violation.partition(":")[0]
     best, last, runs = kind.draw(report.seed), report, 0
@@ -159,13 +161,13 @@ def shrink_schedule(report: Report, kind: Kind = SERVICE) -> Failure:
     def with_operations(kept: Sequence[Any]) -> bool:
         return fails(msgspec.structs.replace(best, operations=tuple(kept)))
 
-    def with_faults(kept: Sequence[Fault]) -> bool:
+    def with_faults(kept: Sequence[InjectedFault]) -> bool:
         return fails(msgspec.structs.replace(best, faults=tuple(kept)))
 
     for _ in range(2):
         _reduce(best.faults, with_faults)
         _reduce(best.operations, with_operations)
-    return Failure(
+    return SeedFailure(
         report.seed,
         report.violation,
         tuple(map(kind.describe, best.operations)),
@@ -195,7 +197,7 @@ def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def replay_and_print(
-    seed: int, *, as_json: bool = False, trace: bool = False, kind: Kind = SERVICE
+    seed: int, *, as_json: bool = False, trace: bool = False, kind: SimulationKind = SERVICE
 ) -> bool:
     """Print one run, made twice; return True if it failed or the two differ (then the simulation
     itself is at fault)."""
@@ -223,12 +225,12 @@ def run_and_print_campaign(
     *,
     as_json: bool = False,
     sources: bool = False,
-    kind: Kind = SERVICE,
+    kind: SimulationKind = SERVICE,
 ) -> bool:
     """Print a campaign of `runs` seeds from `seed` on, of those with a source only if `sources`;
     return True if one failed."""
 
-    def tell(failure: Failure) -> None:
+    def tell(failure: SeedFailure) -> None:
         if not as_json:
             print(failure_as_text(failure), flush=True)
 
@@ -238,13 +240,13 @@ def run_and_print_campaign(
     return bool(found.failures)
 
 
-def _as_json(found: Campaign) -> str:
+def _as_json(found: SimulationCampaign) -> str:
     """Return the result as JSON."""
     shown: dict[str, Any] = msgspec.to_builtins(found)
     return json.dumps(shown | {"runs_per_second": round(found.runs_per_second, 2)})
 
 
-def as_text(found: Campaign) -> str:
+def as_text(found: SimulationCampaign) -> str:
     """Return the result as text."""
     faults = ", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"
     return (
@@ -255,7 +257,7 @@ def as_text(found: Campaign) -> str:
     )
 
 
-def failure_as_text(failure: Failure) -> str:
+def failure_as_text(failure: SeedFailure) -> str:
     """Return the seed, the violation, and the shrunk schedule."""
     lines = [f"seed {failure.seed} fails: {failure.violation}"]
     lines.append(f"shrunk in {failure.runs} runs to: {failure.shrunk_violation}")

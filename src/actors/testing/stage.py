@@ -1,10 +1,10 @@
 """Runs a script's views as the service does: real dataflows over real shards.
 
-`Stage` makes a shard for every table and view in the store of its `PersistClient`, writes the
-tables' changes, and keeps one `Dataflow` actor per view, with listen and fetch tasks and a stand-in
-for its worker, on the engine it is given. Views that read views import their output shards. It can
-stop all of them and start them again from durable state, let the shards compact, and read a view's
-contents at a time as a client would.
+`ScriptStage` makes a shard for every table and view in the store of its `PersistClient`, writes the
+tables' changes, and keeps one `DataflowActor` actor per view, with listen and fetch tasks and a
+stand-in for its worker, on the engine it is given. Views that read views import their output
+shards. It can stop all of them and start them again from durable state, let the shards compact, and
+read a view's contents at a time as a client would.
 
 Rules: tables and views share one clock; `write` moves all tables' uppers together. `wait` fails
 with the dataflows' last statuses when a view does not reach the upper in time.
@@ -23,33 +23,33 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
-from actors.dataflow.dataflow import Dataflow
-from actors.dataflow.rivals import Rivals
+from actors.dataflow.dataflow import DataflowActor
+from actors.dataflow.rivals import ReplicaStandby
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, Address, System
+from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.listen_task import ListenTask
-from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import between
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
 from actors.protocol.internal import (
+    BatchEmitted,
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Emitted,
-    Install,
-    Installed,
-    Scheduled,
+    EmitBatch,
+    InstallUpdates,
     SourceStarted,
     StartSources,
+    UpdatesInstalled,
     WritesAllowed,
 )
 from actors.settings import Settings
 from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
-from actors.testing.nodes import Relation
+from actors.testing.nodes import NodeRelation
 from actors.testing.nodes import Update as Row
 from actors.views.source_uses import source_filter
 
@@ -67,18 +67,18 @@ def shard_name(name: str) -> str:
     return name if plain else f"named.{name.encode().hex()}"
 
 
-class Stuck(PenstockError):
+class ViewStuck(PenstockError):
     """Raised when a view does not reach an upper in time, or its dataflow crashed."""
 
 
 class _Worker(Actor[Any]):
     """Stands in for a view's worker: starts its tasks, records its reports."""
 
-    def __init__(self, stage: Stage, description: DataflowDescription) -> None:
+    def __init__(self, stage: ScriptStage, description: DataflowDescription) -> None:
         self._stage = stage
         self._description = description
-        self._tasks: list[Address[Any]] = []
-        self.flow: Address[Any] | None = None
+        self._tasks: list[ActorAddress[Any]] = []
+        self.flow: ActorAddress[Any] | None = None
         self.status = "not started"
         self.upper = 0
 
@@ -93,10 +93,10 @@ class _Worker(Actor[Any]):
                 self._tasks.clear()
                 for source, imported in enumerate(self._description.imports):
                     self._start(flow, incarnation, source, imported)
-            case Install(dataflow=id_, incarnation=incarnation, upper=upper):
-                flow.send_nowait(Installed(id_, incarnation, 0, upper))
-            case Emit(dataflow=id_, incarnation=incarnation, batch=batch):
-                flow.send_nowait(Emitted(id_, incarnation, batch.upper))
+            case InstallUpdates(dataflow=id_, incarnation=incarnation, upper=upper):
+                flow.send_nowait(UpdatesInstalled(id_, incarnation, 0, upper))
+            case EmitBatch(dataflow=id_, incarnation=incarnation, batch=batch):
+                flow.send_nowait(BatchEmitted(id_, incarnation, batch.upper))
             case DataflowProgress(dataflow=id_, output=output):
                 self.upper = max(self.upper, output)
                 self._stage.progress[id_] = max(output, self._stage.progress.get(id_, 0))
@@ -107,7 +107,7 @@ class _Worker(Actor[Any]):
         self._stage.news = anyio.Event()
 
     def _start(
-        self, flow: Address[Any], incarnation: int, source: int, imported: SourceImport
+        self, flow: ActorAddress[Any], incarnation: int, source: int, imported: SourceImport
     ) -> None:
         stage, id_ = self._stage, self._description.id
         fetch = self.ctx.spawn(
@@ -135,13 +135,13 @@ class _Worker(Actor[Any]):
         flow.send_nowait(SourceStarted(id_, incarnation, 0, source, fetch, listen))
 
 
-class Stage:
+class ScriptStage:
     """The running tables and views of one script."""
 
     def __init__(
         self,
-        system: System,
-        executor: Address[Any],
+        system: ActorSystem,
+        executor: ActorAddress[Any],
         persist: PersistClient,
         scratch: Path,
         settings: Settings,
@@ -157,13 +157,13 @@ class Stage:
         self._executor = executor
         self._scratch = scratch
         self._name = name
-        self._tables: dict[str, Schema] = {}
+        self._tables: dict[str, TableSchema] = {}
         self._plans: dict[str, DeltaPlan] = {}
-        self._running: list[tuple[Address[Any], Address[Any], _Worker]] = []
+        self._running: list[tuple[ActorAddress[Any], ActorAddress[Any], _Worker]] = []
         self._lives = itertools.count(1)
         self._upper = 0
 
-    async def open(self, tables: Mapping[str, Schema], plans: Mapping[str, DeltaPlan]) -> None:
+    async def open(self, tables: Mapping[str, TableSchema], plans: Mapping[str, DeltaPlan]) -> None:
         """Make the shards of tables and views."""
         self._tables, self._plans = dict(tables), dict(plans)
         new = [
@@ -174,7 +174,7 @@ class Stage:
             for shard, state in zip(_hidden_names(name, plan), plan.hidden, strict=True):
                 new.append(NewShard(shard, state.schema, holds={RETAIN: 0}))
         if not await self.persist.create_shards(new):
-            raise Stuck("a shard was there already")
+            raise ViewStuck("a shard was there already")
 
     async def write(
         self,
@@ -188,19 +188,19 @@ class Stage:
             shard = shard_name(name)
             columns = tuple((column.name, column.type) for column in schema.columns)
             rows = list(updates.get(name, []))
-            table = table_of(Relation(columns, rows))
+            table = table_of(NodeRelation(columns, rows))
             parts = list(await self.persist.write_parts(shard, table) if rows else ())
             for whole in (large or {}).get(name, ()):
                 piece = -(-whole.num_rows // LARGE_PARTS)
                 for start in range(0, whole.num_rows, piece or 1):
                     parts += await self.persist.write_parts(shard, whole.slice(start, piece))
-            done = await self.persist.append([Append(shard, self._upper, upper, tuple(parts))])
-            if not isinstance(done, Appended):
-                raise Stuck(f"{name} could not be appended to: {done}")
+            done = await self.persist.append([ShardAppend(shard, self._upper, upper, tuple(parts))])
+            if not isinstance(done, AppendCommitted):
+                raise ViewStuck(f"{name} could not be appended to: {done}")
         self._upper = upper
 
     async def start(
-        self, as_of: int, settings: Settings | None = None, rivals: Rivals | None = None
+        self, as_of: int, settings: Settings | None = None, rivals: ReplicaStandby | None = None
     ) -> None:
         """Start a dataflow per view; a fresh one is hydrated at `as_of`. A second call with other
         `rivals` starts another replica."""
@@ -217,17 +217,17 @@ class Stage:
             worker.flow = flow
             self._running.append((flow, at, worker))
             await flow.send(WritesAllowed())
-            await flow.send(Scheduled())
+            await flow.send(DataflowScheduled())
 
     def _maker(
         self,
         description: DataflowDescription,
-        at: Address[Any],
+        at: ActorAddress[Any],
         limits: Settings,
         scratch: Path,
-        rivals: Rivals | None,
-    ) -> Callable[[], Dataflow]:
-        return lambda: Dataflow(
+        rivals: ReplicaStandby | None,
+    ) -> Callable[[], DataflowActor]:
+        return lambda: DataflowActor(
             description, (at,), self._executor, self.persist, limits, scratch, rivals=rivals
         )
 
@@ -253,7 +253,7 @@ class Stage:
             self.progress.clear()
 
     async def wait_each(self, upper: int) -> None:
-        """Wait until every view has reached `upper` on every replica. Raises `Stuck`."""
+        """Wait until every view has reached `upper` on every replica. Raises `ViewStuck`."""
         with anyio.move_on_after(self.wait_seconds) as scope:
             while any(worker.upper < upper for _, _, worker in self._running):
                 with anyio.move_on_after(LOOK_SECONDS):
@@ -261,10 +261,12 @@ class Stage:
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
+            raise ViewStuck(
+                f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}"
+            )
 
     async def wait(self, upper: int) -> None:
-        """Wait until every view has been computed up to `upper`. Raises `Stuck`."""
+        """Wait until every view has been computed up to `upper`. Raises `ViewStuck`."""
         with anyio.move_on_after(self.wait_seconds) as scope:
             while any(
                 self.progress.get(f"{self._name}-{shard_name(name)}", 0) < upper
@@ -275,7 +277,9 @@ class Stage:
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"no progress to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
+            raise ViewStuck(
+                f"no progress to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}"
+            )
 
     def rows_read(self, view: str) -> int:
         """Return how many rows of state the lookups of a view's last step returned; -1 when the
@@ -284,11 +288,11 @@ class Stage:
         return -1 if status is None or status.recomputed else status.rows_read
 
     def _look(self) -> None:
-        """Raise `Stuck` if a dataflow has crashed."""
+        """Raise `ViewStuck` if a dataflow has crashed."""
         for flow, _, _ in self._running:
             cell = self._system.cells.get(flow.path)
             if cell is None or cell.stopped.is_set():
-                raise Stuck(f"the dataflow {flow.path} has crashed")
+                raise ViewStuck(f"the dataflow {flow.path} has crashed")
 
     async def compact(self, since: int) -> None:
         """Advance all sinces to `since`, and merge the shards' batches."""
@@ -311,7 +315,7 @@ class Stage:
             await reader.close()
         return found
 
-    async def _read(self, reader: Any, schema: Schema, time: int) -> Counter[Any] | None:
+    async def _read(self, reader: Any, schema: TableSchema, time: int) -> Counter[Any] | None:
         parts, _ = await reader.snapshot(time)
         sums: Counter[Any] = Counter()
         errors: Counter[str] = Counter()

@@ -32,7 +32,7 @@ from actors.threshold_probes import (
     THRESHOLDS,
     KernelLimit,
     SettingThreshold,
-    Threshold,
+    ThresholdProbe,
     count_into,
 )
 
@@ -72,7 +72,7 @@ def sides_never_taken(counts: Counts) -> list[str]:
     return missing
 
 
-def kind_of(threshold: Threshold) -> str:
+def kind_of(threshold: ThresholdProbe) -> str:
     """Return the kind of a threshold, as Markdown: a setting, a kernel limit, or a fixed limit."""
     if isinstance(threshold, SettingThreshold):
         decision = threshold.name.removeprefix(threshold.setting).removeprefix(": ")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 
 _KINDS: Final = {
     "money": "decimal(7,2)",
@@ -17,14 +17,16 @@ _KINDS: Final = {
 }
 
 
-def _schema(key: str, text: str) -> Schema:
+def _schema(key: str, text: str) -> TableSchema:
     columns = [part.split() for part in text.split(",")]
     keys = tuple(key.split())
-    made = tuple(Column(name, _KINDS.get(kind, kind), name not in keys) for name, kind in columns)
-    return Schema(made, keys)
+    made = tuple(
+        TableColumn(name, _KINDS.get(kind, kind), name not in keys) for name, kind in columns
+    )
+    return TableSchema(made, keys)
 
 
-SCHEMAS: Final[dict[str, Schema]] = {
+SCHEMAS: Final[dict[str, TableSchema]] = {
     "call_center": _schema(
         "cc_call_center_sk",
         "cc_call_center_sk int, cc_call_center_id text, cc_rec_start_date date, cc_rec_end_date "

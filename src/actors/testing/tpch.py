@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.sources.tpch_orders import SCHEMAS as TABLES
 
 _UNREAD: Final = "partsupp"
 """The table that none of the queries reads."""
-SCHEMAS: Final[dict[str, Schema]] = {
-    name: Schema(schema.columns) for name, schema in TABLES.items() if name != _UNREAD
+SCHEMAS: Final[dict[str, TableSchema]] = {
+    name: TableSchema(schema.columns) for name, schema in TABLES.items() if name != _UNREAD
 }
 """Schemas without their keys."""
 

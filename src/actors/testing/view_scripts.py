@@ -20,7 +20,7 @@ import msgspec
 from sqlglot.errors import SqlglotError
 
 from actors.errors import InvalidUsage, PenstockError, QueryRejected
-from actors.plan.schema import Column, Schema, arrow_type
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.testing.expressions import WIDE, cast_value, compile_text, decimal_digits
 from actors.testing.nodes import frozen
 
@@ -45,7 +45,7 @@ class ViewText(msgspec.Struct, frozen=True):
     materialized: bool
 
 
-class Expectation(msgspec.Struct, frozen=True):
+class ScriptExpectation(msgspec.Struct, frozen=True):
     """``--! expect``: a mode (or refusal), or an error in ``start <= t < end``.
 
     ``--! expect-parsed``: overrides that mode on an engine that shows no plans (a parser).
@@ -64,7 +64,7 @@ class Expectation(msgspec.Struct, frozen=True):
         return self.kind != "error" and not self.parsed
 
 
-class Change(msgspec.Struct, frozen=True):
+class ScriptChange(msgspec.Struct, frozen=True):
     """One ``+`` or ``-`` line."""
 
     time: int
@@ -82,17 +82,17 @@ class RandomChanges(msgspec.Struct, frozen=True):
     seed: int
 
 
-class Script(msgspec.Struct):
+class ViewScript(msgspec.Struct):
     """A parsed script."""
 
     path: str
-    tables: dict[str, Schema] = {}
+    tables: dict[str, TableSchema] = {}
     views: list[ViewText] = []
-    expectations: list[Expectation] = []
+    expectations: list[ScriptExpectation] = []
     policies: dict[str, str] = {}
     conf: tuple[tuple[str, str], ...] = ()
     times: list[int] = []
-    changes: list[Change] = []
+    changes: list[ScriptChange] = []
     random: RandomChanges | None = None
     determined: bool = False
     """``--! determined``: no text leaves a choice to Spark, even if it seems to."""
@@ -102,7 +102,7 @@ class Script(msgspec.Struct):
     """``--! eager``: views that sum a table below a join, whatever the sizes are."""
 
 
-class Update(msgspec.Struct, frozen=True):
+class ScriptUpdate(msgspec.Struct, frozen=True):
     """One evaluated change."""
 
     time: int
@@ -111,9 +111,9 @@ class Update(msgspec.Struct, frozen=True):
     diff: int
 
 
-def parse_script(text: str, path: str = "script") -> Script:
+def parse_script(text: str, path: str = "script") -> ViewScript:
     """Return the script. Raises `ScriptError` with the line."""
-    script = Script(path)
+    script = ViewScript(path)
     pending: list[str] = []
     first_line = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -140,7 +140,7 @@ def parse_script(text: str, path: str = "script") -> Script:
     return script
 
 
-def _wrong(script: Script, line: int, text: str) -> ScriptError:
+def _wrong(script: ViewScript, line: int, text: str) -> ScriptError:
     return ScriptError(f"{script.path}:{line}: {text}")
 
 
@@ -153,19 +153,19 @@ def _code_of(line: str) -> str:
     return re.sub(r"^((?:[^'-]|'(?:[^'\\]|\\.)*'|-(?!-))*)--.*$", r"\1", line)
 
 
-def _directive(script: Script, words: list[str], line: int) -> None:
+def _directive(script: ViewScript, words: list[str], line: int) -> None:
     name, rest = (words[0], words[1:]) if words else ("", [])
     try:
         if name == "expect" and len(rest) >= 4 and rest[1] == "error":
             start, end = int(rest[2]), int(rest[3])
             text = " ".join(rest[4:])
-            script.expectations.append(Expectation(rest[0], "error", text, line, start, end))
+            script.expectations.append(ScriptExpectation(rest[0], "error", text, line, start, end))
         elif name == "expect" and len(rest) >= 2 and rest[1] in MODES:
             text = " ".join(rest[2:])
-            script.expectations.append(Expectation(rest[0], rest[1], text, line))
+            script.expectations.append(ScriptExpectation(rest[0], rest[1], text, line))
         elif name == "expect-parsed" and len(rest) >= 2 and rest[1] in MODES:
             text = " ".join(rest[2:])
-            script.expectations.append(Expectation(rest[0], rest[1], text, line, parsed=True))
+            script.expectations.append(ScriptExpectation(rest[0], rest[1], text, line, parsed=True))
         elif name == "policy" and " ".join(rest[1:]) in POLICIES:
             script.policies[rest[0]] = " ".join(rest[1:])
         elif name == "conf" and len(rest) >= 2:
@@ -184,7 +184,7 @@ def _directive(script: Script, words: list[str], line: int) -> None:
         raise _wrong(script, line, f"not a whole number in: --! {' '.join(words)}") from None
 
 
-def _time(script: Script, text: str, line: int) -> None:
+def _time(script: ViewScript, text: str, line: int) -> None:
     text = _code(text).strip()
     if not text.lstrip("-").isdigit():
         raise _wrong(script, line, f"@ {text}: a time is a whole number")
@@ -194,7 +194,7 @@ def _time(script: Script, text: str, line: int) -> None:
     script.times.append(time)
 
 
-def _change(script: Script, text: str, line: int) -> Change:
+def _change(script: ViewScript, text: str, line: int) -> ScriptChange:
     found = re.fullmatch(rf"([+-])(\d*)\s+({_NAME})\s*\((.*)\)\s*;?\s*", _code(text), re.DOTALL)
     if found is None:
         raise _wrong(script, line, "a change is: + TABLE (values), with +N or -N for copies")
@@ -211,7 +211,7 @@ def _change(script: Script, text: str, line: int) -> Change:
             script, line, f"{name} has {len(schema.columns)} columns, the row has {len(row)}"
         )
     diff = int(count or 1) * (1 if sign == "+" else -1)
-    return Change(script.times[-1], name, row, diff, line)
+    return ScriptChange(script.times[-1], name, row, diff, line)
 
 
 def split_top(text: str) -> list[str]:
@@ -238,7 +238,7 @@ def split_top(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _statement(script: Script, text: str, line: int) -> None:
+def _statement(script: ViewScript, text: str, line: int) -> None:
     table = re.fullmatch(rf"create\s+table\s+({_NAME})\s*\((.*)\)", text, re.IGNORECASE | re.DOTALL)
     if table is not None:
         name = _new_name(script, table.group(1), line)
@@ -253,15 +253,15 @@ def _statement(script: Script, text: str, line: int) -> None:
     script.views.append(ViewText(name, view.group(3), line, view.group(1) is not None))
 
 
-def _new_name(script: Script, name: str, line: int) -> str:
+def _new_name(script: ViewScript, name: str, line: int) -> str:
     low = name.strip("`").lower()
     if low in script.tables or any(view.name == low for view in script.views):
         raise _wrong(script, line, f"{name} exists already")
     return low
 
 
-def _schema(script: Script, text: str, line: int) -> Schema:
-    columns: list[Column] = []
+def _schema(script: ViewScript, text: str, line: int) -> TableSchema:
+    columns: list[TableColumn] = []
     key: tuple[str, ...] = ()
     for part in split_top(text):
         words = part.strip()
@@ -277,11 +277,11 @@ def _schema(script: Script, text: str, line: int) -> Schema:
             arrow_type(kind)
         except (InvalidUsage, ValueError) as error:
             raise _wrong(script, line, str(error)) from None
-        columns.append(Column(column.group(1).strip("`"), kind, column.group(3) is None))
-    return Schema(tuple(columns), key)
+        columns.append(TableColumn(column.group(1).strip("`"), kind, column.group(3) is None))
+    return TableSchema(tuple(columns), key)
 
 
-def _check_names(script: Script) -> None:
+def _check_names(script: ViewScript) -> None:
     views = {view.name for view in script.views}
     told = {each.view.lower() for each in script.expectations if each.is_mode()}
     for expectation in script.expectations:
@@ -294,7 +294,7 @@ def _check_names(script: Script) -> None:
         raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
 
 
-def inlined(script: Script, view: ViewText) -> str:
+def inlined(script: ViewScript, view: ViewText) -> str:
     """Return the view's text with the plain views before it as table expressions."""
     plain = [v for v in script.views if not v.materialized and v.line < view.line]
     used: list[ViewText] = []
@@ -310,7 +310,7 @@ def inlined(script: Script, view: ViewText) -> str:
     return f"WITH {heads}, {view.sql[own.end() :]}" if own else f"WITH {heads} {view.sql}"
 
 
-def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list[Update]:
+def rows_of(script: ViewScript, known: Mapping[Constant, Any] | None = None) -> list[ScriptUpdate]:
     """Return the changes, evaluated; `known` values come from the engine. Raises `ScriptError`."""
     if script.random is not None:
         return list(_random_updates(script, script.random))
@@ -323,7 +323,7 @@ def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list
         present[change.table, row] += change.diff
         if present[change.table, row] < 0:
             raise _wrong(script, change.line, f"{change.table} does not hold {row} so often")
-        updates.append(Update(change.time, change.table, row, change.diff))
+        updates.append(ScriptUpdate(change.time, change.table, row, change.diff))
     return updates
 
 
@@ -345,7 +345,7 @@ def _is_plain(text: str, kind: str) -> bool:
     )
 
 
-def foreign_constants(script: Script, *, plain: bool = False) -> list[Constant]:
+def foreign_constants(script: ViewScript, *, plain: bool = False) -> list[Constant]:
     """Return the values in changes that only Spark can evaluate; with `plain` all but the plainest,
     so that Spark evaluates them, not the code here."""
     found: dict[Constant, None] = {}
@@ -364,7 +364,7 @@ def foreign_constants(script: Script, *, plain: bool = False) -> list[Constant]:
     return list(found)
 
 
-def _constants(script: Script, change: Change) -> list[Constant]:
+def _constants(script: ViewScript, change: ScriptChange) -> list[Constant]:
     columns = script.tables[change.table].columns
     return [(text, column.type) for text, column in zip(change.row, columns, strict=True)]
 
@@ -376,7 +376,7 @@ def _evaluated(text: str, kind: str) -> Any:
 
 
 def _value(
-    script: Script, change: Change, constant: Constant, known: Mapping[Constant, Any]
+    script: ViewScript, change: ScriptChange, constant: Constant, known: Mapping[Constant, Any]
 ) -> Any:
     text, kind = constant
     if constant in known:
@@ -387,14 +387,14 @@ def _value(
         raise _wrong(script, change.line, f"{text} is not a {kind}: {error}") from None
 
 
-def times_of(script: Script) -> list[int]:
+def times_of(script: ViewScript) -> list[int]:
     """Return all times of the script, ascending."""
     if script.random is None:
         return script.times
     return [10 * (batch + 1) for batch in range(script.random.batches)]
 
 
-def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
+def _random_updates(script: ViewScript, spec: RandomChanges) -> Iterator[ScriptUpdate]:
     """Yield updates with NULLs, duplicates, deletes, updates, skewed keys and empty batches."""
     generator = random.Random(spec.seed)
     present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in script.tables}
@@ -407,27 +407,27 @@ def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
             dice = generator.random()
             if rows and dice < 0.35:
                 old = rows.pop(generator.randrange(len(rows)))
-                yield Update(time, table, old, -1)
+                yield ScriptUpdate(time, table, old, -1)
                 if dice > 0.2:
                     continue
             duplicate = rows and generator.random() < 0.15
             row = generator.choice(rows) if duplicate else _random_row(script, table, generator)
             for old in _of_its_key(script.tables[table], rows, row):
                 rows.remove(old)
-                yield Update(time, table, old, -1)
+                yield ScriptUpdate(time, table, old, -1)
             rows.append(row)
-            yield Update(time, table, row, 1)
+            yield ScriptUpdate(time, table, row, 1)
 
 
 def _of_its_key(
-    schema: Schema, rows: Sequence[tuple[Any, ...]], row: tuple[Any, ...]
+    schema: TableSchema, rows: Sequence[tuple[Any, ...]], row: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
     """Return the rows that a row replaces: those with its PRIMARY KEY."""
     places = [place for place, each in enumerate(schema.columns) if each.name in schema.key]
     return [each for each in rows if places and all(each[p] == row[p] for p in places)]
 
 
-def _random_row(script: Script, table: str, generator: random.Random) -> tuple[Any, ...]:
+def _random_row(script: ViewScript, table: str, generator: random.Random) -> tuple[Any, ...]:
     return tuple(
         None
         if column.nullable and generator.random() < 0.15

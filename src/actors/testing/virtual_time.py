@@ -8,12 +8,12 @@ calls run inline, `VirtualClock`; links are in memory).
 
 Invariants: ``time()`` never goes back; the same program with the same seed runs the same callbacks
 in the same order at the same times. A loop with no ready callback and no timer can never go on:
-that is `Deadlock`, at once, instead of a test that hangs.
+that is `VirtualDeadlock`, at once, instead of a test that hangs.
 
 Time by hand. After `hold_time` the clock stands still: it goes on only as far as `advance` lets it.
 *Idle* is exact: the loop asks for timers only when no callback is ready, and then wakes the waiters
 of `idle`. A task that never waits keeps a loop from ever being idle: after `TURNS_MAX` turns at one
-time that is `Livelock`.
+time that is `VirtualLivelock`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _RESOLUTION: Final = 1e-9
 """Seconds by which a timer may be early: floating-point sums are no more exact."""
 
 
-class Deadlock(Exception):
+class VirtualDeadlock(Exception):
     """Raised when every task waits and no event is left to wake one."""
 
 
-class Livelock(Exception):
+class VirtualLivelock(Exception):
     """Raised when callbacks are ready turn after turn, so that time never advances."""
 
 
@@ -61,7 +61,8 @@ class _Selector(selectors.SelectSelector):
         """Waiters until time has reached its limit and no callback is ready there."""
         self.witnesses: list[Callable[[], str]] = []
         self.polls = True
-        """True if threads may wake the loop; else it polls for that only before a `Deadlock`."""
+        """True if threads may wake the loop; else it polls for that only before a
+        `VirtualDeadlock`."""
         self._due = due
         self._turns = 0
 
@@ -71,7 +72,7 @@ class _Selector(selectors.SelectSelector):
         self._turns += 1
         if self._turns > TURNS_MAX:
             self._turns = 0
-            raise Livelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
+            raise VirtualLivelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
         if timeout == 0:
             return []  # callbacks are ready: no need to poll
         ready = super().select(0) if self.polls else []
@@ -86,7 +87,7 @@ class _Selector(selectors.SelectSelector):
             self._move(self.limit)
             _woken(self.arrived)
         elif self.polls or not (ready := super().select(0)):
-            raise Deadlock(f"every task waits and {self._no_timer(due)}. {self._told()}")
+            raise VirtualDeadlock(f"every task waits and {self._no_timer(due)}. {self._told()}")
         return ready
 
     def _move(self, to: float) -> None:
@@ -156,7 +157,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return None if due == math.inf else (due - self._virtual.now) * 1000
 
     def on_deadlock(self, witness: Callable[[], str]) -> None:
-        """Add the text that `witness` returns to that of a `Deadlock` or `Livelock`."""
+        """Add the text that `witness` returns to that of a `VirtualDeadlock` or
+        `VirtualLivelock`."""
         self._virtual.witnesses.append(witness)
 
     def _due(self) -> float:

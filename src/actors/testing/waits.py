@@ -5,11 +5,11 @@ or through others, for the sender, all of them are deadlocked as soon as their m
 So sends that wait must form a graph without a cycle, whatever the load; answers go in reserved room
 (`Address.reply`) and never wait.
 
-`WaitingMailbox` takes the place of `Mailbox` (`System.mailbox_type`) in a test that runs all actors
-of the service, and notes an edge for every `send` made by a handler, whether or not it had to wait
-that time, and for every ask (which waits for its answer). An actor's effects wait beside its
-handler: they block no mailbox, and draw no edge. `cycle` finds a cycle, `drawing` is the graph as
-Mermaid text. Edges of paths that the run did not take are not seen.
+`WaitingMailbox` takes the place of `BoundedMailbox` (`ActorSystem.mailbox_type`) in a test that
+runs all actors of the service, and notes an edge for every `send` made by a handler, whether or not
+it had to wait that time, and for every ask (which waits for its answer). An actor's effects wait
+beside its handler: they block no mailbox, and draw no edge. `cycle` finds a cycle, `drawing` is the
+graph as Mermaid text. Edges of paths that the run did not take are not seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from actors.kernel import Mailbox
+from actors.kernel import BoundedMailbox
 from actors.kernel.actor import HANDLING
 
 M = TypeVar("M")
@@ -26,7 +26,7 @@ Edge = tuple[str, str]
 """(waiting actor's path, path of the actor that it waits for)."""
 
 
-class WaitingMailbox(Mailbox[M]):
+class WaitingMailbox(BoundedMailbox[M]):
     """A mailbox that notes which actor's handler sends to it."""
 
     __slots__ = ()
@@ -35,8 +35,8 @@ class WaitingMailbox(Mailbox[M]):
     """Kinds of the messages on each edge."""
 
     async def send(self, message: M) -> None:
-        """Note the edge and send as `Mailbox.send` does; an ask sends its message in this way,
-        too."""
+        """Note the edge and send as `BoundedMailbox.send` does; an ask sends its message in this
+        way, too."""
         sender = HANDLING.get()
         if sender is not None:
             self.edges.setdefault((sender.path, self.path), set()).add(type(message).__name__)

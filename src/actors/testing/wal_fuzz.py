@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from actors.errors import MalformedFrame, PenstockError, Unauthenticated, WalRefused
+from actors.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
 from actors.testing.wire_fuzz import mutated
 from actors.wal import codec_v2, codec_v3
 from actors.wal.dialling import read_row
 from actors.wal.donors import PeerStatus, parse_status, status_row
 from actors.wal.feedback import decode_feedback, encode_feedback
-from actors.wal.messages import Entry, PageserverFeedback
+from actors.wal.messages import PageserverFeedback, TermEntry
 from actors.wal.replication import parse_reader
-from actors.wal.startup import Grant, Handshake, parse_command
+from actors.wal.startup import StartupHandshake, TenantGrant, parse_command
 
 Target: TypeAlias = Callable[[bytes], PenstockError | None]
 
@@ -47,14 +47,14 @@ def read_startup(data: bytes) -> PenstockError | None:
     every password of even length is a signed one of one tenant."""
     packet, _, password = data.partition(b"\xff")
 
-    def check(password: bytes) -> Grant:
+    def check(password: bytes) -> TenantGrant:
         if len(password) % 2:
-            raise Unauthenticated("odd")
-        return Grant(_TENANT)
+            raise AuthenticationFailed("odd")
+        return TenantGrant(_TENANT)
 
     try:
         for asked in (None, check):
-            handshake = Handshake(has_tls=False, knows=None, check=asked)
+            handshake = StartupHandshake(has_tls=False, knows=None, check=asked)
             answer = handshake.packet(packet)
             if handshake.asks_password:
                 assert asked is not None
@@ -63,7 +63,7 @@ def read_startup(data: bytes) -> PenstockError | None:
                 assert handshake.target.tenant == _TENANT
             else:
                 assert answer.data or answer.ends
-    except (MalformedFrame, WalRefused, Unauthenticated) as error:
+    except (MalformedFrame, WalRefused, AuthenticationFailed) as error:
         return error
     return None
 
@@ -110,7 +110,7 @@ def _row(cells: Sequence[str]) -> bytes:
     return len(cells).to_bytes(2) + b"".join(said)
 
 
-def _status(*history: Entry) -> bytes:
+def _status(*history: TermEntry) -> bytes:
     term = history[-1].term if history else 0
     return _row(status_row(PeerStatus(7, term, 0x3000, 0x2000, 0x1000, 0, 0, history)))
 
@@ -138,7 +138,11 @@ OPENINGS: Final[dict[str, list[bytes]]] = {
         b"h" + bytes(range(24)),
         b"z" + len(_FEEDBACK).to_bytes(8) + _FEEDBACK,
     ],
-    "peer status": [_status(), _status(Entry(1, 0x1000)), _status(Entry(1, 8), Entry(5, 0x2000))],
+    "peer status": [
+        _status(),
+        _status(TermEntry(1, 0x1000)),
+        _status(TermEntry(1, 8), TermEntry(5, 0x2000)),
+    ],
 }
 """Seeds for parsers without golden bytes: texts before and around messages."""
 

@@ -1,10 +1,10 @@
 """Fuzzed bytes for the decoders and the handshakes: accepted, or rejected with exactly one named
 error.
 
-Pure: no socket, no clock. A `Target` is one reader of a peer's bytes; `Target.read` hands it some,
-in pieces of any size, and returns the outcome. Any error but a `RemoteProtocolError` (or a refusal
-of the same kind) is raised: a bug. `mutated` changes bytes with knowledge of the format: lengths,
-kinds and names of msgpack, parts of other messages.
+Pure: no socket, no clock. A `FuzzTarget` is one reader of a peer's bytes; `FuzzTarget.read` hands
+it some, in pieces of any size, and returns the outcome. Any error but a `RemoteProtocolError` (or a
+refusal of the same kind) is raised: a bug. `mutated` changes bytes with knowledge of the format:
+lengths, kinds and names of msgpack, parts of other messages.
 
 The suite and the campaign of `tests/proof/fuzz_protocol.py` share this.
 """
@@ -17,10 +17,16 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.cluster.handshake import Opening, check_token, exchange, send_token
+from actors.cluster.handshake import HandshakeOpening, check_token, exchange, send_token
 from actors.cluster.rules import CommandRules
 from actors.controller.server import FromClient, ToClient
-from actors.errors import Broken, Busy, InvalidUsage, PenstockError, RemoteProtocolError
+from actors.errors import (
+    ConnectionBroken,
+    InvalidUsage,
+    PenstockError,
+    RemoteProtocolError,
+    ResourceBusy,
+)
 from actors.plan import jobs
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
@@ -34,18 +40,18 @@ EDGES: Final = (0x00, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC4, 0xC6, 0xCA, 0xCB
 MORE_EDGES: Final = (0xD9, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xE0, 0xFF)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class FuzzOutcome(msgspec.Struct, frozen=True):
     """The outcome of some bytes: a number of messages, then an error if there was one."""
 
     accepted: int
     error: PenstockError | None = None
 
 
-class Target(msgspec.Struct, frozen=True):
+class FuzzTarget(msgspec.Struct, frozen=True):
     """A reader of a peer's bytes. `read` raises any error that is not a named one."""
 
     name: str
-    read: Callable[[bytes, int], Outcome]
+    read: Callable[[bytes, int], FuzzOutcome]
     """Reads the bytes, in pieces of the given size."""
 
 
@@ -66,7 +72,7 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
     """Return a reader of a stream of frames of that type; `follow` makes a check of the
     messages."""
 
-    def read(data: bytes, size: int) -> Outcome:
+    def read(data: bytes, size: int) -> FuzzOutcome:
         codec: FrameCodec[Any] = FrameCodec(kind, FRAME_BYTES_MAX)
         buffer = FrameBuffer(codec)
         look = follow() if follow else None
@@ -86,8 +92,8 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
         try:
             _pieces(data, size, buffer, took)
         except (RemoteProtocolError, InvalidUsage) as error:
-            return Outcome(accepted, error)
-        return Outcome(accepted)
+            return FuzzOutcome(accepted, error)
+        return FuzzOutcome(accepted)
 
     return read
 
@@ -102,7 +108,7 @@ class _Memory:
     async def exactly(self, count: int) -> bytes:
         """Return the next bytes."""
         if len(self._data) < count:
-            raise Broken("the stream ends here")
+            raise ConnectionBroken("the stream ends here")
         taken, self._data = self._data[:count], self._data[count:]
         return taken
 
@@ -114,14 +120,14 @@ class _Memory:
 def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
     """Return a reader of one side's handshake."""
 
-    def read(data: bytes, size: int) -> Outcome:
+    def read(data: bytes, size: int) -> FuzzOutcome:
         steps = make(_Memory(data))
         try:
             steps.send(None)  # never suspends: all bytes are in memory
         except StopIteration:
-            return Outcome(1)
-        except (RemoteProtocolError, Broken, Busy) as error:
-            return Outcome(0, error)
+            return FuzzOutcome(1)
+        except (RemoteProtocolError, ConnectionBroken, ResourceBusy) as error:
+            return FuzzOutcome(0, error)
         steps.close()
         raise AssertionError("a handshake waited")
 
@@ -129,12 +135,12 @@ def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
 
 
 async def _listener(stream: _Memory) -> None:
-    await exchange(stream, Opening(MAGIC, 2, "blue"))
+    await exchange(stream, HandshakeOpening(MAGIC, 2, "blue"))
     await check_token(stream, lambda token: token == KNOWN_TOKEN)
 
 
 async def _dialler(stream: _Memory) -> None:
-    await exchange(stream, Opening(MAGIC, 2, "blue"))
+    await exchange(stream, HandshakeOpening(MAGIC, 2, "blue"))
     await send_token(stream, KNOWN_TOKEN)
 
 
@@ -146,26 +152,26 @@ def _rules() -> Callable[[Any], None]:
     return rules.check
 
 
-TARGETS: Final[dict[str, Target]] = {
+TARGETS: Final[dict[str, FuzzTarget]] = {
     target.name: target
     for target in (
-        Target("client to service", frames_of(FromClient)),
-        Target("service to client", frames_of(ToClient)),
-        Target("controller to cluster", frames_of(Command)),
-        Target("cluster to controller", frames_of(Response)),
-        Target("service to engine", frames_of(jobs.Job)),
-        Target("engine to service", frames_of(jobs.Answer)),
-        Target("commands by the rules", frames_of(Command, _rules)),
-        Target("handshake of a listener", handshake_of(_listener)),
-        Target("handshake of a dialler", handshake_of(_dialler)),
+        FuzzTarget("client to service", frames_of(FromClient)),
+        FuzzTarget("service to client", frames_of(ToClient)),
+        FuzzTarget("controller to cluster", frames_of(Command)),
+        FuzzTarget("cluster to controller", frames_of(Response)),
+        FuzzTarget("service to engine", frames_of(jobs.Job)),
+        FuzzTarget("engine to service", frames_of(jobs.Answer)),
+        FuzzTarget("commands by the rules", frames_of(Command, _rules)),
+        FuzzTarget("handshake of a listener", handshake_of(_listener)),
+        FuzzTarget("handshake of a dialler", handshake_of(_dialler)),
     )
 }
 
 HANDSHAKES: Final = (
-    Opening(MAGIC, 2, "blue").encode() + len(KNOWN_TOKEN).to_bytes(2, "big") + KNOWN_TOKEN,
-    Opening(MAGIC, 2).encode() + b"\x00",
-    Opening(MAGIC, 2, "blue").encode() + bytes([5]) + b"never",
-    Opening(b"PENSBUSY", 2).encode(),
+    HandshakeOpening(MAGIC, 2, "blue").encode() + len(KNOWN_TOKEN).to_bytes(2, "big") + KNOWN_TOKEN,
+    HandshakeOpening(MAGIC, 2).encode() + b"\x00",
+    HandshakeOpening(MAGIC, 2, "blue").encode() + bytes([5]) + b"never",
+    HandshakeOpening(b"PENSBUSY", 2).encode(),
 )
 """Whole handshakes: a dialler's, a listener's that accepts, one that refuses, one that is busy."""
 

@@ -1,4 +1,4 @@
 """Setup of traces, measures and log lines, imported only by a process that wants them.
 
-`start` and `Tracing` are in `actors.tracing.setup`; names and contexts in `actors.telemetry`.
+`start` and `TracingSetup` are in `actors.tracing.setup`; names and contexts in `actors.telemetry`.
 """

@@ -113,7 +113,7 @@ MEASURES: Final = {
 }
 
 
-class Seen(Protocol):
+class ObservedActor(Protocol):
     """The measured properties of an actor."""
 
     @property
@@ -161,22 +161,22 @@ class _Sizes:
         return list(zip(named, accumulate(self._counts), strict=True)), self._sum
 
 
-class Metrics(Collector):
+class MetricCollector(Collector):
     """The values of all measures; begun by `start`."""
 
     def __init__(self) -> None:
-        self._look: Callable[[], Sequence[Seen]] = list
+        self._look: Callable[[], Sequence[ObservedActor]] = list
         self._values: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
         named = os.environ.get("OTEL_SERVICE_NAME") or SYSTEM
         self._registry = CollectorRegistry(target_info={"service_name": named})
         self._registry.register(self)
 
-    def watch(self, look: Callable[[], Sequence[Seen]]) -> None:
+    def watch(self, look: Callable[[], Sequence[ObservedActor]]) -> None:
         """Set the function that returns the live actors when the page is read."""
         self._look = look
 
     def measure(self, name: str, value: float, key: str) -> None:
-        """See `actors.spans.Instruments`."""
+        """See `actors.spans.MeasureInstruments`."""
         measure, values = MEASURES[name], self._values[name]
         if measure.kind == "gauge":
             values[key] = value
@@ -188,7 +188,7 @@ class Metrics(Collector):
             values[key].note(value)
 
     def forget(self, key: str, names: Iterable[str]) -> None:
-        """See `actors.spans.Instruments`."""
+        """See `actors.spans.MeasureInstruments`."""
         for name in names:
             self._values[name].pop(key, None)
 
@@ -280,9 +280,9 @@ def _response(status: str, body: bytes) -> bytes:
 
 
 @contextmanager
-def start() -> Iterator[Metrics]:
+def start() -> Iterator[MetricCollector]:
     """Measure while the block runs."""
-    metrics = Metrics()
+    metrics = MetricCollector()
     spans.measure_by(metrics)
     try:
         yield metrics

@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
 
-class Ratio(Sampler):
+class RatioSampler(Sampler):
     """Samples a share of traces, by their ids: every process with the same ratio takes the same
     ones."""
 
@@ -51,7 +51,7 @@ class Ratio(Sampler):
         return self._now.get_description()
 
 
-def sampler_of(ratio: Ratio, *, parent_based: bool) -> Sampler:
+def sampler_of(ratio: RatioSampler, *, parent_based: bool) -> Sampler:
     """Return a sampler: the ratio for traces that begin here; otherwise, if wanted, the decision of
     the parent."""
     return ParentBased(root=ratio) if parent_based else ratio

@@ -127,14 +127,14 @@ def checked_ratio(ratio: float) -> float:
     return ratio
 
 
-class Tracing:
+class TracingSetup:
     """The tracing of this process, while it runs; made by `start`."""
 
     def __init__(self, options: TraceOptions) -> None:
-        from actors.tracing.sampling import Ratio, sampler_of
+        from actors.tracing.sampling import RatioSampler, sampler_of
 
         self.options = options
-        self._ratio = Ratio(options.ratio)
+        self._ratio = RatioSampler(options.ratio)
         self._processors = _processors(options)
         sampler = sampler_of(self._ratio, parent_based=options.parent_based)
         self._provider = self._provide(options.service, os.getpid(), sampler)
@@ -214,7 +214,7 @@ def _processors(options: TraceOptions) -> list[Any]:
 
 
 @contextmanager
-def start(options: TraceOptions | None = None) -> Iterator[Tracing | None]:
+def start(options: TraceOptions | None = None) -> Iterator[TracingSetup | None]:
     """Trace while the block runs, as `options` (default: the environment) want it; then export what
     is left, which may block for some seconds. Yields None when nothing is to be exported.
 
@@ -226,7 +226,7 @@ def start(options: TraceOptions | None = None) -> Iterator[Tracing | None]:
         return
     if spans.exporting() is not None:
         raise InvalidUsage("this process traces already: start it once")
-    tracing = Tracing(options)
+    tracing = TracingSetup(options)
     spans.export_by(tracing)
     try:
         yield tracing
@@ -236,7 +236,7 @@ def start(options: TraceOptions | None = None) -> Iterator[Tracing | None]:
         tracing.close()
 
 
-def running() -> Tracing | None:
+def running() -> TracingSetup | None:
     """Return the tracing of this process, if it was started here."""
     found = spans.exporting()
-    return found if isinstance(found, Tracing) else None
+    return found if isinstance(found, TracingSetup) else None

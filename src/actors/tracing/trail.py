@@ -20,7 +20,7 @@ NOTES_MAX: Final = 2 * LINKS_MAX
 SHARDS_MAX: Final = 1024
 
 
-class Trail:
+class AppendTraceIndex:
     """The last sampled appends of each shard."""
 
     def __init__(self) -> None:

@@ -39,11 +39,11 @@ class RecordedSpan(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Node(msgspec.Struct):
+class SpanNode(msgspec.Struct):
     """A span and what is below it, in the order of their starts."""
 
     span: RecordedSpan
-    children: list[Node] = []
+    children: list[SpanNode] = []
     orphan: bool = False
     """True if it has a parent that was not recorded."""
 
@@ -107,10 +107,10 @@ def _attributes(given: Any) -> dict[str, Any]:
     return found
 
 
-def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[Node]]:
+def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[SpanNode]]:
     """Return the top nodes of each trace, in the order of their starts."""
-    nodes = {(span.trace_id, span.span_id): Node(span) for span in spans}
-    tops: dict[str, list[Node]] = {}
+    nodes = {(span.trace_id, span.span_id): SpanNode(span) for span in spans}
+    tops: dict[str, list[SpanNode]] = {}
     # Sorted, so that children are appended in the order of their starts.
     for node in sorted(nodes.values(), key=lambda node: node.span.start_ns):
         span = node.span
@@ -155,7 +155,7 @@ def _has(spans: Sequence[RecordedSpan], trace_id: str, search: str) -> bool:
 
 
 def _draw_trace(
-    trace_id: str, tops: Sequence[Node], names: dict[tuple[str, str], str]
+    trace_id: str, tops: Sequence[SpanNode], names: dict[tuple[str, str], str]
 ) -> Iterator[str]:
     everything = [node for top in tops for node in _all(top)]
     start = min(node.span.start_ns for node in everything)
@@ -166,14 +166,14 @@ def _draw_trace(
         yield from _draw_node(top, start, names, "", last=position == len(tops) - 1)
 
 
-def _all(node: Node) -> Iterator[Node]:
+def _all(node: SpanNode) -> Iterator[SpanNode]:
     yield node
     for child in node.children:
         yield from _all(child)
 
 
 def _draw_node(
-    node: Node, start: int, names: dict[tuple[str, str], str], indent: str, *, last: bool
+    node: SpanNode, start: int, names: dict[tuple[str, str], str], indent: str, *, last: bool
 ) -> Iterator[str]:
     span = node.span
     head = f"{indent}{'└─ ' if last else '├─ '}{span.name}"

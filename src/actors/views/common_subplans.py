@@ -18,27 +18,34 @@ import msgspec
 
 from actors.plan.delta import Node
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Join,
-    Limit,
-    Named,
+    AggregationNode,
+    DistinctNode,
+    FilterNode,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     TemporalFilter,
     WindowFunctions,
     columns_of,
 )
 from actors.plan.relational_text import QUOTED
-from actors.views.operators import Context, Ids, Operator
+from actors.views.operators import DerivationContext, Ids, ViewOperator
 from actors.views.rule_linear import PassingOperator
 
 _KEEPING: Final = (
-    Aggregate | Distinct | Join | Limit | OuterJoin | SemiJoin | TemporalFilter | WindowFunctions
+    AggregationNode
+    | DistinctNode
+    | JoinNode
+    | LimitNode
+    | OuterJoin
+    | SemiJoin
+    | TemporalFilter
+    | WindowFunctions
 )
 _REFERENCE: Final = re.compile(r"(?<![.\w])[A-Za-z_]\w*+(?!\s*:)")
 """Word that may be a column id; after a point, or before a colon, it is a field's name."""
@@ -66,7 +73,7 @@ class CommonSubplans:
             return made
         self.shared.add(id(first))
         pairs = zip(columns_of(plan), columns_of(first), strict=True)
-        return Project(first, tuple(Named(own, other) for own, other in pairs))
+        return ProjectNode(first, tuple(NamedExpression(own, other) for own, other in pairs))
 
     def _within(self, plan: Plan, *, below_window: bool = False) -> Plan:
         """Return a part whose own inputs are merged."""
@@ -75,7 +82,7 @@ class CommonSubplans:
             value = getattr(plan, name)
             if isinstance(value, Plan):
                 if _is_one(plan, value, below_window=below_window):
-                    between = isinstance(value, Project)
+                    between = isinstance(value, ProjectNode)
                     changes[name] = self._within(value, below_window=between)
                 else:
                     changes[name] = self._merged(value)
@@ -88,8 +95,8 @@ def _is_one(plan: Plan, value: Plan, *, below_window: bool) -> bool:
     """Return whether a rule handles a part and its input together: a filter over a window, and a
     window over another one, or over a projection of that."""
     if isinstance(value, WindowFunctions):
-        return below_window or isinstance(plan, Filter | WindowFunctions)
-    if not isinstance(plan, WindowFunctions) or not isinstance(value, Project):
+        return below_window or isinstance(plan, FilterNode | WindowFunctions)
+    if not isinstance(plan, WindowFunctions) or not isinstance(value, ProjectNode):
         return False
     return isinstance(value.input, WindowFunctions)
 
@@ -113,9 +120,9 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
 
     `known`: cache of texts by the parts' identities, so all these parts must outlive it.
 
-    >>> from actors.plan.relational import Scan
-    >>> one = Filter(Scan(0, (("i0_k", "k"),)), "i0_k > 'i0_k'")
-    >>> shape_of(one) == shape_of(Filter(Scan(0, (("i7_k", "k"),)), "i7_k > 'i0_k'"))
+    >>> from actors.plan.relational import ScanNode
+    >>> one = FilterNode(ScanNode(0, (("i0_k", "k"),)), "i0_k > 'i0_k'")
+    >>> shape_of(one) == shape_of(FilterNode(ScanNode(0, (("i7_k", "k"),)), "i7_k > 'i0_k'"))
     True
     """
     known = {} if known is None else known
@@ -127,7 +134,7 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
             # Inputs of a union have the same ids.
             numbers.setdefault(id_, f"#{len(numbers)}")
     made = {id_: f"#{len(numbers) + n}" for n, id_ in enumerate(columns_of(plan))}
-    if isinstance(plan, Scan):
+    if isinstance(plan, ScanNode):
         # A table's own names stay, even if one looks like an id.
         text = f"Scan({plan.source}, {[own for _, own in plan.columns]})"
     else:
@@ -176,7 +183,7 @@ def _renumbered(text: str, ids: Mapping[str, str]) -> str:
 class SharedOperator(PassingOperator):
     """Operator that several parts of a view use; a large delta is made once."""
 
-    def __init__(self, context: Context, below: Operator) -> None:
+    def __init__(self, context: DerivationContext, below: ViewOperator) -> None:
         super().__init__(context, below)
 
     def make_delta(self) -> Node:

@@ -15,18 +15,18 @@ import msgspec
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed, Translation, Volatility
+from actors.plan.jobs import QueryAnalyzed, QueryTranslation, VolatileCall
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
-from actors.plan.relational import Opaque, ViewPlan
-from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
+from actors.plan.relational import OpaqueNode, ViewPlan
+from actors.plan.schema import SYSTEM_COLUMNS, TableSchema, arrow_type
 from actors.views import rule_opaque
-from actors.views.delta import Derived, derive
+from actors.views.delta import DerivedPlan, derive
 from actors.views.eager_choice import NEVER_EAGER, ChooseEager, EagerChoice
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
 from actors.views.plain_sql import query_text
 from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 
 DEFAULT_LIMITS: Final = PlanLimits()
 CHANGES_MEANING: Final = (
@@ -45,7 +45,7 @@ names, literals, keys and aggregates as Spark does by default."""
 
 async def compile_view(
     sql: str,
-    tables: Mapping[str, Schema],
+    tables: Mapping[str, TableSchema],
     analyze: AnalyzeQuery,
     conf: Conf = (),
     limits: PlanLimits = DEFAULT_LIMITS,
@@ -75,7 +75,7 @@ async def compile_view(
     try:
         for key, _ in conf:
             if key.lower().startswith(CHANGES_MEANING):
-                raise Unsupported(f"the setting {key}")
+                raise UnsupportedConstruct(f"the setting {key}")
         view = _translated(analyzed.translation, sources, output)
         choice = NEVER_EAGER if choose is None else await choose(sources)
         derived = _derived(view, schemas, limits, choice)
@@ -95,24 +95,27 @@ async def compile_view(
             conf=conf,
             tree=explain_tree(view),
         )
-    except Unsupported as why:
+    except UnsupportedConstruct as why:
         # A recomputed view would show the clock at the time of its job.
         if analyzed.volatility is not None:
             _refuse_clock(analyzed.volatility, str(why))
-        plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
+        plan = rule_opaque.derive(OpaqueNode(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 
-def _translated(found: Translation | None, sources: tuple[str, ...], output: Schema) -> ViewPlan:
+def _translated(
+    found: QueryTranslation | None, sources: tuple[str, ...], output: TableSchema
+) -> ViewPlan:
     if found is None or found.root is None:
-        raise Unsupported("no plan was told" if found is None else found.reason)
+        raise UnsupportedConstruct("no plan was told" if found is None else found.reason)
     return ViewPlan(sources, found.root, output)
 
 
 def _derived(
-    view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits, choice: EagerChoice
-) -> Derived:
-    """Return the plan of the view's changes. Raises `Unsupported`, also when it is too large."""
+    view: ViewPlan, schemas: tuple[TableSchema, ...], limits: PlanLimits, choice: EagerChoice
+) -> DerivedPlan:
+    """Return the plan of the view's changes. Raises `UnsupportedConstruct`, also when it is too
+    large."""
     try:
         derived = derive(view, schemas, choice)
         nodes = [stratum.node for stratum in derived.strata]
@@ -120,16 +123,16 @@ def _derived(
         inputs = {name for stratum in derived.strata for name in stratum.inputs if name[0] != "r"}
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
-        raise Unsupported("a plan that is nested too deeply") from None
+        raise UnsupportedConstruct("a plan that is nested too deeply") from None
     if size > limits.plan_nodes_max:
-        raise Unsupported(
+        raise UnsupportedConstruct(
             f"a plan of {size} nodes for its changes, more than {limits.plan_nodes_max} "
             "(view_plan_nodes_max)"
         )
     return derived
 
 
-def _refuse_volatile(analyzed: Analyzed) -> None:
+def _refuse_volatile(analyzed: QueryAnalyzed) -> None:
     found = analyzed.volatility
     # Temporal filters follow the clock (`catalyst.temporal`).
     if found is None or found.temporal:
@@ -143,14 +146,14 @@ def _refuse_volatile(analyzed: Analyzed) -> None:
     raise QueryRejected(f"{found.call} {advice}")
 
 
-def _refuse_clock(found: Volatility, why: str) -> NoReturn:
+def _refuse_clock(found: VolatileCall, why: str) -> NoReturn:
     raise QueryRejected(
         f"{found.call} is kept up with only where WHERE compares it, moved by constant intervals, "
         f"with a time of the row (ts > now() - INTERVAL '1' HOUR); here: {why}"
     )
 
 
-def _check_output(output: Schema) -> None:
+def _check_output(output: TableSchema) -> None:
     seen: set[str] = set()
     for column in output.columns:
         low = column.name.lower()

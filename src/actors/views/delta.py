@@ -17,46 +17,46 @@ import msgspec
 
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
-    Accumulate,
+    AccumulateTotals,
     EagerSums,
-    Hidden,
+    FilterRows,
+    HiddenState,
     Node,
-    Select,
-    Stratum,
+    PlanStratum,
+    SelectColumns,
     TopCandidates,
-    Union,
-    Where,
+    UnionRows,
 )
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Constants,
-    Distinct,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Limit,
-    Named,
-    Opaque,
+    AggregationNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
+    OpaqueNode,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     TemporalFilter,
     UnionAll,
+    ValuesNode,
     ViewPlan,
     WindowFunctions,
 )
 from actors.plan.relational_text import quote, words_of
 from actors.plan.relational_walk import inputs_of
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.views.common_subplans import CommonSubplans, SharedOperator
 from actors.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.views.measures import not_additive
-from actors.views.operators import Context, Operator
+from actors.views.operators import DerivationContext, ViewOperator
 from actors.views.rule_compared import drop_unread_columns
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import aggregate_distinct_values
@@ -78,7 +78,7 @@ from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
 from actors.views.rule_top import limit, ranked_first
 from actors.views.rule_window import WindowOperator, window_chain
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 from actors.views.window_reach import near_changes, near_sessions, ranks_wanted
 
 OUTPUT_PREFIX: Final = "o_"
@@ -90,11 +90,11 @@ BESIDE: Final = "is read when the one row beside it changes"
 """Text in the reason of a view that is incremental except for this read."""
 
 
-class Derived(msgspec.Struct, frozen=True):
+class DerivedPlan(msgspec.Struct, frozen=True):
     """Result of `derive` for a view."""
 
-    strata: tuple[Stratum, ...]
-    hidden: tuple[Hidden, ...]
+    strata: tuple[PlanStratum, ...]
+    hidden: tuple[HiddenState, ...]
     nearby: tuple[NearbyRows, ...]
     covered: tuple[CoveredChanges, ...]
     eager: tuple[EagerSums, ...]
@@ -104,15 +104,17 @@ class Derived(msgspec.Struct, frozen=True):
 
 
 def derive(
-    view: ViewPlan, schemas: tuple[Schema, ...], choice: EagerChoice = NEVER_EAGER
-) -> Derived:
+    view: ViewPlan, schemas: tuple[TableSchema, ...], choice: EagerChoice = NEVER_EAGER
+) -> DerivedPlan:
     """Return the plan that maintains a view, with the sums below joins that `choice` selects.
-    Raises `Unsupported`."""
+    Raises `UnsupportedConstruct`."""
     common = CommonSubplans(drop_unread_columns(view.root))
-    context = Context(schemas, common.shared, choice)
+    context = DerivationContext(schemas, common.shared, choice)
     node = _operator(context, common.root).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
-        raise Unsupported(f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}")
+        raise UnsupportedConstruct(
+            f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}"
+        )
     if context.hidden:
         node = _packed(context, node, view.output)
     strata = context.strata(node)
@@ -120,13 +122,13 @@ def derive(
     mode, reason = _mode(context, strata, hidden, view.sources)
     nearby, covered = tuple(context.nearby), tuple(context.covered)
     eager = tuple(context.eager), context.eager_open
-    return Derived(strata, hidden, nearby, covered, *eager, mode, reason)
+    return DerivedPlan(strata, hidden, nearby, covered, *eager, mode, reason)
 
 
 def _mode(
-    context: Context,
-    strata: tuple[Stratum, ...],
-    hidden: tuple[Hidden, ...],
+    context: DerivationContext,
+    strata: tuple[PlanStratum, ...],
+    hidden: tuple[HiddenState, ...],
     sources: tuple[str, ...],
 ) -> tuple[str, str]:
     """Return the mode and its reason; for an incremental view the reason names what is read
@@ -159,7 +161,7 @@ def _mode(
     return "incremental", "; ".join(dict.fromkeys(beside))
 
 
-def _operator(context: Context, plan: Plan) -> Operator:
+def _operator(context: DerivationContext, plan: Plan) -> ViewOperator:
     """Return the operator of a plan; a part that occurs in it more than once has one operator."""
     if id(plan) not in context.shared:
         return _made(context, plan)
@@ -169,50 +171,50 @@ def _operator(context: Context, plan: Plan) -> Operator:
     return known
 
 
-def _made(context: Context, plan: Plan) -> Operator:
+def _made(context: DerivationContext, plan: Plan) -> ViewOperator:
     match plan:
-        case Scan():
+        case ScanNode():
             return ScanOperator(context, plan)
-        case Constants():
+        case ValuesNode():
             return ConstantsOperator(context, plan)
-        case Filter():
+        case FilterNode():
             below = plan.input
             if isinstance(below, WindowFunctions):
                 return _ranked(context, plan, below)
             return FilterOperator(context, plan, _operator(context, below))
         case TemporalFilter():
             return TemporalOperator(context, plan, _operator(context, plan.input))
-        case Project():
+        case ProjectNode():
             below = plan.input
             # Together with its join: columns that are not read above allow range lookups.
-            if isinstance(below, Join) and id(below) not in context.shared:
+            if isinstance(below, JoinNode) and id(below) not in context.shared:
                 return _projected(context, plan.columns, below, _sides(context, below))
             return ProjectOperator(context, plan.columns, _operator(context, below))
-        case Join():
+        case JoinNode():
             return inner_join(context, plan, _sides(context, plan))
         case OuterJoin():
             return OuterOperator(context, plan, *_sides(context, plan))
         case SemiJoin():
             return SemiOperator(context, plan, *_sides(context, plan))
-        case Aggregate():
+        case AggregationNode():
             return _grouped(context, plan)
-        case Distinct():
+        case DistinctNode():
             return distinct(context, plan, _operator(context, plan.input))
         case UnionAll():
             return UnionOperator(context, tuple(_operator(context, p) for p in plan.inputs))
-        case Expansion():
+        case ExpandNode():
             return ExpansionOperator(context, plan, _operator(context, plan.input))
-        case Generation():
+        case GenerateNode():
             return GenerationOperator(context, plan, _operator(context, plan.input))
         case WindowFunctions():
             return _window(context, plan)
-        case Limit():
+        case LimitNode():
             return limit(context, plan, _operator(context, plan.input))
-        case Opaque():
-            raise Unsupported(plan.reason)
+        case OpaqueNode():
+            raise UnsupportedConstruct(plan.reason)
 
 
-def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operator:
+def _ranked(context: DerivationContext, plan: FilterNode, windows: WindowFunctions) -> ViewOperator:
     """Return the rows of window functions that a filter leaves, kept with a reserve if they are the
     first of their partition."""
     ranks = ranks_wanted(plan.predicate, windows.calls)
@@ -223,7 +225,7 @@ def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operato
     return first or FilterOperator(context, plan, _window(context, windows, ranks))
 
 
-def _window(context: Context, plan: WindowFunctions, ranks: int = 0) -> Operator:
+def _window(context: DerivationContext, plan: WindowFunctions, ranks: int = 0) -> ViewOperator:
     """Return the window functions; only the first `ranks` are read above (0: all)."""
     lowest, *above = window_chain(plan)
     lowest = _keys_once(lowest)
@@ -240,7 +242,9 @@ def _keys_once(plan: WindowFunctions) -> WindowFunctions:
     return msgspec.structs.replace(plan, keys=tuple(dict.fromkeys(plan.keys)))
 
 
-def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:
+def _sides(
+    context: DerivationContext, plan: JoinNode | OuterJoin | SemiJoin
+) -> tuple[ViewOperator, ...]:
     """Return the inputs of a join. An input that cannot be looked up by the join's keys is kept as
     a state."""
     inputs = tuple(_operator(context, each) for each in inputs_of(plan))
@@ -250,7 +254,7 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
     for each in plan.equal:
         for own, other in ((each.left, each.right), (each.right, each.left)):
             by.setdefault(owner[own], {}).setdefault(owner[other], set()).add(own)
-    made: list[Operator] = []
+    made: list[ViewOperator] = []
     for place, side in enumerate(inputs):
         keys = by.get(place, {}).values()
         lost = any(not any(side.seekable((id_,)) for id_ in key) for key in keys)
@@ -261,8 +265,11 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
 
 
 def _projected(
-    context: Context, columns: tuple[Named, ...], plan: Join, sides: Sequence[Operator]
-) -> Operator:
+    context: DerivationContext,
+    columns: tuple[NamedExpression, ...],
+    plan: JoinNode,
+    sides: Sequence[ViewOperator],
+) -> ViewOperator:
     """Return a projection of an inner join, whose inputs are `sides`."""
     read = {word for each in columns for word in words_of(each.expression)}
     return ProjectOperator(context, columns, inner_join(context, plan, sides, read))
@@ -271,7 +278,7 @@ def _projected(
 # -- groupings ------------------------------------------------------------------------------------
 
 
-def _grouped(context: Context, plan: Aggregate) -> Operator:
+def _grouped(context: DerivationContext, plan: AggregationNode) -> ViewOperator:
     """Return a grouping; over a join, one side is summed first if that is a gain."""
     rows = joined_rows(plan, context.shared)
     if rows is None:
@@ -286,7 +293,9 @@ def _grouped(context: Context, plan: Aggregate) -> Operator:
     return _aggregate(context, plan, _projected(context, between, join, sides))
 
 
-def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
+def _aggregate(
+    context: DerivationContext, plan: AggregationNode, below: ViewOperator
+) -> ViewOperator:
     """Return a grouping. Its parts are joined by their keys if some aggregates are sums, also over
     distinct values, others are first values, and others are computed afresh."""
     sums: list[AggregateCall] = []
@@ -305,7 +314,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")
             afresh.append(call)
-    parts: list[Operator] = []
+    parts: list[ViewOperator] = []
     if distinct_calls:
         parts.append(aggregate_distinct_values(context, plan, below, distinct_calls, sums))
     # Without any call there is still one part, for the keys.
@@ -323,26 +332,26 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
 # -- the result -----------------------------------------------------------------------------------
 
 
-def _packed(context: Context, node: Node, output: Schema) -> Node:
+def _packed(context: DerivationContext, node: Node, output: TableSchema) -> Node:
     """Return the view's delta and those of all hidden states as one table."""
     merged = _merged(context, node)
     branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
     branches += _hidden_branches(context, output, None if merged is None else merged[0])
     branches += _seldom_branches(context, output)
-    return branches[0] if len(branches) == 1 else Union(tuple(branches))
+    return branches[0] if len(branches) == 1 else UnionRows(tuple(branches))
 
 
-def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
+def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
     """Return (hidden state, branch) if the view is a projection of one grouping's totals."""
     inner: Node = node
-    selects: list[Select] = []
+    selects: list[SelectColumns] = []
     predicates: list[str] = []
-    while not isinstance(inner, Accumulate):
-        if isinstance(inner, Select) and not predicates:
+    while not isinstance(inner, AccumulateTotals):
+        if isinstance(inner, SelectColumns) and not predicates:
             selects.append(inner)
-        elif isinstance(inner, Where) and len(selects) == 1 and not predicates:
+        elif isinstance(inner, FilterRows) and len(selects) == 1 and not predicates:
             predicates.append(inner.predicate)
-        elif isinstance(inner, Select) and len(selects) == 1:
+        elif isinstance(inner, SelectColumns) and len(selects) == 1:
             selects.append(inner)
         else:
             return None
@@ -353,13 +362,13 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
     number = next(k for k, (_, made) in enumerate(context.hidden) if made == inner)
     hidden, _ = context.hidden[number]
     view, finished = selects
-    passed = [Named(name, name) for name in hidden.schema.names]
+    passed = [NamedExpression(name, name) for name in hidden.schema.names]
     own = {column.name for column in passed}
     made = [column for column in finished.columns if column.name not in own]
-    below = Select(inner, (*passed, *made))
+    below = SelectColumns(inner, (*passed, *made))
     kept = predicates[0] if predicates else None
     columns = [
-        Named(
+        NamedExpression(
             OUTPUT_PREFIX + column.name,
             # Rows that HAVING drops are not computed: Spark does not either, and it might raise.
             column.expression if kept is None else f"CASE WHEN {kept} THEN {column.expression} END",
@@ -369,13 +378,13 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
     columns += _hidden_columns(context, number)
     bit = 2 << number
     both = str(bit + 1) if kept is None else f"CASE WHEN {kept} THEN {bit + 1} ELSE {bit} END"
-    return number, Select(below, (*columns, Named(TO, both)))
+    return number, SelectColumns(below, (*columns, NamedExpression(TO, both)))
 
 
-def _hidden_columns(context: Context, *filled: int) -> list[Named]:
+def _hidden_columns(context: DerivationContext, *filled: int) -> list[NamedExpression]:
     """Return the columns of all hidden states: the `filled` ones by name, the others NULL."""
     return [
-        Named(
+        NamedExpression(
             f"h{k}_{column.name}",
             column.name if k in filled else f"CAST(NULL AS {column.type})",
         )
@@ -384,12 +393,14 @@ def _hidden_columns(context: Context, *filled: int) -> list[Named]:
     ]
 
 
-def _view_branch(context: Context, node: Node, output: Schema) -> Node:
-    columns = [Named(OUTPUT_PREFIX + name, quote(name)) for name in output.names]
-    return Select(node, (*columns, *_hidden_columns(context), Named(TO, "1")))
+def _view_branch(context: DerivationContext, node: Node, output: TableSchema) -> Node:
+    columns = [NamedExpression(OUTPUT_PREFIX + name, quote(name)) for name in output.names]
+    return SelectColumns(node, (*columns, *_hidden_columns(context), NamedExpression(TO, "1")))
 
 
-def _hidden_branches(context: Context, output: Schema, done: int | None) -> list[Node]:
+def _hidden_branches(
+    context: DerivationContext, output: TableSchema, done: int | None
+) -> list[Node]:
     """Return the rows of all hidden states except the one that is `done`."""
     branches = []
     for number, (_, made) in enumerate(context.hidden):
@@ -404,14 +415,18 @@ def _hidden_branches(context: Context, output: Schema, done: int | None) -> list
     return branches
 
 
-def _seldom_branches(context: Context, output: Schema) -> list[Node]:
+def _seldom_branches(context: DerivationContext, output: TableSchema) -> list[Node]:
     """Return the rows of strata that seldom have any."""
     to = str(2 << len(context.hidden))
     return [_no_view_branch(context, node, (), to, output) for node in context.seldom.values()]
 
 
 def _no_view_branch(
-    context: Context, made: Node, filled: tuple[int, ...], to: str, output: Schema
+    context: DerivationContext, made: Node, filled: tuple[int, ...], to: str, output: TableSchema
 ) -> Node:
-    columns = [Named(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns]
-    return Select(made, (*columns, *_hidden_columns(context, *filled), Named(TO, to)))
+    columns = [
+        NamedExpression(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns
+    ]
+    return SelectColumns(
+        made, (*columns, *_hidden_columns(context, *filled), NamedExpression(TO, to))
+    )

@@ -7,51 +7,51 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
+    AccumulateTotals,
+    ConsolidateRows,
     DeltaPlan,
-    Expand,
-    Generate,
-    Input,
-    Lookup,
-    Match,
+    ExpandRows,
+    FilterRows,
+    GenerateRows,
+    MatchState,
+    NamedInput,
     Node,
-    Pair,
-    Recompute,
+    PairRows,
+    RecomputeGroups,
     RecomputeRows,
-    Reduce,
+    ReduceGroups,
     RowLifetimes,
-    Select,
+    SelectColumns,
+    StateLookup,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
     tops,
 )
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
-    Constants,
-    Distinct,
-    Equal,
-    Expansion,
-    Filter,
-    Generation,
-    Join,
-    Key,
-    Limit,
-    Named,
-    Opaque,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    GroupKey,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
+    OpaqueNode,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
     TemporalFilter,
     UnionAll,
+    ValuesNode,
     ViewPlan,
     WindowFunctions,
 )
@@ -98,7 +98,7 @@ def explain_tree(plan: ViewPlan) -> str:
     return "\n".join(_lines(plan.root, plan))
 
 
-def _lookup(lookup: Lookup, plan: DeltaPlan, within: str) -> str:
+def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
     target = lookup.target
     if target.startswith("s"):
         target += f" of {plan.sources[int(target[1:])]}"
@@ -117,36 +117,36 @@ def _delta_lines(node: Node) -> Iterator[str]:
 
 def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
     match node:
-        case Input():
+        case NamedInput():
             return f"Input {node.name}({', '.join(node.columns)})", ()
-        case Where():
+        case FilterRows():
             return f"Where {node.predicate}", (node.input,)
         case RowLifetimes():
             title = f"RowLifetimes from {node.begins or 'ever'} to {node.ends or 'ever'}"
             return title, (node.input, node.interval)
-        case Select():
+        case SelectColumns():
             return f"Select {_named(node.columns)}", (node.input,)
-        case Weigh():
+        case WeighRows():
             return f"Weigh by {node.factor}", (node.input,)
-        case Expand():
+        case ExpandRows():
             return f"Expand {node.tag} below {node.count}", (node.input,)
-        case Generate():
+        case GenerateRows():
             outer = "outer " if node.outer else ""
             return f"Generate {outer}{node.generator}", (node.input,)
-        case Pair():
+        case PairRows():
             return f"Pair {_pairs(node)}", (node.left, node.right)
-        case Match():
+        case MatchState():
             return f"Match {node.kind} {_pairs(node)}", (node.left, node.right)
-        case Union():
+        case UnionRows():
             return "Union", node.inputs
-        case Reduce():
+        case ReduceGroups():
             measures = [f"{m.name} = {m.kind}({m.argument}): {m.type}" for m in node.measures]
             return f"Reduce by ({_named(node.keys)}) {', '.join(measures)}".rstrip(), (node.input,)
-        case Accumulate():
+        case AccumulateTotals():
             flips = ": flips" if node.flips else ""
             title = f"Accumulate by ({', '.join(node.keys)}){flips}"
             return title, (node.contributions, node.hidden)
-        case Recompute():
+        case RecomputeGroups():
             calls = ", ".join(f"{call.name} = {call.text}: {call.type}" for call in node.calls)
             title = f"Recompute by ({', '.join(node.keys)}) {calls}".rstrip()
             return title, (node.old, node.changes)
@@ -167,7 +167,7 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
         case TopCandidates():
             what = f"TopCandidates{_groups(node.keys)}"
             return f"{what}: {node.kept} of more than {node.most}", tops(node)
-        case Consolidate():
+        case ConsolidateRows():
             return "Consolidate", (node.input,)
 
 
@@ -175,7 +175,7 @@ def _groups(keys: tuple[str, ...]) -> str:
     return f" of ({', '.join(keys)})" if keys else ""
 
 
-def _pairs(node: Pair | Match) -> str:
+def _pairs(node: PairRows | MatchState) -> str:
     tests = [f"{left} = {right}" for left, right in node.equal]
     tests += [f"{left} <=> {right}" for left, right in node.same]
     residual = f" where {node.residual}" if node.residual else ""
@@ -183,7 +183,7 @@ def _pairs(node: Pair | Match) -> str:
 
 
 def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
-    mode = _mode(plan) if isinstance(plan, Aggregate) else ""
+    mode = _mode(plan) if isinstance(plan, AggregationNode) else ""
     yield _title(plan, view.sources) + mode
     for each in inputs_of(plan):
         yield from (f"  {line}" for line in _lines(each, view))
@@ -191,48 +191,48 @@ def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
 
 def _title(plan: Plan, sources: tuple[str, ...]) -> str:
     match plan:
-        case Scan():
+        case ScanNode():
             columns = ", ".join(f"{made} = {own}" for made, own in plan.columns)
             return f"Scan {sources[plan.source]}({columns})"
-        case Constants():
+        case ValuesNode():
             return f"Constants {plan.table or 'one row'} ({_typed(plan.columns)})"
-        case Filter():
+        case FilterNode():
             return f"Filter {plan.predicate}"
         case TemporalFilter():
             tests = " AND ".join(bound.test for bound in plan.bounds)
             return f"TemporalFilter {tests} [incremental: rows come and go as time passes]"
-        case Project():
+        case ProjectNode():
             return f"Project {_named(plan.columns)}"
-        case Join():
+        case JoinNode():
             return f"Join {_tests(plan.equal, plan.residual)}"
         case OuterJoin():
             return f"OuterJoin {plan.kind} {_tests(plan.equal, plan.residual)}"
         case SemiJoin():
             kind = "anti" if plan.anti else "semi"
             return f"SemiJoin {kind} {_tests(plan.equal, plan.residual)}"
-        case Aggregate():
+        case AggregationNode():
             calls = ", ".join(f"{c.name} = {call_text(c)}: {c.type}" for c in plan.calls)
             return f"Aggregate by ({_typed(plan.keys)}) {calls}".rstrip()
-        case Distinct():
+        case DistinctNode():
             return f"Distinct {_typed(plan.columns)}"
         case UnionAll():
             return "UnionAll"
-        case Expansion():
+        case ExpandNode():
             return f"Expansion {len(plan.rows)} times ({_typed(plan.columns)}) [incremental]"
-        case Generation():
+        case GenerateNode():
             outer = "outer " if plan.outer else ""
             return f"Generation {outer}{plan.generator} ({_typed(plan.columns)}) [incremental]"
         case WindowFunctions():
             calls = ", ".join(f"{call.name} = {window_text(plan, call)}" for call in plan.calls)
             return f"WindowFunctions {calls} [keyed: touched partitions are computed afresh]"
-        case Limit():
+        case LimitNode():
             order = f" by {', '.join(plan.order)}" if plan.order else ""
             return f"Limit {plan.count} behind {plan.offset}{order} [incremental, with a reserve]"
-        case Opaque():
+        case OpaqueNode():
             return f"Opaque ({plan.reason})"
 
 
-def _mode(plan: Aggregate) -> str:
+def _mode(plan: AggregationNode) -> str:
     """Return the mode of a grouping in brackets."""
     why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
     afresh = [
@@ -255,22 +255,22 @@ def _plain(call: AggregateCall) -> AggregateCall:
     return msgspec.structs.replace(call, distinct=False)
 
 
-def _tests(equal: tuple[Equal, ...], residual: tuple[str, ...]) -> str:
+def _tests(equal: tuple[ColumnEquality, ...], residual: tuple[str, ...]) -> str:
     tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
     others = (each if each.startswith("(") else f"({each})" for each in residual)
     rest = f" where {' AND '.join(others)}" if residual else ""
     return f"{' and '.join(tests) or 'all pairs'}{rest}"
 
 
-def _typed(keys: tuple[Key, ...]) -> str:
+def _typed(keys: tuple[GroupKey, ...]) -> str:
     return ", ".join(f"{_shown(key)}: {key.type}" for key in keys)
 
 
-def _named(columns: tuple[Named, ...]) -> str:
+def _named(columns: tuple[NamedExpression, ...]) -> str:
     return ", ".join(_shown(column) for column in columns)
 
 
-def _shown(column: Named | Key) -> str:
+def _shown(column: NamedExpression | GroupKey) -> str:
     if column.name == column.expression:
         return column.name
     return f"{column.name} = {column.expression}"

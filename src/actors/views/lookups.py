@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from actors.plan.compared_range import ComparedRange
-from actors.plan.delta import Lookup
+from actors.plan.delta import StateLookup
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
 """(input name, its columns); an empty column name stands for NULL."""
@@ -42,7 +42,7 @@ class _Need(msgspec.Struct):
         return {wanted for fills in self.origins.values() for wanted in fills}
 
 
-class Lookups:
+class LookupCollector:
     """Collects the requests of a plan's terms."""
 
     def __init__(self) -> None:
@@ -96,16 +96,16 @@ class Lookups:
                 queue += self._needs[each].after
         return found
 
-    def by_stratum(self, count: int) -> list[tuple[Lookup, ...]]:
+    def by_stratum(self, count: int) -> list[tuple[StateLookup, ...]]:
         """Return the lookups of each of `count` strata, each after those that it needs."""
         whole = {
             target
             for (target, key, *_), need in self._needs.items()
             if not key and not need.origins
         }
-        strata: list[list[Lookup]] = [[] for _ in range(count)]
+        strata: list[list[StateLookup]] = [[] for _ in range(count)]
         # Whole reads without origins wait for nothing.
-        strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
+        strata[0] += [StateLookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
         numbers: dict[Wanted, int] = {}
         filled = self._filled(whole)
@@ -124,12 +124,12 @@ class Lookups:
                 fills_of = tuple(
                     _numbered(origin[0], need.origins[origin], numbers) for origin in origins
                 )
-                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills_of)
+                made = StateLookup(*wanted[:2], tuple(origins), need.nulls, number, fills_of)
                 strata[level].append(made)
                 self._note_range(made, need.within)
         return [tuple(lookups) for lookups in strata]
 
-    def _note_range(self, made: Lookup, within: set[Within | None]) -> None:
+    def _note_range(self, made: StateLookup, within: set[Within | None]) -> None:
         """Note the range of a lookup if all its requests have the same comparisons."""
         (first, *others) = within
         if first is not None and not others and len(made.origins) == 1:

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from actors.plan.delta import Measure
-from actors.plan.relational import Aggregate, AggregateCall, Named
+from actors.plan.delta import AdditiveMeasure
+from actors.plan.relational import AggregateCall, AggregationNode, NamedExpression
 
 ROWS: Final = "n"
 SQUARED_DIGITS_MAX: Final = 13
@@ -21,18 +21,18 @@ _INTEGERS: Final = {"tinyint": 3, "smallint": 5, "int": 10}
 _VARIANCES: Final = frozenset(["stddev_samp", "stddev_pop", "var_samp", "var_pop"])
 
 
-class Finished(msgspec.Struct, frozen=True):
+class FinishedMeasures(msgspec.Struct, frozen=True):
     """Hidden sums, and the calls' results over them."""
 
-    measures: tuple[Measure, ...]
-    columns: tuple[Named, ...]
+    measures: tuple[AdditiveMeasure, ...]
+    columns: tuple[NamedExpression, ...]
 
 
 class _Measures:
     """Hidden columns, shared by the calls that need the same."""
 
     def __init__(self, rows: str) -> None:
-        self.found: dict[tuple[str, str], Measure] = {}
+        self.found: dict[tuple[str, str], AdditiveMeasure] = {}
         self.rows = rows
         """The column that counts rows."""
 
@@ -40,16 +40,16 @@ class _Measures:
         """Return the name of the measure, which is created if it is new."""
         key = (kind, argument)
         if key not in self.found:
-            self.found[key] = Measure(f"m{len(self.found)}", kind, argument, type_)
+            self.found[key] = AdditiveMeasure(f"m{len(self.found)}", kind, argument, type_)
         return self.found[key].name
 
 
-def derive_sums(plan: Aggregate, rows: str = ROWS) -> Finished:
+def derive_sums(plan: AggregationNode, rows: str = ROWS) -> FinishedMeasures:
     """Return the sums and results of a grouping whose calls are all additive; `rows`: the column
     that counts its rows."""
     measures = _Measures(rows)
-    columns = tuple(Named(call.name, _result(call, measures)) for call in plan.calls)
-    return Finished(tuple(measures.found.values()), columns)
+    columns = tuple(NamedExpression(call.name, _result(call, measures)) for call in plan.calls)
+    return FinishedMeasures(tuple(measures.found.values()), columns)
 
 
 def not_additive(call: AggregateCall, *, ansi: bool) -> str:

@@ -18,25 +18,25 @@ from typing import Final, TypeAlias
 
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
-    Consolidate,
+    ConsolidateRows,
     EagerSums,
-    Hidden,
-    Input,
+    HiddenState,
+    NamedInput,
     Node,
-    Select,
-    Stratum,
+    PlanStratum,
+    SelectColumns,
     TopCandidates,
     TopGate,
-    Union,
+    UnionRows,
 )
 from actors.plan.nearby import NearbyRows
 from actors.plan.plan_splitting import children, with_children
-from actors.plan.relational import Named
-from actors.plan.schema import Schema
+from actors.plan.relational import NamedExpression
+from actors.plan.schema import TableSchema
 from actors.threshold_probes import CUT_NODES
 from actors.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.views.key_types import is_key_comparable
-from actors.views.lookups import Lookups, Origin, Wanted, Within
+from actors.views.lookups import LookupCollector, Origin, Wanted, Within
 
 Origins: TypeAlias = tuple[Origin, ...]
 Ids: TypeAlias = tuple[str, ...]
@@ -46,12 +46,12 @@ Ids: TypeAlias = tuple[str, ...]
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
-class Context:
+class DerivationContext:
     """State of one view's derivation: its lookups, cuts and hidden states so far."""
 
     def __init__(
         self,
-        schemas: tuple[Schema, ...],
+        schemas: tuple[TableSchema, ...],
         shared: Set[int] = frozenset(),
         choice: EagerChoice = NEVER_EAGER,
     ) -> None:
@@ -64,11 +64,11 @@ class Context:
         """Sums that are taken below a join."""
         self.eager_open = False
         """True if a choice of such sums could not be made yet."""
-        self.operators: dict[int, Operator] = {}
+        self.operators: dict[int, ViewOperator] = {}
         """Operators of shared plans, by the plans' identities."""
-        self.lookups = Lookups()
+        self.lookups = LookupCollector()
         self.cuts: list[Node] = []
-        self.hidden: list[tuple[Hidden, Node | None]] = []
+        self.hidden: list[tuple[HiddenState, Node | None]] = []
         """Each hidden state with its changes; None: the state before it makes them, too."""
         self.nearby: list[NearbyRows] = []
         self.covered: list[CoveredChanges] = []
@@ -99,7 +99,7 @@ class Context:
         the lookup.
 
         Without columns it reads everything: if an origin has a row, or always if there are no
-        origins. `within` is as in `Lookups.ask`.
+        origins. `within` is as in `LookupCollector.ask`.
         """
         kept = [
             i
@@ -141,10 +141,10 @@ class Context:
         for record in self._asked:
             record.update(asked)
 
-    def cut(self, node: Node, columns: Ids) -> Input:
+    def cut(self, node: Node, columns: Ids) -> NamedInput:
         """Make the node by a run of its own, and return its output."""
         self.cuts.append(node)
-        return Input(f"r{len(self.cuts) - 1}", columns)
+        return NamedInput(f"r{len(self.cuts) - 1}", columns)
 
     def near(self, wanted: NearbyRows) -> str:
         """Return the name of the input that has the rows near changes."""
@@ -162,13 +162,13 @@ class Context:
         self._names += 1
         return f"q{self._names}_"
 
-    def strata(self, last: Node) -> tuple[Stratum, ...]:
+    def strata(self, last: Node) -> tuple[PlanStratum, ...]:
         """Return the cuts, then the last node, each with its lookups."""
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
         ranges = self.lookups.ranges
         return tuple(
-            Stratum(
+            PlanStratum(
                 own,
                 node,
                 inputs_of(node),
@@ -180,10 +180,10 @@ class Context:
         )
 
 
-class Operator(ABC):
+class ViewOperator(ABC):
     """One operator of a view."""
 
-    def __init__(self, context: Context, columns: Ids) -> None:
+    def __init__(self, context: DerivationContext, columns: Ids) -> None:
         self.context = context
         self.columns = columns
         self._delta: Node | None = None
@@ -288,14 +288,14 @@ class Operator(ABC):
         name."""
         if self._cut is None:
             # A lookup that reads much when this run has a row then seldom happens.
-            self._delta = Consolidate(self.delta())
+            self._delta = ConsolidateRows(self.delta())
             self.cut()
         assert self._cut is not None, "a cut has a name"
         return self._cut
 
     def new(self) -> Node:
         """Return the state below `hi`."""
-        return Union((self.old(), self.delta(shared=True)))
+        return UnionRows((self.old(), self.delta(shared=True)))
 
     def delta_origins(self, ids: Ids) -> Origins | None:
         """Return `trace_delta`'s answer; for a delta that was cut, its own rows."""
@@ -342,9 +342,11 @@ def narrowed(ids: Ids, origins: Origins, kept: Sequence[int]) -> tuple[Ids, Orig
     )
 
 
-def select(node: Node, columns: Iterable[tuple[str, str]]) -> Select:
+def select(node: Node, columns: Iterable[tuple[str, str]]) -> SelectColumns:
     """Return renamed or computed columns of a node: (name, expression)."""
-    return Select(node, tuple(Named(name, expression) for name, expression in columns))
+    return SelectColumns(
+        node, tuple(NamedExpression(name, expression) for name, expression in columns)
+    )
 
 
 def is_name(expression: str) -> bool:
@@ -373,12 +375,12 @@ def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
     found: dict[str, None] = {}
 
     def walk(below: Node) -> None:
-        if isinstance(below, Input) and below.name not in without:
+        if isinstance(below, NamedInput) and below.name not in without:
             found[below.name] = None
         children = children_of(below)
         if isinstance(below, TopGate | TopCandidates):
             switch = below.switch if isinstance(below, TopGate) else below.shortage
-            if isinstance(switch, Input) and switch.name in without:
+            if isinstance(switch, NamedInput) and switch.name in without:
                 children = _usual(below)
         for child in children:
             walk(child)
@@ -389,8 +391,8 @@ def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
 
 def replace_input(node: Node, name: str, other: str) -> Node:
     """Return the node with the input `other` in place of the input `name`."""
-    if isinstance(node, Input):
-        return Input(other, node.columns) if node.name == name else node
+    if isinstance(node, NamedInput):
+        return NamedInput(other, node.columns) if node.name == name else node
     return with_children(node, [replace_input(each, name, other) for each in children(node)])
 
 

@@ -260,7 +260,7 @@ class PlainReader:
         op = _SAME.get(text, text)
         if op not in _EXCHANGED:
             raise NotPlain("no comparison")
-        # Exchanged twice it is the operator itself, typed as `Op`.
+        # Exchanged twice it is the operator itself, typed as `UpsertOp`.
         return _EXCHANGED[_EXCHANGED[op]]
 
     # -- literals ------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Mapping
 from typing import Final, Protocol, TypeAlias
 
 from actors.errors import UnknownObject
-from actors.plan.jobs import Analyzed
-from actors.plan.schema import Schema
+from actors.plan.jobs import QueryAnalyzed
+from actors.plan.schema import TableSchema
 from actors.protocol.relations import refuse_relation
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
-Tables: TypeAlias = tuple[tuple[str, Schema], ...]
+Tables: TypeAlias = tuple[tuple[str, TableSchema], ...]
 
 
 class AnalyzeQuery(Protocol):
@@ -24,7 +24,7 @@ class AnalyzeQuery(Protocol):
 
     def __call__(
         self, tables: Tables, sql: str, conf: Conf, *, translate: bool = False
-    ) -> Awaitable[Analyzed]:
+    ) -> Awaitable[QueryAnalyzed]:
         """Return the engine's analysis, with `translate` its relational plan too."""
 
 
@@ -34,12 +34,12 @@ _PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^`.]+)")
 
 async def analyzed_query(
     sql: str,
-    tables: Mapping[str, Schema],
+    tables: Mapping[str, TableSchema],
     analyze: AnalyzeQuery,
     conf: Conf = (),
     *,
     translate: bool = False,
-) -> Analyzed:
+) -> QueryAnalyzed:
     """Return the engine's analysis of a query over `tables`; its `sources` are the tables that it
     reads.
 
@@ -64,7 +64,7 @@ async def analyzed_query(
         names[name] = None
 
 
-def find_mentioned_tables(sql: str, tables: Mapping[str, Schema]) -> list[str]:
+def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[str]:
     """Return the tables whose names occur in a text.
 
     A name that is no plain word may contain anything: it is searched as backticks would quote it.

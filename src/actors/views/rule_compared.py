@@ -18,18 +18,18 @@ from typing import Final
 import msgspec
 
 from actors.plan.relational import (
-    Aggregate,
-    Filter,
-    Join,
-    Named,
+    AggregationNode,
+    FilterNode,
+    JoinNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
+    ProjectNode,
     SemiJoin,
     columns_of,
 )
 from actors.plan.relational_text import words_of
-from actors.views.operators import Context, Operator, is_name
+from actors.views.operators import DerivationContext, ViewOperator, is_name
 from actors.views.plain_sql import NotPlain, SqlToken, tokens
 from actors.views.rule_join import ComparedSide
 from actors.views.rule_linear import ProjectOperator
@@ -42,8 +42,8 @@ _TRIED: Final = {"+": "try_add", "-": "try_subtract"}
 
 
 def compared_sides(
-    context: Context, plan: Join, sides: Sequence[Operator], read: Iterable[str]
-) -> tuple[tuple[Operator, ...], dict[int, ComparedSide]]:
+    context: DerivationContext, plan: JoinNode, sides: Sequence[ViewOperator], read: Iterable[str]
+) -> tuple[tuple[ViewOperator, ...], dict[int, ComparedSide]]:
     """Return the inputs of a join, its single rows with bounds as columns, and for each of these
     the table that it is compared with.
 
@@ -62,22 +62,22 @@ def compared_sides(
         table = sides[other].table_columns(tuple(column for column, _ in pairs), some=True)
         if table is None:
             continue
-        bounds, extra = list[str](), list[Named]()
+        bounds, extra = list[str](), list[NamedExpression]()
         for _, bound in pairs:
             # A computed bound becomes a column, so that the lookup reads it from the step's inputs.
             if not is_name(bound):
-                extra.append(Named(f"{context.prefix()}bound", bound))
+                extra.append(NamedExpression(f"{context.prefix()}bound", bound))
                 bound = extra[-1].name
             bounds.append(bound)
         if extra:
-            passed = tuple(Named(id_, id_) for id_ in side.columns)
+            passed = tuple(NamedExpression(id_, id_) for id_ in side.columns)
             made[place] = ProjectOperator(context, (*passed, *extra), side)
         found[place] = ComparedSide(other, *table, tuple(bounds))
     return tuple(made), found
 
 
 def _comparisons(
-    plan: Join, sides: Sequence[Operator], place: int
+    plan: JoinNode, sides: Sequence[ViewOperator], place: int
 ) -> tuple[int, list[tuple[str, str]]] | None:
     """Return the side that the single row is compared with, and each comparison's column and bound;
     None where a predicate reads the single row in another way."""
@@ -184,21 +184,21 @@ def drop_unread_columns(plan: Plan, read: frozenset[str] | None = None) -> Plan:
     `read`: the columns that are read of the plan; None: all.
     """
     match plan:
-        case Project():
+        case ProjectNode():
             below = frozenset().union(*(words_of(each.expression) for each in plan.columns))
             made = drop_unread_columns(plan.input, below)
             # This projection drops the columns itself: no second one is needed.
-            if isinstance(plan.input, Join) and isinstance(made, Project):
+            if isinstance(plan.input, JoinNode) and isinstance(made, ProjectNode):
                 made = made.input
             return msgspec.structs.replace(plan, input=made)
-        case Aggregate():
+        case AggregationNode():
             below = frozenset().union(
                 *(words_of(key.expression) for key in plan.keys),
                 *(words_of(call.argument) for call in plan.calls),
                 *(words_of(a) for c in plan.calls if c.formula for a in c.formula.arguments),
             )
             return msgspec.structs.replace(plan, input=drop_unread_columns(plan.input, below))
-        case Filter():
+        case FilterNode():
             more = None if read is None else read | words_of(plan.predicate)
             return msgspec.structs.replace(plan, input=drop_unread_columns(plan.input, more))
         case SemiJoin() | OuterJoin():
@@ -206,7 +206,7 @@ def drop_unread_columns(plan: Plan, read: frozenset[str] | None = None) -> Plan:
             left = drop_unread_columns(plan.left, more)
             right = drop_unread_columns(plan.right, more)
             return msgspec.structs.replace(plan, left=left, right=right)
-        case Join():
+        case JoinNode():
             more = None if read is None else read | _tested(plan)
             inputs = tuple(drop_unread_columns(each, more) for each in plan.inputs)
             join = msgspec.structs.replace(plan, inputs=inputs)
@@ -225,13 +225,13 @@ def _unknown(plan: Plan) -> Plan:
     return plan
 
 
-def _tested(plan: Join | SemiJoin | OuterJoin) -> frozenset[str]:
+def _tested(plan: JoinNode | SemiJoin | OuterJoin) -> frozenset[str]:
     """Return the columns that a join's predicates read."""
     ids = {id_ for each in plan.equal for id_ in (each.left, each.right)}
     return frozenset(ids).union(*(words_of(test) for test in plan.residual))
 
 
-def _dropped(join: Join, read: frozenset[str]) -> Plan:
+def _dropped(join: JoinNode, read: frozenset[str]) -> Plan:
     """Return a join without the columns of single rows that only its predicates read."""
     unread = {
         id_
@@ -241,12 +241,12 @@ def _dropped(join: Join, read: frozenset[str]) -> Plan:
     }
     tested = frozenset[str]().union(*(words_of(test) for test in join.residual))
     # Without a predicate over the dropped columns there is no range, and nothing to gain.
-    kept = tuple(Named(id_, id_) for id_ in columns_of(join) if id_ not in unread)
-    return Project(join, kept) if kept and not tested.isdisjoint(unread) else join
+    kept = tuple(NamedExpression(id_, id_) for id_ in columns_of(join) if id_ not in unread)
+    return ProjectNode(join, kept) if kept and not tested.isdisjoint(unread) else join
 
 
 def _is_single(plan: Plan) -> bool:
     """Return whether a plan has at most one row."""
-    while isinstance(plan, Project | Filter):
+    while isinstance(plan, ProjectNode | FilterNode):
         plan = plan.input
-    return isinstance(plan, Aggregate) and not plan.keys
+    return isinstance(plan, AggregationNode) and not plan.keys

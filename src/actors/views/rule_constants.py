@@ -1,25 +1,25 @@
 """Constant rows of the query itself: VALUES, range(), a SELECT without FROM.
 
 They exist from the first time of a view on and never change. So a generator makes them of the one
-row of a grouping without keys, which comes with the first contents (`plan.delta.Recompute`).
+row of a grouping without keys, which comes with the first contents (`plan.delta.RecomputeGroups`).
 """
 
 from __future__ import annotations
 
-from actors.plan.delta import Call, Generate, Input, Node, Recompute, Where
-from actors.plan.relational import Constants
+from actors.plan.delta import FilterRows, GenerateRows, NamedInput, Node, RecomputeGroups, SparkCall
+from actors.plan.relational import ValuesNode
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, select
-from actors.views.unsupported import Unsupported
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, select
+from actors.views.unsupported import UnsupportedConstruct
 
 
-class ConstantsOperator(Operator):
+class ConstantsOperator(ViewOperator):
     """Rows that never change."""
 
-    def __init__(self, context: Context, plan: Constants) -> None:
+    def __init__(self, context: DerivationContext, plan: ValuesNode) -> None:
         super().__init__(context, tuple(column.name for column in plan.columns))
         if not context.schemas:
-            raise Unsupported("a query without tables")
+            raise UnsupportedConstruct("a query without tables")
         self._plan = plan
         self._kinds = {column.name: column.type for column in plan.columns}
 
@@ -33,11 +33,11 @@ class ConstantsOperator(Operator):
 
     def _rows(self, *, begins: bool) -> Node:
         # An empty input: the group without keys has one row all the same.
-        nothing = Where(Input("d0", ()), "1 = 0")
-        calls = (Call("one", "count(*)", "bigint"),)
-        made: Node = Recompute(nothing, nothing, (), calls, begins)
+        nothing = FilterRows(NamedInput("d0", ()), "1 = 0")
+        calls = (SparkCall("one", "count(*)", "bigint"),)
+        made: Node = RecomputeGroups(nothing, nothing, (), calls, begins)
         if self.columns:
-            made = Generate(made, self._plan.generator, False, self.columns)
+            made = GenerateRows(made, self._plan.generator, False, self.columns)
         return select(made, [(name, name) for name in self.columns])
 
     def trace_delta(self, ids: Ids) -> Origins | None:

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from actors.plan.delta import Expand, Node, Select
-from actors.plan.relational import Aggregate, AggregateCall, Key, Named
-from actors.views.operators import Context, Ids, Operator, Origins, merge_origins
+from actors.plan.delta import ExpandRows, Node, SelectColumns
+from actors.plan.relational import AggregateCall, AggregationNode, GroupKey, NamedExpression
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, merge_origins
 from actors.views.rule_group import GroupOperator, aggregate
 from actors.views.rule_linear import ProjectOperator, UnionOperator
 
@@ -37,27 +37,27 @@ class ExpandOperator(ProjectOperator):
 
     def __init__(
         self,
-        context: Context,
-        keys: Sequence[Named],
+        context: DerivationContext,
+        keys: Sequence[NamedExpression],
         tag: str,
         arguments: Sequence[str],
         places: Sequence[str],
-        below: Operator,
+        below: ViewOperator,
     ) -> None:
         self._keys = len(keys)
         self._tag = tag
         self._arguments = arguments
         self._places = places
-        made = [Named(tag, tag)]
+        made = [NamedExpression(tag, tag)]
         for place in dict.fromkeys(places):
             cases = [
                 f"WHEN {tag} = {number} THEN {argument}"
                 for number, argument in enumerate(arguments)
                 if places[number] == place
             ]
-            made.append(Named(place, f"CASE {' '.join(cases)} END"))
+            made.append(NamedExpression(place, f"CASE {' '.join(cases)} END"))
         if len(arguments) == 1:  # nothing to expand: each row once
-            made = [Named(tag, "0"), Named(places[0], arguments[0])]
+            made = [NamedExpression(tag, "0"), NamedExpression(places[0], arguments[0])]
         super().__init__(context, (*keys, *made), below)
 
     def make_delta(self) -> Node:
@@ -70,7 +70,9 @@ class ExpandOperator(ProjectOperator):
 
     def _expanded(self, below: Node) -> Node:
         count = len(self._arguments)
-        return Select(Expand(below, self._tag, count) if count > 1 else below, self._made)
+        return SelectColumns(
+            ExpandRows(below, self._tag, count) if count > 1 else below, self._made
+        )
 
     def searched(self) -> Ids | None:
         """Return the columns by which its rows are looked up: keys and values, without the tag.
@@ -107,16 +109,16 @@ class _BesideOperator(UnionOperator):
 
 
 def aggregate_distinct_values(
-    context: Context,
-    plan: Aggregate,
-    below: Operator,
+    context: DerivationContext,
+    plan: AggregationNode,
+    below: ViewOperator,
     distinct: Mapping[str, Calls],
     sums: Calls,
-) -> Operator:
+) -> ViewOperator:
     """Return a grouping with the calls over each argument's `distinct` values, and the `sums` over
-    all rows. Raises `Unsupported`."""
+    all rows. Raises `UnsupportedConstruct`."""
     prefix = context.prefix()
-    keys = [Named(f"{prefix}{key.name}", key.expression) for key in plan.keys]
+    keys = [NamedExpression(f"{prefix}{key.name}", key.expression) for key in plan.keys]
     typed = [
         msgspec.structs.replace(key, name=named.name, expression=named.name)
         for key, named in zip(plan.keys, keys, strict=True)
@@ -128,9 +130,13 @@ def aggregate_distinct_values(
     places = [columns[kind] for kind in kinds.values()]
     expanded = ExpandOperator(context, keys, tag, tuple(distinct), places, below)
     # NULL values are kept, too: a group whose values are all NULL must not vanish.
-    valued = [Key(name, name, kind) for kind, name in columns.items()]
-    values: Operator = GroupOperator(
-        context, expanded, (*typed, Key(tag, tag, "int", False), *valued), None, expanded.searched()
+    valued = [GroupKey(name, name, kind) for kind, name in columns.items()]
+    values: ViewOperator = GroupOperator(
+        context,
+        expanded,
+        (*typed, GroupKey(tag, tag, "int", False), *valued),
+        None,
+        expanded.searched(),
     )
     calls = {
         call.name: _call(call, f"CASE WHEN {tag} = {number} THEN {place} END")
@@ -140,26 +146,32 @@ def aggregate_distinct_values(
     if sums:
         # The rows themselves are a second input, with a NULL tag: no call over distinct values
         # counts them.
-        rows = [Named(f"{prefix}r{i}", call.argument or "1") for i, call in enumerate(sums)]
+        rows = [
+            NamedExpression(f"{prefix}r{i}", call.argument or "1") for i, call in enumerate(sums)
+        ]
         absent = [
-            Named(row.name, f"CAST(NULL AS {call.argument_type if call.argument else 'int'})")
+            NamedExpression(
+                row.name, f"CAST(NULL AS {call.argument_type if call.argument else 'int'})"
+            )
             for row, call in zip(rows, sums, strict=True)
         ]
-        padded = [Named(name, f"CAST(NULL AS {kind})") for kind, name in columns.items()]
-        names = [Named(name, name) for name in expanded.columns]
+        padded = [NamedExpression(name, f"CAST(NULL AS {kind})") for kind, name in columns.items()]
+        names = [NamedExpression(name, name) for name in expanded.columns]
         values = _BesideOperator(
             context,
             (
                 ProjectOperator(context, (*names, *absent), values),
                 ProjectOperator(
-                    context, (*keys, Named(tag, "CAST(NULL AS int)"), *padded, *rows), below
+                    context,
+                    (*keys, NamedExpression(tag, "CAST(NULL AS int)"), *padded, *rows),
+                    below,
                 ),
             ),
         )
         for row, call in zip(rows, sums, strict=True):
             calls[call.name] = _call(call, row.name)
     # The outer grouping has the query's keys and calls, over the distinct values and the rows.
-    over = Aggregate(
+    over = AggregationNode(
         plan.input,
         tuple(msgspec.structs.replace(k, expression=f"{prefix}{k.name}") for k in plan.keys),
         tuple(calls[call.name] for call in plan.calls if call.name in calls),

@@ -20,11 +20,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from actors.plan.delta import EagerSums, Measure
-from actors.plan.relational import Aggregate, AggregateCall, Join, Key, Named, Project
+from actors.plan.delta import AdditiveMeasure, EagerSums
+from actors.plan.relational import (
+    AggregateCall,
+    AggregationNode,
+    GroupKey,
+    JoinNode,
+    NamedExpression,
+    ProjectNode,
+)
 from actors.plan.relational_text import words_of
-from actors.views.measures import ROWS, Finished, derive_sums, digits, not_additive
-from actors.views.operators import Context, Ids, Operator
+from actors.views.measures import ROWS, FinishedMeasures, derive_sums, digits, not_additive
+from actors.views.operators import DerivationContext, Ids, ViewOperator
 from actors.views.rule_extreme import derive_extremes, is_extreme
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_groups_joined import join_groups
@@ -41,24 +48,24 @@ class JoinedRows(NamedTuple):
     """Inner join below a grouping, and the columns of a projection between them, if there is
     one."""
 
-    join: Join
-    between: tuple[Named, ...] | None
+    join: JoinNode
+    between: tuple[NamedExpression, ...] | None
 
 
-def joined_rows(plan: Aggregate, shared: Set[int]) -> JoinedRows | None:
+def joined_rows(plan: AggregationNode, shared: Set[int]) -> JoinedRows | None:
     """Return the join below a grouping whose aggregates may be taken below it; None if there is
     none, or if other parts use it, too (`shared`: the identities of such parts)."""
     between, below = None, plan.input
-    if isinstance(below, Project) and id(below) not in shared:
+    if isinstance(below, ProjectNode) and id(below) not in shared:
         between, below = below.columns, below.input
-    if not isinstance(below, Join) or id(below) in shared:
+    if not isinstance(below, JoinNode) or id(below) in shared:
         return None
     if not all(_is_sum(plan, call) or is_extreme(plan, call) for call in plan.calls):
         return None
     return JoinedRows(below, between)
 
 
-def _is_sum(plan: Aggregate, call: AggregateCall) -> bool:
+def _is_sum(plan: AggregationNode, call: AggregateCall) -> bool:
     """Return whether a call is a function of sums that cannot overflow on rows without a match."""
     kind = call.argument_type.lower()
     wide = kind.startswith("decimal") and digits(kind)[0] > DIGITS_MAX
@@ -76,8 +83,11 @@ class _Summed(NamedTuple):
 
 
 def sum_below_join(
-    context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
-) -> Operator | None:
+    context: DerivationContext,
+    plan: AggregationNode,
+    rows: JoinedRows,
+    sides: Sequence[ViewOperator],
+) -> ViewOperator | None:
     """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None if
     that is unsound or no gain."""
     found = _summed(context, plan, rows, sides)
@@ -91,18 +101,18 @@ def sum_below_join(
     ]
     sums = tuple(call for call in calls if _is_sum(plan, call))
     firsts = [call for call in calls if not _is_sum(plan, call)]
-    side, below, above = sides[found.place], list[Operator](), list[Operator]()
-    keys = tuple(Key(id_, id_, side.kind(id_) or "") for id_ in found.key)
+    side, below, above = sides[found.place], list[ViewOperator](), list[ViewOperator]()
+    keys = tuple(GroupKey(id_, id_, side.kind(id_) or "") for id_ in found.key)
     made: list[str] = []
     if sums:
         measures = derive_sums(msgspec.structs.replace(plan, calls=sums)).measures
         totals = {f"{prefix}{name}": name for name in (ROWS, *(each.name for each in measures))}
-        columns = tuple(Named(*each) for each in totals.items())
-        below.append(GroupOperator(context, side, keys, Finished(measures, columns)))
+        columns = tuple(NamedExpression(*each) for each in totals.items())
+        below.append(GroupOperator(context, side, keys, FinishedMeasures(measures, columns)))
         made += totals
     if firsts:
         own = [msgspec.structs.replace(call, name=f"{prefix}{call.name}") for call in firsts]
-        over = Aggregate(rows.join, keys, tuple(own), plan.ansi)
+        over = AggregationNode(rows.join, keys, tuple(own), plan.ansi)
         below.append(derive_extremes(context, over, own, side))
         made += [call.name for call in own]
     inputs = list(sides)
@@ -111,10 +121,12 @@ def sum_below_join(
     if sums:
         finished = derive_sums(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
         # The hidden sums are wide and never NULL: summed twice they have the same bits.
-        summed = [Measure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures]
+        summed = [
+            AdditiveMeasure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures
+        ]
         # The rows of a group are the sum of the counts below.
-        summed.append(Measure(_ROWS_BELOW, "sum", f"{prefix}{ROWS}", "bigint"))
-        whole = Finished(tuple(summed), finished.columns)
+        summed.append(AdditiveMeasure(_ROWS_BELOW, "sum", f"{prefix}{ROWS}", "bigint"))
+        whole = FinishedMeasures(tuple(summed), finished.columns)
         above.append(GroupOperator(context, joined, plan.keys, whole))
     if firsts:
         calls = [_of_extremes(call, f"{prefix}{call.name}") for call in firsts]
@@ -131,25 +143,28 @@ def _of_extremes(call: AggregateCall, column: str) -> AggregateCall:
 
 
 def _joined(
-    context: Context,
-    plan: Aggregate,
+    context: DerivationContext,
+    plan: AggregationNode,
     rows: JoinedRows,
-    inputs: Sequence[Operator],
+    inputs: Sequence[ViewOperator],
     made: Sequence[str],
-) -> Operator:
+) -> ViewOperator:
     """Return the join of the inputs, with the columns that the grouping above reads."""
     joined = JoinOperator(context, tuple(inputs), rows.join.equal, rows.join.residual)
     grouped = _words(key.expression for key in plan.keys)
-    passed = [Named(name, name) for name in made]
+    passed = [NamedExpression(name, name) for name in made]
     if rows.between is None:
-        passed += [Named(id_, id_) for id_ in joined.columns if id_ in grouped]
+        passed += [NamedExpression(id_, id_) for id_ in joined.columns if id_ in grouped]
     else:
         passed += [column for column in rows.between if column.name in grouped]
     return ProjectOperator(context, tuple(passed), joined)
 
 
 def _summed(
-    context: Context, plan: Aggregate, rows: JoinedRows, sides: Sequence[Operator]
+    context: DerivationContext,
+    plan: AggregationNode,
+    rows: JoinedRows,
+    sides: Sequence[ViewOperator],
 ) -> _Summed | None:
     if any(side.is_one_row() for side in sides):
         return None
@@ -167,7 +182,7 @@ def _summed(
     return None
 
 
-def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str]:
+def _arguments(plan: AggregationNode, rows: JoinedRows) -> dict[str, str]:
     """Return the column of the join for each argument; a computed argument stays, and is no
     column."""
     made = {column.name: column.expression for column in rows.between or ()}
@@ -178,7 +193,7 @@ def _arguments(plan: Aggregate, rows: JoinedRows) -> dict[str, str]:
     return found
 
 
-def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
+def _read_above(plan: AggregationNode, rows: JoinedRows) -> frozenset[str]:
     """Return the columns of the join that are read for other purposes than as an argument."""
     grouped = _words(key.expression for key in plan.keys)
     if rows.between is not None:
@@ -188,7 +203,7 @@ def _read_above(plan: Aggregate, rows: JoinedRows) -> frozenset[str]:
 
 
 def _gain(
-    context: Context, join: Join, sides: Sequence[Operator], place: int, key: Ids
+    context: DerivationContext, join: JoinNode, sides: Sequence[ViewOperator], place: int, key: Ids
 ) -> EagerSums | None:
     """Return the sums to be taken first, if the input at `place` is joined by all of `key` to one
     with far fewer rows, whose key is unique."""

@@ -6,17 +6,17 @@ rows; a generator passes on all columns of its input. Both are linear and keep n
 
 from __future__ import annotations
 
-from actors.plan.delta import Expand, Generate, Node, Select
-from actors.plan.relational import Expansion, Generation, Named
+from actors.plan.delta import ExpandRows, GenerateRows, Node, SelectColumns
+from actors.plan.relational import ExpandNode, GenerateNode, NamedExpression
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, narrowed
 from actors.views.rule_linear import ProjectOperator
 
 
 class ExpansionOperator(ProjectOperator):
     """Each row once for each list of expressions."""
 
-    def __init__(self, context: Context, plan: Expansion, below: Operator) -> None:
+    def __init__(self, context: DerivationContext, plan: ExpandNode, below: ViewOperator) -> None:
         self._tag = f"{context.prefix()}tag"
         self._count = len(plan.rows)
         made = []
@@ -26,7 +26,7 @@ class ExpansionOperator(ProjectOperator):
             if any(other != text for other in texts):
                 cases = (f"WHEN {number} THEN {each}" for number, each in enumerate(texts))
                 text = f"CAST(CASE {self._tag} {' '.join(cases)} END AS {column.type})"
-            made.append(Named(column.name, text))
+            made.append(NamedExpression(column.name, text))
         super().__init__(context, tuple(made), below)
 
     def make_delta(self) -> Node:
@@ -38,7 +38,7 @@ class ExpansionOperator(ProjectOperator):
         return self._expanded(self._below.old())
 
     def _expanded(self, below: Node) -> Node:
-        return Select(Expand(below, self._tag, self._count), self._made)
+        return SelectColumns(ExpandRows(below, self._tag, self._count), self._made)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """Return no keys: every row occurs several times."""
@@ -49,17 +49,17 @@ class ExpansionOperator(ProjectOperator):
         return False
 
 
-class GenerationOperator(Operator):
+class GenerationOperator(ViewOperator):
     """Each row once for each row that a generator makes of it."""
 
-    def __init__(self, context: Context, plan: Generation, below: Operator) -> None:
+    def __init__(self, context: DerivationContext, plan: GenerateNode, below: ViewOperator) -> None:
         self._made = tuple(column.name for column in plan.columns)
         super().__init__(context, (*below.columns, *self._made))
         self._plan = plan
         self._below = below
 
     def _generated(self, below: Node) -> Node:
-        return Generate(below, self._plan.generator, self._plan.outer, self._made)
+        return GenerateRows(below, self._plan.generator, self._plan.outer, self._made)
 
     def make_delta(self) -> Node:
         """Return the rows generated from the input's delta."""

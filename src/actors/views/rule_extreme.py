@@ -17,8 +17,14 @@ from typing import Final
 
 import msgspec
 
-from actors.plan.relational import Aggregate, AggregateCall, Expansion, Key, Named
-from actors.views.operators import Context, Operator
+from actors.plan.relational import (
+    AggregateCall,
+    AggregationNode,
+    ExpandNode,
+    GroupKey,
+    NamedExpression,
+)
+from actors.views.operators import DerivationContext, ViewOperator
 from actors.views.rule_expansion import ExpansionOperator
 from actors.views.rule_kept import make_searchable
 from actors.views.rule_linear import ProjectOperator
@@ -30,7 +36,7 @@ _FLOATS: Final = re.compile(r"float|double")
 _UNEQUAL: Final = re.compile(r"float|double|map|array|variant|void|interval|collate|char|binary")
 
 
-def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
+def is_extreme(plan: AggregationNode, call: AggregateCall) -> bool:
     """Return whether a call is ``min`` or ``max`` of values that can be kept in order, by keys
     whose equal values are the same bytes."""
     if call.function not in ("min", "max") or call.formula is not None:
@@ -48,17 +54,20 @@ def _is_key(kind: str) -> bool:
 
 
 def derive_extremes(
-    context: Context, plan: Aggregate, calls: Sequence[AggregateCall], below: Operator
-) -> Operator:
+    context: DerivationContext,
+    plan: AggregationNode,
+    calls: Sequence[AggregateCall],
+    below: ViewOperator,
+) -> ViewOperator:
     """Return the groups with these calls, over the first rows of each group."""
     prefix = context.prefix()
     keys = tuple(key.name for key in plan.keys)
     types = {key.name: key.type for key in plan.keys}
     values = {f"{prefix}x{place}": call for place, call in enumerate(calls)}
     types |= {name: call.argument_type for name, call in values.items()}
-    passed = [Named(key.name, key.expression) for key in plan.keys]
-    made = [Named(name, _value(call)) for name, call in values.items()]
-    rows: Operator = ProjectOperator(context, (*passed, *made), below)
+    passed = [NamedExpression(key.name, key.expression) for key in plan.keys]
+    made = [NamedExpression(name, _value(call)) for name, call in values.items()]
+    rows: ViewOperator = ProjectOperator(context, (*passed, *made), below)
     # The rows are compared, not emitted: either zero will do.
     rows = make_searchable(context, rows, types, keys, handed_on=False)
     tagged = (f"{prefix}call",) if len(values) > 1 else ()
@@ -81,8 +90,8 @@ def derive_extremes(
 
 
 def _one_a_call(
-    plan: Aggregate, types: Mapping[str, str], values: Collection[str], tag: str
-) -> Expansion:
+    plan: AggregationNode, types: Mapping[str, str], values: Collection[str], tag: str
+) -> ExpandNode:
     """Return an expansion of each row into one for each call: the keys, the call's value alone, its
     number."""
     keys = [key.name for key in plan.keys]
@@ -94,8 +103,8 @@ def _one_a_call(
         )
         for number, own in enumerate(values)
     ]
-    columns = tuple(Key(name, name, types[name]) for name in (*keys, *values, tag))
-    return Expansion(plan.input, columns, tuple(rows))
+    columns = tuple(GroupKey(name, name, types[name]) for name in (*keys, *values, tag))
+    return ExpandNode(plan.input, columns, tuple(rows))
 
 
 def _value(call: AggregateCall) -> str:

@@ -1,46 +1,54 @@
 """Groupings by sums: GROUP BY with additive aggregates, and DISTINCT.
 
-The hidden state holds per group ``n`` (rows) and a sum per measure. A `Reduce` sums the delta per
-(group, time); an `Accumulate` adds that to the state of the touched groups, and emits each total
-before and after. The aggregates are expressions over the totals, so that a retraction has the same
-bits as the insertion. DISTINCT is a grouping by all columns without measures, which emits only
-groups that appear or vanish.
+The hidden state holds per group ``n`` (rows) and a sum per measure. A `ReduceGroups` sums the delta
+per (group, time); an `AccumulateTotals` adds that to the state of the touched groups, and emits
+each total before and after. The aggregates are expressions over the totals, so that a retraction
+has the same bits as the insertion. DISTINCT is a grouping by all columns without measures, which
+emits only groups that appear or vanish.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.delta import Accumulate, Hidden, Input, Measure, Node, Reduce, Where
-from actors.plan.relational import Aggregate, Distinct, Key, Named
-from actors.plan.schema import Column, Schema
+from actors.plan.delta import (
+    AccumulateTotals,
+    AdditiveMeasure,
+    FilterRows,
+    HiddenState,
+    NamedInput,
+    Node,
+    ReduceGroups,
+)
+from actors.plan.relational import AggregationNode, DistinctNode, GroupKey, NamedExpression
+from actors.plan.schema import TableColumn, TableSchema
 from actors.views.lookups import Wanted
-from actors.views.measures import Finished, derive_sums
+from actors.views.measures import FinishedMeasures, derive_sums
 from actors.views.operators import (
-    Context,
+    DerivationContext,
     Ids,
-    Operator,
     Origins,
+    ViewOperator,
     is_name,
     narrowed,
     select,
 )
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 
 ROWS: Final = "n"
 # Types that Spark cannot group by.
 _UNGROUPED: Final = ("map<", "variant", "void", "interval")
 
 
-class GroupOperator(Operator):
+class GroupOperator(ViewOperator):
     """A grouping by sums, or DISTINCT (`flips`)."""
 
     def __init__(
         self,
-        context: Context,
-        below: Operator,
-        keys: tuple[Key, ...],
-        finished: Finished | None,
+        context: DerivationContext,
+        below: ViewOperator,
+        keys: tuple[GroupKey, ...],
+        finished: FinishedMeasures | None,
         by: Ids | None = None,
     ) -> None:
         """`by`: the keys by which touched groups are looked up (None: all of them)."""
@@ -49,13 +57,13 @@ class GroupOperator(Operator):
         self._below = below
         self._keys = keys
         self._names = tuple(key.name for key in keys)
-        self._finished: tuple[Named, ...] = () if finished is None else finished.columns
-        self._measures: tuple[Measure, ...] = () if finished is None else finished.measures
+        self._finished: tuple[NamedExpression, ...] = () if finished is None else finished.columns
+        self._measures: tuple[AdditiveMeasure, ...] = () if finished is None else finished.measures
         self._flips = finished is None
         self._by = by
         self._schema = _schema(keys, self._measures)
         self._cut_keys: str | None = None
-        self._totals: Accumulate | None = None
+        self._totals: AccumulateTotals | None = None
         self.number = -1
         """Number of its hidden state; -1 before `totals` registers it."""
 
@@ -66,20 +74,20 @@ class GroupOperator(Operator):
         vanish."""
         totals = self.totals()
         if self._flips:
-            state = Input(f"h{self.number}", self._schema.names)
+            state = NamedInput(f"h{self.number}", self._schema.names)
             # A second Accumulate over the same contributions: the first one updates the state.
-            return Accumulate(totals.contributions, state, self._names, (), flips=True)
+            return AccumulateTotals(totals.contributions, state, self._names, (), flips=True)
         return self._finish(totals)
 
-    def totals(self) -> Accumulate:
+    def totals(self) -> AccumulateTotals:
         """Return the hidden rows before and after each touched (group, time), and register the
         state."""
         context = self.context
         if self._totals is not None:
             return self._totals
         below = self._below.delta()
-        keys = tuple(Named(key.name, key.expression) for key in self._keys)
-        contributions: Node = Reduce(below, keys, self._measures)
+        keys = tuple(NamedExpression(key.name, key.expression) for key in self._keys)
+        contributions: Node = ReduceGroups(below, keys, self._measures)
         known = self._touched()
         names = self._schema.names
         # A computed key is not known before Spark runs: a run of its own makes the contributions
@@ -90,9 +98,9 @@ class GroupOperator(Operator):
             known = self._names, ((contributions.name, self._names),)
         measures = tuple(measure.name for measure in self._measures)
         self.number = len(context.hidden)
-        state = Input(f"h{self.number}", names)
-        self._totals = made = Accumulate(contributions, state, self._names, measures)
-        context.hidden.append((Hidden(self._schema, self._names), made))
+        state = NamedInput(f"h{self.number}", names)
+        self._totals = made = AccumulateTotals(contributions, state, self._names, measures)
+        context.hidden.append((HiddenState(self._schema, self._names), made))
         # The output of a run waits for no lookup.
         after = frozenset() if self._cut_keys else self._below.delta_lookups()
         key, origins = known
@@ -141,10 +149,10 @@ class GroupOperator(Operator):
     def old(self) -> Node:
         """Return the finished rows of the groups that were looked up."""
         self.delta()
-        state: Node = Input(f"h{self.number}", self._schema.names)
+        state: Node = NamedInput(f"h{self.number}", self._schema.names)
         if self._names:
             # The group without keys always has a row; others exist while they have rows.
-            state = Where(state, f"{ROWS} <> 0")
+            state = FilterRows(state, f"{ROWS} <> 0")
         return self._finish(state)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
@@ -205,21 +213,23 @@ class GroupOperator(Operator):
         return self._below.is_constant()
 
 
-def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:
-    """Return the operator of a GROUP BY with additive aggregates. Raises `Unsupported`."""
+def aggregate(
+    context: DerivationContext, plan: AggregationNode, below: ViewOperator
+) -> GroupOperator:
+    """Return the operator of a GROUP BY with additive aggregates. Raises `UnsupportedConstruct`."""
     return GroupOperator(context, below, plan.keys, derive_sums(plan))
 
 
-def distinct(context: Context, plan: Distinct, below: Operator) -> GroupOperator:
-    """Return the operator of a DISTINCT. Raises `Unsupported`."""
+def distinct(context: DerivationContext, plan: DistinctNode, below: ViewOperator) -> GroupOperator:
+    """Return the operator of a DISTINCT. Raises `UnsupportedConstruct`."""
     return GroupOperator(context, below, plan.columns, None)
 
 
-def _schema(keys: tuple[Key, ...], measures: tuple[Measure, ...]) -> Schema:
+def _schema(keys: tuple[GroupKey, ...], measures: tuple[AdditiveMeasure, ...]) -> TableSchema:
     for key in keys:
         if key.type.lower().startswith(_UNGROUPED):
-            raise Unsupported(f"a group by {key.expression}, which is of type {key.type}")
-    columns = [Column(key.name, key.type, key.nullable) for key in keys]
-    columns.append(Column(ROWS, "bigint", False))
-    columns += [Column(measure.name, measure.type, False) for measure in measures]
-    return Schema(tuple(columns))
+            raise UnsupportedConstruct(f"a group by {key.expression}, which is of type {key.type}")
+    columns = [TableColumn(key.name, key.type, key.nullable) for key in keys]
+    columns.append(TableColumn(ROWS, "bigint", False))
+    columns += [TableColumn(measure.name, measure.type, False) for measure in measures]
+    return TableSchema(tuple(columns))

@@ -13,27 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.plan.relational import Equal, Key, Named
-from actors.views.operators import Context, Operator
+from actors.plan.relational import ColumnEquality, GroupKey, NamedExpression
+from actors.views.operators import DerivationContext, ViewOperator
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import ProjectOperator
 
 
 def join_groups(
-    context: Context, keys: Sequence[Key], made: Sequence[str], parts: Sequence[Operator]
-) -> Operator:
+    context: DerivationContext,
+    keys: Sequence[GroupKey],
+    made: Sequence[str],
+    parts: Sequence[ViewOperator],
+) -> ViewOperator:
     """Return the groups with the columns `made` of all parts, in this order."""
     if len(parts) == 1:
         return parts[0]
     names = [key.name for key in keys]
     first, *others = parts
-    inputs, equal = [first], list[Equal]()
+    inputs, equal = [first], list[ColumnEquality]()
     for part in others:
         prefix = context.prefix()
-        columns = [Named(f"{prefix}{name}", name) for name in names]
-        columns += [Named(name, name) for name in part.columns if name not in names]
+        columns = [NamedExpression(f"{prefix}{name}", name) for name in names]
+        columns += [NamedExpression(name, name) for name in part.columns if name not in names]
         # Null-safe: a group by NULL is one row in each part, too.
-        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
+        equal += [ColumnEquality(name, f"{prefix}{name}", True) for name in names]
         inputs.append(ProjectOperator(context, tuple(columns), part))
     whole = JoinOperator(context, tuple(inputs), tuple(equal), ())
-    return ProjectOperator(context, tuple(Named(name, name) for name in (*names, *made)), whole)
+    return ProjectOperator(
+        context, tuple(NamedExpression(name, name) for name in (*names, *made)), whole
+    )

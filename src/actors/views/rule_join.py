@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actors.plan.delta import Node, Pair, Union
-from actors.plan.relational import Equal
+from actors.plan.delta import Node, PairRows, UnionRows
+from actors.plan.relational import ColumnEquality
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, narrowed
 
 
 class ComparedSide(NamedTuple):
@@ -35,14 +35,14 @@ class ComparedSide(NamedTuple):
     """Columns of the one row, each the bound of the column at the same position."""
 
 
-class JoinOperator(Operator):
+class JoinOperator(ViewOperator):
     """Pairs of all inputs."""
 
     def __init__(
         self,
-        context: Context,
-        inputs: tuple[Operator, ...],
-        equal: tuple[Equal, ...],
+        context: DerivationContext,
+        inputs: tuple[ViewOperator, ...],
+        equal: tuple[ColumnEquality, ...],
         residual: tuple[str, ...],
         compared: Mapping[int, ComparedSide] | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class JoinOperator(Operator):
     def make_delta(self) -> Node:
         """Return the union of one term for each input's delta."""
         terms = tuple(_Term(self, index).delta() for index in range(len(self.inputs)))
-        return terms[0] if len(terms) == 1 else Union(terms)
+        return terms[0] if len(terms) == 1 else UnionRows(terms)
 
     def old(self) -> Node:
         """Return the pairs of the old states."""
@@ -201,7 +201,7 @@ class JoinOperator(Operator):
 
 
 def _classes(
-    inputs: tuple[Operator, ...], equal: tuple[Equal, ...], owner: dict[str, int]
+    inputs: tuple[ViewOperator, ...], equal: tuple[ColumnEquality, ...], owner: dict[str, int]
 ) -> dict[str, tuple[str, ...]]:
     """Return for each column all columns that must have the same value, by equalities of one
     type."""
@@ -281,7 +281,7 @@ class _Term:
         edges = self._edges(leaf)
         equal = tuple((a, b) for a, b, null_safe in edges if not null_safe)
         same = tuple((a, b) for a, b, null_safe in edges if null_safe)
-        return Pair(node, right, equal, self._take_residual(leaf), same)
+        return PairRows(node, right, equal, self._take_residual(leaf), same)
 
     def _edges(self, leaf: int) -> list[tuple[str, str, bool]]:
         """Return the equalities between the joined inputs and `leaf`, whose column is last."""

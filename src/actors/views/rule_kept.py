@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from actors.plan.delta import Input, Node, Weigh
-from actors.plan.relational import Key, Named
+from actors.plan.delta import NamedInput, Node, WeighRows
+from actors.plan.relational import GroupKey, NamedExpression
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, select
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, select
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import NOT_KEYS, PassingOperator, ProjectOperator
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 
 _FLOATS: Final = ("float", "double")
 # Types that Spark cannot group by.
@@ -29,8 +29,8 @@ class KeptOperator(PassingOperator):
 
     def __init__(
         self,
-        context: Context,
-        below: Operator,
+        context: DerivationContext,
+        below: ViewOperator,
         types: Mapping[str, str],
         by: Ids | None = None,
         *,
@@ -39,11 +39,12 @@ class KeptOperator(PassingOperator):
     ) -> None:
         """`types`: of the columns. `by`: the columns by which changed rows look up their old ones;
         all if None. `handed_on`: true if 0.0 and -0.0 must stay different. `bounded`: true if the
-        plan alone bounds the number of rows. Raises `Unsupported` for rows that cannot be kept."""
+        plan alone bounds the number of rows. Raises `UnsupportedConstruct` for rows that cannot be
+        kept."""
         super().__init__(context, below)
         why = unkeepable_reason(types, below.columns, by or ()) if handed_on else ""
         if why:
-            raise Unsupported(why)
+            raise UnsupportedConstruct(why)
         self._types = types
         self._bounded = bounded
         prefix = context.prefix()
@@ -54,14 +55,14 @@ class KeptOperator(PassingOperator):
         rows = below
         if self._texts:
             made = tuple(
-                Named(self._texts[id_], f"CAST({id_} AS string)")
+                NamedExpression(self._texts[id_], f"CAST({id_} AS string)")
                 if id_ in self._texts
-                else Named(id_, id_)
+                else NamedExpression(id_, id_)
                 for id_ in below.columns
             )
             rows = ProjectOperator(context, made, below)
         keys = tuple(
-            Key(id_, id_, "string" if id_ in self._texts.values() else types[id_])
+            GroupKey(id_, id_, "string" if id_ in self._texts.values() else types[id_])
             for id_ in rows.columns
         )
         self._group = GroupOperator(context, rows, keys, None, by)
@@ -77,12 +78,12 @@ class KeptOperator(PassingOperator):
     def old(self) -> Node:
         """Return the kept rows, each as often as its count says."""
         self.delta()
-        state = Input(f"h{self._group.number}", self._group.hidden_names)
+        state = NamedInput(f"h{self._group.number}", self._group.hidden_names)
         columns = [
             (id_, f"CAST({self._texts[id_]} AS {self._types[id_]})" if id_ in self._texts else id_)
             for id_ in self.columns
         ]
-        return select(Weigh(state, ROWS), columns)
+        return select(WeighRows(state, ROWS), columns)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the other operator's origins."""
@@ -117,15 +118,15 @@ class KeptOperator(PassingOperator):
 
 
 def make_searchable(
-    context: Context,
-    below: Operator,
+    context: DerivationContext,
+    below: ViewOperator,
     types: Mapping[str, str],
     keys: Ids,
     *,
     handed_on: bool = True,
-) -> Operator:
+) -> ViewOperator:
     """Return an operator whose rows can be looked up by `keys`: the same one, or a kept one. Raises
-    `Unsupported` for rows that cannot be kept."""
+    `UnsupportedConstruct` for rows that cannot be kept."""
     if not keys or below.seekable(keys):
         return below
     return KeptOperator(context, below, types, keys, handed_on=handed_on)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 
-from actors.plan.delta import Input, Node, Select, Union, Where
-from actors.plan.relational import Filter, Named, Scan
+from actors.plan.delta import FilterRows, NamedInput, Node, SelectColumns, UnionRows
+from actors.plan.relational import FilterNode, NamedExpression, ScanNode
 from actors.plan.relational_text import quote
-from actors.plan.schema import Column
+from actors.plan.schema import TableColumn
 from actors.views.lookups import Wanted
 from actors.views.operators import (
-    Context,
+    DerivationContext,
     Ids,
-    Operator,
     Origins,
+    ViewOperator,
     is_name,
     merge_origins,
     narrowed,
@@ -32,20 +32,20 @@ _NULL = re.compile(r"NULL|CAST\(NULL AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
 NOT_KEYS = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
 
 
-class ScanOperator(Operator):
+class ScanOperator(ViewOperator):
     """One occurrence of a table."""
 
-    def __init__(self, context: Context, plan: Scan) -> None:
+    def __init__(self, context: DerivationContext, plan: ScanNode) -> None:
         super().__init__(context, tuple(name for name, _ in plan.columns))
         self.source = plan.source
         self._own = dict(plan.columns)
         schema = context.schemas[plan.source]
-        self._columns: dict[str, Column] = {column.name: column for column in schema.columns}
+        self._columns: dict[str, TableColumn] = {column.name: column for column in schema.columns}
 
     def _read(self, letter: str) -> Node:
         owns = tuple(self._own.values())
         named = [(name, quote(own)) for name, own in self._own.items()]
-        return select(Input(f"{letter}{self.source}", owns), named)
+        return select(NamedInput(f"{letter}{self.source}", owns), named)
 
     def make_delta(self) -> Node:
         """Return the table's own updates."""
@@ -104,11 +104,11 @@ class ScanOperator(Operator):
         return _plain(self._columns[self._own[id_]].type)
 
 
-class PassingOperator(Operator):
+class PassingOperator(ViewOperator):
     """Base of operators that pass on another operator's rows and columns: each method not
     overridden answers as the input does."""
 
-    def __init__(self, context: Context, below: Operator) -> None:
+    def __init__(self, context: DerivationContext, below: ViewOperator) -> None:
         super().__init__(context, below.columns)
         self._below = below
 
@@ -154,27 +154,29 @@ class PassingOperator(Operator):
 class FilterOperator(PassingOperator):
     """Updates for whose rows the predicate is true."""
 
-    def __init__(self, context: Context, plan: Filter, below: Operator) -> None:
+    def __init__(self, context: DerivationContext, plan: FilterNode, below: ViewOperator) -> None:
         super().__init__(context, below)
         self._predicate = plan.predicate
 
     def make_delta(self) -> Node:
         """Return the filtered delta of the input."""
-        return Where(self._below.delta(), self._predicate)
+        return FilterRows(self._below.delta(), self._predicate)
 
     def old(self) -> Node:
         """Return the filtered state of the input."""
-        return Where(self._below.old(), self._predicate)
+        return FilterRows(self._below.old(), self._predicate)
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
         """Return the input's columns if `some` of its rows suffice."""
         return self._below.table_columns(ids, some=True) if some else None
 
 
-class ProjectOperator(Operator):
+class ProjectOperator(ViewOperator):
     """Computed columns."""
 
-    def __init__(self, context: Context, columns: tuple[Named, ...], below: Operator) -> None:
+    def __init__(
+        self, context: DerivationContext, columns: tuple[NamedExpression, ...], below: ViewOperator
+    ) -> None:
         super().__init__(context, tuple(column.name for column in columns))
         self._below = below
         self._made = columns
@@ -188,11 +190,11 @@ class ProjectOperator(Operator):
 
     def make_delta(self) -> Node:
         """Return the columns computed from the input's delta."""
-        return Select(self._below.delta(), self._made)
+        return SelectColumns(self._below.delta(), self._made)
 
     def old(self) -> Node:
         """Return the columns computed from the input's state."""
-        return Select(self._below.old(), self._made)
+        return SelectColumns(self._below.old(), self._made)
 
     def _below_ids(self, ids: Ids) -> Ids | None:
         if not all(not id_ or id_ in self._passed for id_ in ids):
@@ -258,20 +260,20 @@ class ProjectOperator(Operator):
         return self._below.kind(below) if below else None
 
 
-class UnionOperator(Operator):
+class UnionOperator(ViewOperator):
     """All updates of all inputs."""
 
-    def __init__(self, context: Context, inputs: tuple[Operator, ...]) -> None:
+    def __init__(self, context: DerivationContext, inputs: tuple[ViewOperator, ...]) -> None:
         super().__init__(context, inputs[0].columns)
         self._inputs = inputs
 
     def make_delta(self) -> Node:
         """Return the union of all deltas."""
-        return Union(tuple(each.delta() for each in self._inputs))
+        return UnionRows(tuple(each.delta() for each in self._inputs))
 
     def old(self) -> Node:
         """Return the union of all states."""
-        return Union(tuple(each.old() for each in self._inputs))
+        return UnionRows(tuple(each.old() for each in self._inputs))
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins in all inputs."""

@@ -12,8 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from actors.plan.relational import Aggregate, AggregateCall, Filter, Join, Named
-from actors.views.operators import Context, Operator
+from actors.plan.relational import (
+    AggregateCall,
+    AggregationNode,
+    FilterNode,
+    JoinNode,
+    NamedExpression,
+)
+from actors.views.operators import DerivationContext, ViewOperator
 from actors.views.rule_compared import compared_sides
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_kept import KeptOperator, unkeepable_reason
@@ -25,8 +31,11 @@ PACKED_MIN: Final = 3
 
 
 def inner_join(
-    context: Context, plan: Join, sides: Sequence[Operator], read: Iterable[str] | None = None
-) -> Operator:
+    context: DerivationContext,
+    plan: JoinNode,
+    sides: Sequence[ViewOperator],
+    read: Iterable[str] | None = None,
+) -> ViewOperator:
     """Return the join of `sides`, the inputs of `plan`, with its single rows packed into one input.
 
     `read`: the columns that a projection above reads; None: all are read.
@@ -48,24 +57,27 @@ def inner_join(
         tests += plan.residual
     if tests:
         predicate = " AND ".join(f"({test})" for test in tests)
-        packed = FilterOperator(context, Filter(plan, predicate), packed)
+        packed = FilterOperator(context, FilterNode(plan, predicate), packed)
     whole = packed
     if others:
         equal = tuple(each for each in plan.equal if each not in within)
         whole = JoinOperator(context, (packed, *others), equal, plan.residual)
-    ordered = tuple(Named(id_, id_) for side in sides for id_ in side.columns)
+    ordered = tuple(NamedExpression(id_, id_) for side in sides for id_ in side.columns)
     return ProjectOperator(context, ordered, whole)
 
 
 def _packed(
-    context: Context, plan: Join, rows: Sequence[Operator], types: Mapping[str, str]
-) -> Operator:
+    context: DerivationContext,
+    plan: JoinNode,
+    rows: Sequence[ViewOperator],
+    types: Mapping[str, str],
+) -> ViewOperator:
     """Return one row with the columns of all `rows`; no row if one of them does not exist."""
     padded = tuple(
         ProjectOperator(
             context,
             tuple(
-                Named(id_, id_ if id_ in row.columns else f"CAST(NULL AS {types[id_]})")
+                NamedExpression(id_, id_ if id_ in row.columns else f"CAST(NULL AS {types[id_]})")
                 for other in rows
                 for id_ in other.columns
             ),
@@ -79,5 +91,5 @@ def _packed(
     # The count decides whether all rows exist: a row of NULLs cannot be told from none by its
     # values.
     calls.append(AggregateCall(count, "count", None, "bigint"))
-    found = RecomputeOperator(context, Aggregate(plan, (), tuple(calls)), kept)
-    return FilterOperator(context, Filter(plan, f"{count} = {len(rows)}"), found)
+    found = RecomputeOperator(context, AggregationNode(plan, (), tuple(calls)), kept)
+    return FilterOperator(context, FilterNode(plan, f"{count} = {len(rows)}"), found)

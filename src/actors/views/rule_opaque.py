@@ -7,15 +7,15 @@ changed. That is exact, at the cost of the whole query; EXPLAIN shows the reason
 from __future__ import annotations
 
 from actors.plan.delta import DeltaPlan
-from actors.plan.relational import Opaque
-from actors.plan.schema import Schema
+from actors.plan.relational import OpaqueNode
+from actors.plan.schema import TableSchema
 
 
 def derive(
-    plan: Opaque,
+    plan: OpaqueNode,
     sources: tuple[str, ...],
-    schemas: tuple[Schema, ...],
-    output: Schema,
+    schemas: tuple[TableSchema, ...],
+    output: TableSchema,
     conf: tuple[tuple[str, str], ...],
 ) -> DeltaPlan:
     """Return the plan of a view that is recomputed whole."""

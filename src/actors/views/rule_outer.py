@@ -9,20 +9,28 @@ where a key appears or vanishes. With D the state below `lo`:
     A full B = A ⋈ B + pad(A anti B) + pad(B anti A)
 
 With a residual predicate θ, D holds the columns k of A that θ and the equalities read: D = DISTINCT
-k of (A ⋈θ B), compared null-safe. Old states are plain joins of old states (`Match`).
+k of (A ⋈θ B), compared null-safe. Old states are plain joins of old states (`MatchState`).
 """
 
 from __future__ import annotations
 
-from actors.plan.delta import Match, Node, Pair, Union, Weigh
-from actors.plan.relational import Equal, Key, Named, OuterJoin, SemiJoin
+from actors.plan.delta import MatchState, Node, PairRows, UnionRows, WeighRows
+from actors.plan.relational import ColumnEquality, GroupKey, NamedExpression, OuterJoin, SemiJoin
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, merge_origins, narrowed, select
+from actors.views.operators import (
+    DerivationContext,
+    Ids,
+    Origins,
+    ViewOperator,
+    merge_origins,
+    narrowed,
+    select,
+)
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import NULL, ProjectOperator
-from actors.views.unsupported import Unsupported
+from actors.views.unsupported import UnsupportedConstruct
 
 
 class _Matched:
@@ -30,22 +38,22 @@ class _Matched:
 
     def __init__(
         self,
-        context: Context,
-        left: Operator,
-        right: Operator,
-        equal: tuple[Equal, ...],
+        context: DerivationContext,
+        left: ViewOperator,
+        right: ViewOperator,
+        equal: tuple[ColumnEquality, ...],
         residual: tuple[str, ...],
         types: dict[str, str],
     ) -> None:
         prefix = context.prefix()
         if not left.columns:
             # Groups need a key: without one there is always a row, matched or not.
-            left = ProjectOperator(context, (Named(f"{prefix}any", "0"),), left)
+            left = ProjectOperator(context, (NamedExpression(f"{prefix}any", "0"),), left)
             types = types | {f"{prefix}any": "int"}
         self._left = left
         if not residual and equal:
             pairs = tuple(dict.fromkeys((e.left, e.right) for e in equal))
-            below: Operator = right
+            below: ViewOperator = right
             # If a pair is tested by ``=`` and by ``<=>``, the stricter ``=`` holds: it matches no
             # NULL, so NULL keys need no care.
             strict = {(e.left, e.right) for e in equal if not e.null_safe}
@@ -59,18 +67,21 @@ class _Matched:
             below = JoinOperator(context, (left, right), equal, residual)
             null_safe = dict.fromkeys(pairs, True)
         self._keys = tuple(f"{prefix}{i}" for i in range(len(pairs)))
-        named = tuple(Named(k, b) for k, (_, b) in zip(self._keys, pairs, strict=True))
+        named = tuple(NamedExpression(k, b) for k, (_, b) in zip(self._keys, pairs, strict=True))
         typed = tuple(
-            Key(k, k, types.get(b) or below.kind(b) or "")
+            GroupKey(k, k, types.get(b) or below.kind(b) or "")
             for k, (_, b) in zip(self._keys, pairs, strict=True)
         )
         self._own = tuple(a for a, _ in pairs)
         unknown = [own for own, key in zip(self._own, typed, strict=True) if not key.type]
         if unknown:
-            raise Unsupported(f"an outer or semi join by {unknown[0]}, whose type is not known")
+            raise UnsupportedConstruct(
+                f"an outer or semi join by {unknown[0]}, whose type is not known"
+            )
         self._distinct = GroupOperator(context, ProjectOperator(context, named, below), typed, None)
         self._equal = tuple(
-            Equal(a, k, null_safe[a, b]) for k, (a, b) in zip(self._keys, pairs, strict=True)
+            ColumnEquality(a, k, null_safe[a, b])
+            for k, (a, b) in zip(self._keys, pairs, strict=True)
         )
         self._nulls = any(each.null_safe for each in self._equal)
         self._tests = (
@@ -88,7 +99,7 @@ class _Matched:
             self._left.seek(self._own, origins, after, nulls=self._nulls)
         changed = self._distinct.delta()
         equal, same = (tuple((k, a) for a, k in tests) for tests in self._tests)
-        pairs = Pair(changed, self._left.new(), equal, None, same)
+        pairs = PairRows(changed, self._left.new(), equal, None, same)
         return select(pairs, [(id_, id_) for id_ in self._left.columns])
 
     def _seek_keys(self) -> None:
@@ -100,19 +111,19 @@ class _Matched:
     def _kept(self, node: Node, kind: str) -> Node:
         # The old state of D: the changes of D come from `_flips`.
         equal, same = self._tests
-        return Match(node, self._distinct.old(), kind, equal, None, same)
+        return MatchState(node, self._distinct.old(), kind, equal, None, same)
 
     def semi_delta(self) -> Node:
         """Return the updates of the rows that have a match."""
         self._seek_keys()
-        return Union((self._kept(self._left.delta(), "semi"), self._flips()))
+        return UnionRows((self._kept(self._left.delta(), "semi"), self._flips()))
 
     def anti_delta(self) -> Node:
         """Return the updates of the rows that have no match."""
         self._seek_keys()
         # A key that appears in D takes its rows out of the result: the sign is turned.
-        flips = Weigh(self._flips(), "-1")
-        return Union((self._kept(self._left.delta(), "anti"), flips))
+        flips = WeighRows(self._flips(), "-1")
+        return UnionRows((self._kept(self._left.delta(), "anti"), flips))
 
     def old(self, kind: str) -> Node:
         """Return the old rows of the left with (``semi``) or without (``anti``) a match."""
@@ -132,10 +143,12 @@ class _Matched:
         return merge_origins(self._left.delta_origins(ids), self._left.old_origins(ids))
 
 
-class SemiOperator(Operator):
+class SemiOperator(ViewOperator):
     """Rows of the left that have, or have not, a match."""
 
-    def __init__(self, context: Context, plan: SemiJoin, left: Operator, right: Operator) -> None:
+    def __init__(
+        self, context: DerivationContext, plan: SemiJoin, left: ViewOperator, right: ViewOperator
+    ) -> None:
         super().__init__(context, left.columns)
         self._left = left
         self._kind = "anti" if plan.anti else "semi"
@@ -186,10 +199,12 @@ class SemiOperator(Operator):
         return self._left.kind(id_)
 
 
-class OuterOperator(Operator):
+class OuterOperator(ViewOperator):
     """Left or full outer join."""
 
-    def __init__(self, context: Context, plan: OuterJoin, left: Operator, right: Operator) -> None:
+    def __init__(
+        self, context: DerivationContext, plan: OuterJoin, left: ViewOperator, right: ViewOperator
+    ) -> None:
         super().__init__(context, left.columns + right.columns)
         self._sides = self._left, self._right = left, right
         self._plan = plan
@@ -199,7 +214,7 @@ class OuterOperator(Operator):
         self._unmatched = _Matched(context, left, right, equal, residual, kinds)
         self._unmatched_right: _Matched | None = None
         if plan.kind == "full":
-            turned = tuple(Equal(e.right, e.left, e.null_safe) for e in equal)
+            turned = tuple(ColumnEquality(e.right, e.left, e.null_safe) for e in equal)
             self._unmatched_right = _Matched(context, right, left, turned, residual, kinds)
 
     def make_delta(self) -> Node:
@@ -208,9 +223,9 @@ class OuterOperator(Operator):
         if self._unmatched_right is not None:
             # A full join is a left join and the unmatched rows of the right.
             parts.append(self._padded(self._unmatched_right.anti_delta(), self._right))
-        return Union(tuple(parts))
+        return UnionRows(tuple(parts))
 
-    def _padded(self, node: Node, side: Operator) -> Node:
+    def _padded(self, node: Node, side: ViewOperator) -> Node:
         kept = set(side.columns)
         return select(node, [(id_, id_ if id_ in kept else NULL) for id_ in self.columns])
 
@@ -220,9 +235,9 @@ class OuterOperator(Operator):
         same = tuple((e.left, e.right) for e in self._plan.equal if e.null_safe)
         kind = self._plan.kind
         residual = " AND ".join(f"({each})" for each in self._plan.residual)
-        return Match(self._left.old(), self._right.old(), kind, equal, residual or None, same)
+        return MatchState(self._left.old(), self._right.old(), kind, equal, residual or None, same)
 
-    def _only(self, side: Operator, ids: Ids) -> Ids:
+    def _only(self, side: ViewOperator, ids: Ids) -> Ids:
         return tuple(id_ if id_ in side.columns else "" for id_ in ids)
 
     def trace_delta(self, ids: Ids) -> Origins | None:

@@ -8,20 +8,22 @@ groups: mode *keyed*. Without keys, all rows are read whenever one changes.
 
 from __future__ import annotations
 
-from actors.plan.delta import Call, Node, Recompute, Where
-from actors.plan.relational import Aggregate, AggregateCall, Named
+from actors.plan.delta import FilterRows, Node, RecomputeGroups, SparkCall
+from actors.plan.relational import AggregateCall, AggregationNode, NamedExpression
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, narrowed
 from actors.views.rule_kept import make_searchable
 from actors.views.rule_linear import ProjectOperator
 
 _FOLDED = ("float", "double", "string")
 
 
-class RecomputeOperator(Operator):
+class RecomputeOperator(ViewOperator):
     """A grouping that computes touched groups afresh."""
 
-    def __init__(self, context: Context, plan: Aggregate, below: Operator) -> None:
+    def __init__(
+        self, context: DerivationContext, plan: AggregationNode, below: ViewOperator
+    ) -> None:
         super().__init__(
             context, (*(key.name for key in plan.keys), *(call.name for call in plan.calls))
         )
@@ -29,11 +31,11 @@ class RecomputeOperator(Operator):
         self._kinds = {key.name: key.type for key in plan.keys}
         self._calls = tuple(_call(call, i) for i, call in enumerate(plan.calls))
         arguments = [
-            Named(f"__a{i}", call.argument)
+            NamedExpression(f"__a{i}", call.argument)
             for i, call in enumerate(plan.calls)
             if call.argument is not None
         ]
-        keys = [Named(key.name, key.expression) for key in plan.keys]
+        keys = [NamedExpression(key.name, key.expression) for key in plan.keys]
         kinds = self._kinds | {
             f"__a{i}": call.argument_type
             for i, call in enumerate(plan.calls)
@@ -51,14 +53,16 @@ class RecomputeOperator(Operator):
         # Ordered after the lookups, which may have cut the delta.
         changes = self._rows.delta()
         self._seek(self._keys, origins, after, nulls=True)
-        return Recompute(self._rows.old(), changes, self._keys, self._calls)
+        return RecomputeGroups(self._rows.old(), changes, self._keys, self._calls)
 
     def old(self) -> Node:
         """Return the aggregates over the old rows of the groups that were looked up."""
         self.delta()
         rows = self._rows.old()
         # No old rows, so nothing is retracted; nor is the empty row of the group without keys.
-        return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls, begins=True)
+        return RecomputeGroups(
+            FilterRows(rows, "1 = 0"), rows, self._keys, self._calls, begins=True
+        )
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins of keys in the changed rows."""
@@ -111,23 +115,23 @@ class RecomputeOperator(Operator):
         return (frozenset(self._keys),)
 
 
-def _call(call: AggregateCall, index: int) -> Call:
+def _call(call: AggregateCall, index: int) -> SparkCall:
     argument = f"__a{index}"
     if call.argument is None:
-        return Call(call.name, "count(*)", call.type)
+        return SparkCall(call.name, "count(*)", call.type)
     if call.formula is not None:
         # The formula's value depends on the bag alone (`catalyst.aggregate_formulas`).
         fields = [f"{argument}.c{place}" for place in range(len(call.formula.arguments))]
         places = fields if len(fields) > 1 else [argument]
-        return Call(call.name, call.formula.chosen.format(*places), call.type)
+        return SparkCall(call.name, call.formula.chosen.format(*places), call.type)
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
     # Spark computes variances of any type in floats, so they depend on the order of rows, too.
     spread = call.function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop")
     # Aggregates in floats depend on the order of rows, so they are folded in a fixed one.
     if spread or (call.function in ("sum", "avg") and kind in _FOLDED):
-        return Call(call.name, _folded(call, f"{distinct}{argument}"), call.type)
-    return Call(call.name, f"{call.function}({distinct}{argument})", call.type)
+        return SparkCall(call.name, _folded(call, f"{distinct}{argument}"), call.type)
+    return SparkCall(call.name, f"{call.function}({distinct}{argument})", call.type)
 
 
 def _folded(call: AggregateCall, argument: str) -> str:

@@ -18,18 +18,25 @@ from actors.plan.delta import (
     DUE_BUCKET_MS,
     INTERVAL,
     INTERVAL_SCHEMA,
-    Hidden,
-    Input,
+    FilterRows,
+    HiddenState,
+    NamedInput,
     Node,
-    Pair,
+    PairRows,
     RowLifetimes,
-    Union,
-    Weigh,
-    Where,
+    UnionRows,
+    WeighRows,
 )
 from actors.plan.relational import TemporalFilter, TimeEdge
-from actors.plan.schema import Column, Schema
-from actors.views.operators import Context, Ids, Operator, Origins, merge_origins, select
+from actors.plan.schema import TableColumn, TableSchema
+from actors.views.operators import (
+    DerivationContext,
+    Ids,
+    Origins,
+    ViewOperator,
+    merge_origins,
+    select,
+)
 from actors.views.rule_linear import PassingOperator
 
 _EXTREME: Final = 4_000_000_000_000_000_000
@@ -58,7 +65,9 @@ def _plus(text: str, number: int) -> str:
 class TemporalOperator(PassingOperator):
     """Keeps the rows for which all comparisons with the clock hold."""
 
-    def __init__(self, context: Context, plan: TemporalFilter, below: Operator) -> None:
+    def __init__(
+        self, context: DerivationContext, plan: TemporalFilter, below: ViewOperator
+    ) -> None:
         super().__init__(context, below)
         self._types = dict(plan.types)
         self._edges = [edge for bound in plan.bounds for edge in bound.edges]
@@ -81,7 +90,7 @@ class TemporalOperator(PassingOperator):
         names = [f"{self._micros}{place}" for place in range(len(self._edges))]
         pairs = list(zip(names, self._edges, strict=True))
         # A comparison with NULL never holds.
-        timed = Where(
+        timed = FilterRows(
             select(node, [*self._own, *((name, edge.micros) for name, edge in pairs)]),
             " AND ".join(f"{name} IS NOT NULL" for name in names),
         )
@@ -106,7 +115,7 @@ class TemporalOperator(PassingOperator):
         return select(clamped, [*self._own, *made])
 
     def _beside_interval(self, node: Node) -> Node:
-        return Pair(node, Input(INTERVAL, INTERVAL_SCHEMA.names), ())
+        return PairRows(node, NamedInput(INTERVAL, INTERVAL_SCHEMA.names), ())
 
     # -- the operator's interface ------------------------------------------------------------------
 
@@ -120,12 +129,12 @@ class TemporalOperator(PassingOperator):
             (self._sign, self._sign),
         ]
         number = self._number = len(self.context.hidden)
-        columns = [Column(id_, self._types[id_]) for id_ in self.columns]
-        columns += [Column(self._due, "bigint"), Column(self._bucket, "bigint")]
-        schema = Schema((*columns, Column(self._sign, "int")))
+        columns = [TableColumn(id_, self._types[id_]) for id_ in self.columns]
+        columns += [TableColumn(self._due, "bigint"), TableColumn(self._bucket, "bigint")]
+        schema = TableSchema((*columns, TableColumn(self._sign, "int")))
         # The rows of this hidden state that are due in the step come as an input of their own.
-        due = Input(f"c{number}", schema.names)
-        state = Hidden(schema, (self._bucket,), self._due, self._bucket)
+        due = NamedInput(f"c{number}", schema.names)
+        state = HiddenState(schema, (self._bucket,), self._due, self._bucket)
         self.context.hidden.append((state, due))  # reserves the number; `plans` replace `due` below
         later = [
             self._later(changes, column, sign)
@@ -133,17 +142,17 @@ class TemporalOperator(PassingOperator):
             if column
         ]
         # A change that is due leaves the schedule: it is retracted there as it is emitted.
-        plans = Union((*later, select(Weigh(due, "-1"), planned)))
+        plans = UnionRows((*later, select(WeighRows(due, "-1"), planned)))
         self.context.hidden[number] = state, plans
-        interval = Input(INTERVAL, INTERVAL_SCHEMA.names)
+        interval = NamedInput(INTERVAL, INTERVAL_SCHEMA.names)
         now = select(RowLifetimes(changes, interval, self._begins, self._ends), self._own)
-        return Union((now, select(Weigh(due, self._sign), self._own)))
+        return UnionRows((now, select(WeighRows(due, self._sign), self._own)))
 
     def _later(self, changes: Node, column: str, sign: int) -> Node:
         """Return the changes that will happen at a column's time, after the step."""
         # A row whose end is not after its begin never appears: nothing is scheduled for it.
         ordered = f" AND {self._begins} < {self._ends}" if self._begins and self._ends else ""
-        beyond = Where(self._beside_interval(changes), f"{column} >= hi{ordered}")
+        beyond = FilterRows(self._beside_interval(changes), f"{column} >= hi{ordered}")
         bucket = f"{column} div {DUE_BUCKET_MS}L"
         made = [(self._due, column), (self._bucket, bucket), (self._sign, str(sign))]
         return select(beyond, [*self._own, *made])
@@ -154,7 +163,7 @@ class TemporalOperator(PassingOperator):
         # A row that begins at `lo` appears in this step.
         tests = [f"{self._begins} < lo"] if self._begins else []
         tests += [f"{self._ends} >= lo"] if self._ends else []
-        return select(Where(rows, " AND ".join(tests)), self._own)
+        return select(FilterRows(rows, " AND ".join(tests)), self._own)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the input's origins and the changes that are due."""

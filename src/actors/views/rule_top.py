@@ -18,26 +18,32 @@ from typing import Final
 
 from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
-    Consolidate,
-    Hidden,
-    Input,
+    ConsolidateRows,
+    HiddenState,
+    NamedInput,
     Node,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
-    Union,
+    UnionRows,
 )
 from actors.plan.nearby import SortColumn
-from actors.plan.relational import Filter, Limit, Named, WindowCall, WindowFunctions
-from actors.plan.schema import Column, Schema
+from actors.plan.relational import (
+    FilterNode,
+    LimitNode,
+    NamedExpression,
+    WindowCall,
+    WindowFunctions,
+)
+from actors.plan.schema import TableColumn, TableSchema
 from actors.threshold_probes import LIMIT_RESERVE
 from actors.views.lookups import Wanted
 from actors.views.operators import (
-    Context,
+    DerivationContext,
     Ids,
-    Operator,
     Origins,
+    ViewOperator,
     merge_origins,
     narrowed,
     replace_input,
@@ -52,14 +58,14 @@ GROUP_SHARE: Final = 16
 shortage reads one group."""
 
 
-def limit(context: Context, plan: Limit, below: Operator) -> Operator:
+def limit(context: DerivationContext, plan: LimitNode, below: ViewOperator) -> ViewOperator:
     """Return the operators of a LIMIT; of an OFFSET alone, which has no first rows, by the rank of
     all rows."""
     columns, types = below.columns, plan.types
     if not columns:
         # Rows without columns get one that is never NULL: a state needs a key.
         types = ((f"{context.prefix()}any", "int"),)
-        below = ProjectOperator(context, (Named(types[0][0], "0"),), below)
+        below = ProjectOperator(context, (NamedExpression(types[0][0], "0"),), below)
     number = f"{context.prefix()}rank"
     # The order is total (all columns after the query's own): the result depends on the contents
     # alone, however steps are cut.
@@ -68,17 +74,21 @@ def limit(context: Context, plan: Limit, below: Operator) -> Operator:
     tests = [f"{number} > {plan.offset}"] if plan.offset else []
     if plan.count is None:
         context.keyed.append("OFFSET without LIMIT: all rows are ranked when one changes")
-        made: Operator = _filtered(context, ranked, " AND ".join(tests or ["true"]), below)
+        made: ViewOperator = _filtered(context, ranked, " AND ".join(tests or ["true"]), below)
     else:
         last = plan.offset + plan.count
         test = " AND ".join([*tests, f"{number} <= {last}"])
         made = TopOperator(context, ranked, test, below, last, single=plan.count <= 1)
-    return ProjectOperator(context, tuple(Named(id_, id_) for id_ in columns), made)
+    return ProjectOperator(context, tuple(NamedExpression(id_, id_) for id_ in columns), made)
 
 
 def ranked_first(
-    context: Context, plan: WindowFunctions, predicate: str, below: Operator, last: int
-) -> Operator | None:
+    context: DerivationContext,
+    plan: WindowFunctions,
+    predicate: str,
+    below: ViewOperator,
+    last: int,
+) -> ViewOperator | None:
     """Return the operators of ranks of which a filter leaves the first `last`; None where the calls
     are no such ranks, or their candidates cannot be kept."""
     types = {id_: kind.lower() for id_, kind in plan.types}
@@ -96,8 +106,8 @@ class FirstRows(PassingOperator):
 
     def __init__(
         self,
-        context: Context,
-        below: Operator,
+        context: DerivationContext,
+        below: ViewOperator,
         types: Mapping[str, str],
         keys: Ids,
         order: tuple[str, ...],
@@ -115,8 +125,8 @@ class FirstRows(PassingOperator):
         self._mark = f"{context.prefix()}edge"
         self._source: int | None = None
         self._covered = ""
-        self._candidates: Input | None = None
-        self._shortage: Input | None = None
+        self._candidates: NamedInput | None = None
+        self._shortage: NamedInput | None = None
 
     def make_delta(self) -> Node:
         """Return the changes that reach the candidates; all changes of groups with a shortage."""
@@ -155,7 +165,7 @@ class FirstRows(PassingOperator):
         context.hidden[number] = context.hidden[number][0], made
         return changes
 
-    def _cover(self, edges: Input) -> Node:
+    def _cover(self, edges: NamedInput) -> Node:
         """Return the changes up to the edges: known before Spark runs where they are a table's, and
         order and keys its columns; else by a run of their own."""
         context, below, keys = self.context, self._below, self._keys
@@ -168,7 +178,7 @@ class FirstRows(PassingOperator):
             self._covered = context.cut(
                 TopCovered(below.delta(), edges, keys, self._order), self.columns
             ).name
-            return Input(self._covered, self.columns)
+            return NamedInput(self._covered, self.columns)
         self._source, names = table
         order = tuple(
             SortColumn(name, found[2] == "DESC", found[3] != "LAST")
@@ -189,12 +199,12 @@ class FirstRows(PassingOperator):
         names = iter(found[1])
         return ((self._covered, tuple(next(names) if id_ else "" for id_ in ids)),)
 
-    def _register(self) -> Input:
+    def _register(self) -> NamedInput:
         """Reserve a hidden state's number; `make_delta` sets its changes later."""
         context = self.context
-        schema = Schema(tuple(Column(id_, self._types[id_]) for id_ in self.columns))
-        state = Input(f"h{len(context.hidden)}", self.columns)
-        context.hidden.append((Hidden(schema, self.columns), None))
+        schema = TableSchema(tuple(TableColumn(id_, self._types[id_]) for id_ in self.columns))
+        state = NamedInput(f"h{len(context.hidden)}", self.columns)
+        context.hidden.append((HiddenState(schema, self.columns), None))
         # One group has few candidates: reading them whole costs little.
         if not self._sought:
             context.bounded.add(state.name)
@@ -204,7 +214,7 @@ class FirstRows(PassingOperator):
         """Return the rows `kept` of groups without a shortage, and all rows of groups with one."""
         assert self._shortage is not None, "the delta comes first"
         shortage, keys = self._shortage, self._keys
-        return Union(
+        return UnionRows(
             (TopGate(kept, shortage, keys, True), TopGate(all_rows, shortage, keys, False))
         )
 
@@ -254,10 +264,10 @@ class TopOperator(PassingOperator):
 
     def __init__(
         self,
-        context: Context,
+        context: DerivationContext,
         plan: WindowFunctions,
         predicate: str,
-        below: Operator,
+        below: ViewOperator,
         last: int,
         *,
         single: bool = False,
@@ -279,11 +289,11 @@ class TopOperator(PassingOperator):
     def make_delta(self) -> Node:
         """Return the changes of the first rows; a row whose rank alone changes is retracted and
         inserted."""
-        return Consolidate(self._below.delta())
+        return ConsolidateRows(self._below.delta())
 
     def old(self) -> Node:
         """Return the first rows of the old candidates."""
-        return Consolidate(self._below.old())
+        return ConsolidateRows(self._below.old())
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins of keys: those of the changed rows."""
@@ -319,8 +329,8 @@ def _order(plan: WindowFunctions, columns: Ids) -> tuple[str, ...]:
 
 
 def _filtered(
-    context: Context, plan: WindowFunctions, predicate: str, below: Operator
+    context: DerivationContext, plan: WindowFunctions, predicate: str, below: ViewOperator
 ) -> FilterOperator:
     return FilterOperator(
-        context, Filter(plan.input, predicate), WindowOperator(context, plan, below)
+        context, FilterNode(plan.input, predicate), WindowOperator(context, plan, below)
     )

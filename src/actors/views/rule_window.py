@@ -14,15 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowColumn, WindowLayer
+from actors.plan.delta import (
+    ConsolidateRows,
+    FilterRows,
+    Node,
+    RecomputeRows,
+    WindowColumn,
+    WindowLayer,
+)
 from actors.plan.nearby import NearbyRows
-from actors.plan.relational import Named, Plan, Project, WindowCall, WindowFunctions
+from actors.plan.relational import NamedExpression, Plan, ProjectNode, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import (
-    Context,
+    DerivationContext,
     Ids,
-    Operator,
     Origins,
+    ViewOperator,
     merge_origins,
     narrowed,
     replace_input,
@@ -30,14 +37,14 @@ from actors.views.operators import (
 from actors.views.rule_kept import make_searchable
 
 
-class WindowOperator(Operator):
+class WindowOperator(ViewOperator):
     """Window functions over the rows of one partition."""
 
     def __init__(
         self,
-        context: Context,
+        context: DerivationContext,
         plan: WindowFunctions,
-        below: Operator,
+        below: ViewOperator,
         near: NearbyRows | None = None,
         above: Sequence[WindowFunctions] = (),
     ) -> None:
@@ -48,7 +55,7 @@ class WindowOperator(Operator):
         columns = (*below.columns, *(call.name for call in plan.calls))
         layers = []
         for each in above:
-            made = _between(each.input) or tuple(Named(name, name) for name in columns)
+            made = _between(each.input) or tuple(NamedExpression(name, name) for name in columns)
             names = tuple(column.name for column in made)
             calls = tuple(_column(each, call, names) for call in each.calls)
             layers.append(WindowLayer(made, each.keys, calls))
@@ -73,14 +80,14 @@ class WindowOperator(Operator):
             # Reads only rows near changes, before Spark sorts the partition.
             old = replace_input(old, f"s{self.near.source}", self.context.near(self.near))
         # Rows whose values did not change cancel.
-        return Consolidate(RecomputeRows(old, changes, self._keys, self._calls, self._above))
+        return ConsolidateRows(RecomputeRows(old, changes, self._keys, self._calls, self._above))
 
     def old(self) -> Node:
         """Return the old rows of the partitions that were looked up."""
         self.delta()
         rows = self._below.old()
-        nothing = Where(rows, "1 = 0")
-        return Consolidate(RecomputeRows(nothing, rows, self._keys, self._calls, self._above))
+        nothing = FilterRows(rows, "1 = 0")
+        return ConsolidateRows(RecomputeRows(nothing, rows, self._keys, self._calls, self._above))
 
     def _made(self, ids: Ids) -> bool:
         return any(id_ and id_ not in self._passed for id_ in ids)
@@ -137,10 +144,11 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
     """Return the windows that one run computes, the lowest first: each reads the rows of the one
     before it, or a projection of them, and its partitions are parts of that one's partitions.
 
-    >>> from actors.plan.relational import Scan
-    >>> rows = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
+    >>> from actors.plan.relational import ScanNode
+    >>> rows = ScanNode(0, (("i0_k", "k"), ("i0_x", "x")))
     >>> first = WindowFunctions(rows, ("i0_k",), (), (), (("i0_k", "int"), ("i0_x", "int")))
-    >>> made = Project(first, (Named("i0_k", "i0_k"), Named("c1", "i0_x % 7")))
+    >>> computed = NamedExpression("i0_k", "i0_k"), NamedExpression("c1", "i0_x % 7")
+    >>> made = ProjectNode(first, computed)
     >>> types = (("i0_k", "int"), ("c1", "int"))
     >>> [each.keys for each in window_chain(WindowFunctions(made, ("i0_k", "c1"), (), (), types))]
     [('i0_k',), ('i0_k', 'c1')]
@@ -151,7 +159,7 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
     while True:
         below = chain[0].input
         made = _between(below)
-        inner = below.input if isinstance(below, Project) else below
+        inner = below.input if isinstance(below, ProjectNode) else below
         if not isinstance(inner, WindowFunctions) or not set(inner.keys) <= set(chain[0].keys):
             return chain
         own = {*dict(inner.types), *(call.name for call in inner.calls)}
@@ -161,9 +169,9 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
         chain = (inner, *chain)
 
 
-def _between(below: Plan) -> tuple[Named, ...]:
+def _between(below: Plan) -> tuple[NamedExpression, ...]:
     """Return the projection between a window and the one below; empty if there is none."""
-    return below.columns if isinstance(below, Project) else ()
+    return below.columns if isinstance(below, ProjectNode) else ()
 
 
 def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColumn:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import Schema, arrow_type
+from actors.plan.schema import TableSchema, arrow_type
 from actors.plan.updates import to_ipc
-from actors.protocol.compute import Comparison, Finishing, OrderBy
+from actors.protocol.compute import ColumnComparison, OrderBy, RowSetFinishing
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
@@ -25,11 +25,11 @@ class SimpleRead(msgspec.Struct, frozen=True):
     name: str
     project: tuple[str, ...]
     names: tuple[str, ...]
-    filter: tuple[Comparison, ...] = ()
-    finishing: Finishing | None = None
+    filter: tuple[ColumnComparison, ...] = ()
+    finishing: RowSetFinishing | None = None
 
 
-def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
+def simple_read(sql: str, tables: Mapping[str, TableSchema]) -> SimpleRead | None:
     """Return the read that answers the query; None if it is not simple. `tables`: the objects that
     the query may name, with a relation of the service under its full name."""
     try:
@@ -38,7 +38,7 @@ def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
         return None
 
 
-def _read(reader: PlainReader, tables: Mapping[str, Schema]) -> SimpleRead:
+def _read(reader: PlainReader, tables: Mapping[str, TableSchema]) -> SimpleRead:
     reader.needs("SELECT")
     listed = _listed(reader)
     reader.needs("FROM")
@@ -79,7 +79,7 @@ def _listed(reader: PlainReader) -> list[tuple[tuple[str, str], str]]:
 class _Scope:
     """Columns of the one object that the query reads."""
 
-    def __init__(self, schema: Schema, qualifier: str) -> None:
+    def __init__(self, schema: TableSchema, qualifier: str) -> None:
         self.types = {column.name: column.type.lower() for column in schema.columns}
         self._own = {name.lower(): name for name in schema.names}
         # Spark resolves names in any case: two such columns are ambiguous.
@@ -108,18 +108,20 @@ def _columns(
     return project, names
 
 
-def _comparison(test: ColumnTest, scope: _Scope) -> Comparison:
+def _comparison(test: ColumnTest, scope: _Scope) -> ColumnComparison:
     column = scope.column(test.column)
     if test.op == "in":
         raise NotPlain("IN")
     if not test.values:
-        return Comparison(column, test.op)
+        return ColumnComparison(column, test.op)
     kind = scope.types[column]
     value = pa.array([value_of(test.values[0], kind)], arrow_type(kind))
-    return Comparison(column, test.op, to_ipc(pa.table({column: value})))
+    return ColumnComparison(column, test.op, to_ipc(pa.table({column: value})))
 
 
-def _finishing(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> Finishing | None:
+def _finishing(
+    reader: PlainReader, scope: _Scope, named: Mapping[str, str]
+) -> RowSetFinishing | None:
     if not reader.follows("ORDER", "LIMIT", "OFFSET"):
         return None
     by: list[OrderBy] = []
@@ -131,7 +133,7 @@ def _finishing(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> 
         raise NotPlain("an order twice by a column")
     limit = reader.count() if reader.takes("LIMIT") else None
     offset = reader.count() if reader.takes("OFFSET") else 0
-    return Finishing(tuple(by), limit, offset)
+    return RowSetFinishing(tuple(by), limit, offset)
 
 
 def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:

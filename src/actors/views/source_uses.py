@@ -16,18 +16,18 @@ from collections.abc import Iterator, Mapping, Set
 import msgspec
 import pyarrow as pa
 
-from actors.persist.filtering import Condition, PartFilter
+from actors.persist.filtering import PartCondition, PartFilter
 from actors.persist.statistics import has_bounds
 from actors.plan.delta import (
     DeltaPlan,
-    Input,
+    FilterRows,
+    NamedInput,
     Node,
-    Select,
-    Where,
+    SelectColumns,
     columns_kept,
     inputs_below,
 )
-from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate_if_smaller
 from actors.views.operators import children_of, is_name
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
@@ -36,7 +36,7 @@ from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 class SourceUse(msgspec.Struct, frozen=True):
     """Columns and rows of one source that a plan reads."""
 
-    schema: Schema
+    schema: TableSchema
     """Columns, in the source's order; with the PRIMARY KEY if all of it is among them."""
     changes: PartFilter | None
     """Filter of changed rows; None: all."""
@@ -78,7 +78,7 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
         changes = state = None
     kept = columns_kept(schema, read)
     key = schema.key if {each.name for each in kept}.issuperset(schema.key) else ()
-    return SourceUse(Schema(kept, key), changes, state)
+    return SourceUse(TableSchema(kept, key), changes, state)
 
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
@@ -92,12 +92,12 @@ def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
     return _source_use(plan, source).changes
 
 
-def _passing(plan: DeltaPlan, schema: Schema, names: Set[str]) -> PartFilter | None:
+def _passing(plan: DeltaPlan, schema: TableSchema, names: Set[str]) -> PartFilter | None:
     """Return the filter of some inputs of one source; None: all rows are read."""
     # Under another collation equal texts have different bytes: bounds would drop matching rows.
     if any("collation" in name.lower() for name, _ in plan.conf):
         return None
-    uses: dict[tuple[Condition, ...], None] = {}
+    uses: dict[tuple[PartCondition, ...], None] = {}
     for stratum in plan.strata:
         for path in _paths(stratum.node, names):
             found = _use(path, schema)
@@ -109,7 +109,7 @@ def _passing(plan: DeltaPlan, schema: Schema, names: Set[str]) -> PartFilter | N
 
 def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
     """Yield the path from each use of an input up to the root."""
-    if isinstance(node, Input):
+    if isinstance(node, NamedInput):
         if node.name in names:
             yield [node]
         return
@@ -118,19 +118,19 @@ def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
             yield [*path, node]
 
 
-def _use(path: list[Node], schema: Schema) -> list[Condition]:
+def _use(path: list[Node], schema: TableSchema) -> list[PartCondition]:
     """Return the conditions that one use of the source puts on its rows; none if it may read every
     row."""
     columns = {name: name for name in schema.names}
-    found: list[Condition] = []
+    found: list[PartCondition] = []
     for node in path[1:]:
-        if isinstance(node, Select):
+        if isinstance(node, SelectColumns):
             renamed = {each.name: _bare(each.expression) for each in node.columns}
             # A computed column ends the walk: on a row that is dropped later it might have raised.
             if not all(expression in columns for expression in renamed.values()):
                 break
             columns = {name: columns[expression] for name, expression in renamed.items()}
-        elif isinstance(node, Where):
+        elif isinstance(node, FilterRows):
             try:
                 # A row that one WHERE drops is not seen by the next: the conditions of all of them
                 # count.
@@ -151,7 +151,9 @@ def _bare(expression: str) -> str:
     return expression if is_name(expression) else f"({expression})"
 
 
-def _conditions(predicate: str, columns: Mapping[str, str], schema: Schema) -> list[Condition]:
+def _conditions(
+    predicate: str, columns: Mapping[str, str], schema: TableSchema
+) -> list[PartCondition]:
     """Return a predicate's conditions. Raises `NotPlain` when a part of it is not understood."""
     reader = PlainReader(predicate)
     tests = reader.conjunction()
@@ -161,15 +163,17 @@ def _conditions(predicate: str, columns: Mapping[str, str], schema: Schema) -> l
     return [_condition(test, columns, types) for test in tests]
 
 
-def _condition(test: ColumnTest, columns: Mapping[str, str], types: Mapping[str, str]) -> Condition:
+def _condition(
+    test: ColumnTest, columns: Mapping[str, str], types: Mapping[str, str]
+) -> PartCondition:
     qualifier, name = test.column
     if qualifier or name not in columns or test.op == "<>":
         raise NotPlain(f"a test of {name} by {test.op}")
     own = columns[name]
     if not test.values:
-        return Condition(own, test.op)
+        return PartCondition(own, test.op)
     kind = types[own]
     if not has_bounds(kind, arrow_type(kind)):
         raise NotPlain(f"a type without bounds: {kind}")
     scalars = (pa.scalar(value_of(value, kind), arrow_type(kind)) for value in test.values)
-    return Condition(own, test.op, tuple(scalars))
+    return PartCondition(own, test.op, tuple(scalars))

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class Unsupported(Exception):
+class UnsupportedConstruct(Exception):
     """No rule knows this construct; the text names it. The view, or the node, is then opaque."""

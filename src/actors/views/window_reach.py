@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
-from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
-from actors.views.operators import Operator
+from actors.plan.relational import Plan, ProjectNode, WindowCall, WindowFunctions
+from actors.views.operators import ViewOperator
 
 SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
 """Sort order by a column; without more words Spark means ascending, NULLs first."""
@@ -60,7 +60,7 @@ def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
     return 0
 
 
-def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRows | None:
+def near_changes(plan: WindowFunctions, below: ViewOperator, ranks: int) -> NearbyRows | None:
     """Return the rows of a partition that matter to changes of others; None: all may, or the rows
     are no table's."""
     reach, size = _reach(plan.calls, ranks)
@@ -100,7 +100,7 @@ def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
 
 
 def near_sessions(
-    ends: WindowFunctions, above: Sequence[WindowFunctions], below: Operator
+    ends: WindowFunctions, above: Sequence[WindowFunctions], below: ViewOperator
 ) -> NearbyRows | None:
     """Return the rows of the sessions that changes may touch; None: the windows are no sessions, or
     the rows are no table's.
@@ -134,7 +134,7 @@ def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, in
     """Return the time column and the gap in microseconds of a window that computes each row's
     session; None: it does not."""
     begun = plan.input
-    if not isinstance(begun, Project):
+    if not isinstance(begun, ProjectNode):
         return None
     if len(plan.calls) != 1 or len(ends.calls) != 1 or len(plan.order) != 1:
         return None
@@ -170,7 +170,7 @@ def _argument(call: WindowCall, frame: str) -> str | None:
 def _projected(plan: Plan) -> Mapping[str, str]:
     """Return the expressions of all projections that lie one on another."""
     found: dict[str, str] = {}
-    while isinstance(plan, Project):
+    while isinstance(plan, ProjectNode):
         found = {each.name: each.expression for each in plan.columns} | found
         plan = plan.input
     return {name: text for name, text in found.items() if name != text}

@@ -10,15 +10,15 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from actors.errors import Broken, Closed, PenstockError, WalRefused
-from actors.kernel import Actor, Address
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed, WalRefused
+from actors.kernel import Actor, ActorAddress
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED
 from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.messages import AcceptorMessage, AppendRequest, ProposerElected, ProposerMessage
-from actors.wal.registry import Guard
-from actors.wal.timeline import Timeline
+from actors.wal.registry import SlotGuard
+from actors.wal.timeline import WalTimeline
 
 GATHERED_MAX: Final = 64
 """Most messages in one call to the disk; fewer if ``wal_messages_max`` is small."""
@@ -36,7 +36,7 @@ def waiting_max(settings: Settings) -> int:
     return (settings.wal_messages_max - gathered_max(settings)) // 2
 
 
-class Respond(msgspec.Struct, frozen=True, gc=False):
+class WriteAnswer(msgspec.Struct, frozen=True, gc=False):
     """Passes a reply to the writer."""
 
     message: AcceptorMessage
@@ -48,14 +48,14 @@ class FromProposer(msgspec.Struct, frozen=True, gc=False):
     message: ProposerMessage
 
 
-class Disconnected(msgspec.Struct, frozen=True, gc=False):
+class ReceiverDisconnected(msgspec.Struct, frozen=True, gc=False):
     """Tells the acceptor that no message follows."""
 
 
-AcceptorInput: TypeAlias = FromProposer | Disconnected
+AcceptorInput: TypeAlias = FromProposer | ReceiverDisconnected
 
 
-class Queued:
+class QueueMeter:
     """Measures the messages that wait for an acceptor, by reports of their sender and their
     taker."""
 
@@ -116,11 +116,11 @@ class WalAcceptor(Actor[AcceptorInput]):
 
     def __init__(
         self,
-        timeline: Timeline,
-        guard: Guard,
-        writer: Address[Respond],
+        timeline: WalTimeline,
+        guard: SlotGuard,
+        writer: ActorAddress[WriteAnswer],
         ended: Callable[[PenstockError | None], object],
-        queued: Queued,
+        queued: QueueMeter,
         settings: Settings,
     ) -> None:
         self._timeline = timeline
@@ -141,7 +141,7 @@ class WalAcceptor(Actor[AcceptorInput]):
             case FromProposer(given):
                 self._queued.put(given, -1)
                 self._gather(given)
-            case Disconnected():
+            case ReceiverDisconnected():
                 last = True
             case _:
                 assert_never(message)
@@ -179,8 +179,11 @@ class WalAcceptor(Actor[AcceptorInput]):
             self._group.flushed()
         try:
             for reply in done.replies:
-                await self._writer.send(Respond(reply))
-        except (Closed, Broken):  # the writer is gone: what was taken becomes durable
+                await self._writer.send(WriteAnswer(reply))
+        except (
+            ResourceClosed,
+            ConnectionBroken,
+        ):  # the writer is gone: what was taken becomes durable
             await self._flush()
             self._end(done.error)
             return

@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, StorageError
+from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.wal.admission import (
     check_append,
     check_elected,
@@ -67,7 +67,7 @@ class FlushWal(msgspec.Struct, frozen=True, gc=False):
     """Flushes the bytes that were taken; always has a reply; never on the wire."""
 
 
-class Peer(msgspec.Struct, frozen=True, gc=False):
+class AcceptorPeer(msgspec.Struct, frozen=True, gc=False):
     """The positions that another acceptor of the same timeline reports."""
 
     last_log_term: int
@@ -80,10 +80,10 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 Message: TypeAlias = ProposerMessage | AppendUnflushed | FlushWal
 
 
-class Acceptor:
+class AcceptorCore:
     """An acceptor over an open control file and log.
 
-    Raises `Corrupt` where the log ends before the control file's commit LSN.
+    Raises `CorruptData` where the log ends before the control file's commit LSN.
     """
 
     def __init__(self, node_id: int, control: ControlStore, wal: WalStore) -> None:
@@ -95,7 +95,7 @@ class Acceptor:
         self._elected_term: int | None = None
         self._stopped: str | None = None
         if self.commit_lsn > self.flush_lsn:
-            raise Corrupt(
+            raise CorruptData(
                 f"timeline {self._state.timeline}: the log ends at {lsn_text(self.flush_lsn)}, but"
                 f" {lsn_text(self.commit_lsn)} was committed: some of it is lost; bring it from"
                 " another acceptor",
@@ -167,7 +167,7 @@ class Acceptor:
                 self._elect(message)
                 return None
 
-    def record_peer(self, peer: Peer) -> None:
+    def record_peer(self, peer: AcceptorPeer) -> None:
         """Take over the positions that another acceptor reports."""
         self._check_going()
         # Two logs that end in one term are one leader's: the shorter is a prefix of the other.
@@ -205,7 +205,8 @@ class Acceptor:
             self._persist(self._state)
 
     def validate(self) -> None:
-        """Check the invariants. Raises `Corrupt` naming the one that is broken, with operands."""
+        """Check the invariants. Raises `CorruptData` naming the one that is broken, with
+        operands."""
         state, disk, wal = self._state, self._control.state, self._wal
         for name in OVERLAY:
             ours, theirs = getattr(state, name), getattr(disk, name)
@@ -396,4 +397,4 @@ class Acceptor:
 def _hold(true: bool, rule: str, *operands: object) -> None:
     if not true:
         shown = ", ".join(map(repr, operands))
-        raise Corrupt(f"an acceptor broke its rule {rule}: {shown}", determinate=True)
+        raise CorruptData(f"an acceptor broke its rule {rule}: {shown}", determinate=True)

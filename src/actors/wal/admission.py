@@ -12,7 +12,7 @@ from typing import Final
 from actors.errors import InvalidUsage, PeerRejected, WalRefused
 from actors.wal.history import check_history, highest_common_point, history_text, visible
 from actors.wal.lsn import check_segment_bytes, lsn_text
-from actors.wal.messages import AppendRequest, Membership, ProposerElected, ProposerGreeting
+from actors.wal.messages import AppendRequest, MembershipConfig, ProposerElected, ProposerGreeting
 from actors.wal.stores import ControlState
 
 PG_VERSION_MIN: Final = 140_000
@@ -48,7 +48,7 @@ def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting)
     _check_membership(node_id, state.membership, message.membership)
 
 
-def _check_membership(node_id: int, own: Membership, offered: Membership) -> None:
+def _check_membership(node_id: int, own: MembershipConfig, offered: MembershipConfig) -> None:
     members, new_members = _sets(offered)
     if offered.generation > own.generation and node_id not in (*members, *new_members):
         raise WalRefused(
@@ -128,6 +128,6 @@ def check_append(request: AppendRequest, elected_term: int | None, write_lsn: in
         )
 
 
-def _sets(membership: Membership) -> tuple[list[int], list[int]]:
+def _sets(membership: MembershipConfig) -> tuple[list[int], list[int]]:
     members = sorted(member.node_id for member in membership.members)
     return members, sorted(member.node_id for member in membership.new_members)

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import msgspec
 
-from actors.errors import Corrupt, StorageError
-from actors.kernel import Clock
+from actors.errors import CorruptData, StorageError
+from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES, segment_name
 
 if TYPE_CHECKING:
-    from actors.persist.location import Blob
+    from actors.persist.location import BlobStore
 
 log = logging.getLogger("penstock.wal")
 
 STAMP: Final = ".json"
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class SegmentStamp(msgspec.Struct, frozen=True):
     """Length and CRC of a segment that was verified."""
 
     size: int
@@ -45,26 +45,28 @@ class Stamp(msgspec.Struct, frozen=True):
         return cls(len(data), zlib.crc32(data))
 
 
-class Archive:
+class WalArchive:
     """Stores segments; `at` opens the archive of a URL. `open_tenant` opens the store of one
     tenant, whose keys are ``<timeline>/<segment>``."""
 
-    def __init__(self, open_tenant: Callable[[str], Awaitable[Blob]], settings: Settings) -> None:
+    def __init__(
+        self, open_tenant: Callable[[str], Awaitable[BlobStore]], settings: Settings
+    ) -> None:
         self._open_tenant = open_tenant
         self._limit_ms = settings.wal_blob_timeout_ms
         self._kept_max = settings.wal_blob_segments_max
-        self._tenants: dict[str, Blob] = {}
+        self._tenants: dict[str, BlobStore] = {}
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._fetching = anyio.Lock()
 
     @classmethod
-    async def at(cls, url: str, settings: Settings, clock: Clock) -> Self:
+    async def at(cls, url: str, settings: Settings, clock: ActorClock) -> Self:
         """Open the archive of a URL (`actors.persist.places`). A bucket is not contacted yet.
         Raises `InvalidUsage`, `StorageError`."""
         # Imported here: it loads persist and pyarrow, three times what an acceptor needs to start.
         from actors.persist.places import open_blob
 
-        async def open_tenant(tenant: str) -> Blob:
+        async def open_tenant(tenant: str) -> BlobStore:
             return await open_blob(url, settings, clock, exclusive=False, below=tenant)
 
         await open_blob(url, settings, clock, exclusive=False)
@@ -72,14 +74,15 @@ class Archive:
 
     async def keep(self, tenant: str, timeline: str, number: int, data: bytes) -> bool:
         """Ensure that the store has a whole segment, verified now; return whether it had to be
-        written. Raises `Corrupt` when the store has another one of that name, `StorageError`."""
-        key, ours = _key(timeline, number), Stamp.of(data)
+        written. Raises `CorruptData` when the store has another one of that name,
+        `StorageError`."""
+        key, ours = _key(timeline, number), SegmentStamp.of(data)
         async with self._within(f"keep segment {key}", determinate=False):
             blob = await self._blob(tenant)
             stamp = await self._stamp(blob, key)
             # Nothing is overwritten: one of the two logs is wrong, and it is not known which.
             if stamp not in (None, ours):
-                raise Corrupt(
+                raise CorruptData(
                     f"segment {key} of tenant {tenant} is kept with {stamp}, and here it is {ours}:"
                     " one of the two logs is wrong; compare them by `penstock wal inspect`, and"
                     f" remove the object with its {STAMP} if that is the wrong one",
@@ -93,7 +96,7 @@ class Archive:
                 log.warning("segment %s was damaged in its store: it is written again", key)
             await blob.set(key, data)
             if await blob.get(key) != data:
-                raise Corrupt(
+                raise CorruptData(
                     f"segment {key} of tenant {tenant} was written and read back otherwise:"
                     " it does not count, and is written again later",
                     determinate=True,
@@ -110,8 +113,8 @@ class Archive:
             return await self._stamp(await self._blob(tenant), key) is not None
 
     async def segment(self, tenant: str, timeline: str, number: int) -> bytes | None:
-        """Return a segment, checked against its stamp; None: it is not archived. Raises `Corrupt`
-        for one that is damaged, `StorageError`."""
+        """Return a segment, checked against its stamp; None: it is not archived. Raises
+        `CorruptData` for one that is damaged, `StorageError`."""
         key = _key(timeline, number)
         # One fetch at a time bounds the memory for segments.
         async with self._within(f"read segment {key}", determinate=True), self._fetching:
@@ -124,9 +127,9 @@ class Archive:
             if stamp is None:
                 return None
             data = await blob.get(key)
-            if data is None or Stamp.of(data) != stamp:
-                now = "it is gone" if data is None else f"it is {Stamp.of(data)}"
-                raise Corrupt(
+            if data is None or SegmentStamp.of(data) != stamp:
+                now = "it is gone" if data is None else f"it is {SegmentStamp.of(data)}"
+                raise CorruptData(
                     f"segment {key} of tenant {tenant} was kept with {stamp}, and {now}: restore"
                     " it, or read from an acceptor that has it still",
                     determinate=True,
@@ -136,24 +139,24 @@ class Archive:
                 self._kept.popitem(last=False)
             return data
 
-    async def _stamp(self, blob: Blob, key: str) -> Stamp | None:
+    async def _stamp(self, blob: BlobStore, key: str) -> SegmentStamp | None:
         found = await blob.get(key + STAMP)
         if found is None:
             return None
         try:
-            stamp = msgspec.json.decode(found, type=Stamp)
+            stamp = msgspec.json.decode(found, type=SegmentStamp)
         except msgspec.MsgspecError as error:
-            raise Corrupt(
+            raise CorruptData(
                 f"{key}{STAMP} does not say what segment it is of: {error}", determinate=True
             ) from None
         if stamp.size != SEGMENT_BYTES:
-            raise Corrupt(
+            raise CorruptData(
                 f"{key}{STAMP} is of a segment of {stamp.size} bytes: {SEGMENT_BYTES} it would be",
                 determinate=True,
             )
         return stamp
 
-    async def _blob(self, tenant: str) -> Blob:
+    async def _blob(self, tenant: str) -> BlobStore:
         found = self._tenants.get(tenant)
         if found is None:
             found = self._tenants[tenant] = await self._open_tenant(tenant)

@@ -15,33 +15,33 @@ from actors.wal.messages import (
     WAL_BYTES_MAX,
     AcceptorGreeting,
     AppendRequest,
-    Entry,
     ProposerElected,
+    TermEntry,
     VoteRequest,
     VoteResponse,
 )
 from actors.wal.proposer_effects import (
-    Drop,
+    AcceptorSession,
+    DropConnection,
     Effect,
-    Elected,
-    Fatal,
-    Fetch,
-    Phase,
+    FetchLog,
+    LeadTerm,
     ProposerConfig,
-    Send,
-    Session,
-    Synced,
+    ProposerPhase,
+    SendMessage,
+    StopProposer,
+    SyncFinished,
 )
-from actors.wal.tail import Tail
+from actors.wal.tail import LogTail
 
 
-class Peer:
+class CandidatePeer:
     """State of one acceptor, as the proposer knows it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.node_id: int | None = None
-        self.session = Session.OFFLINE
+        self.session = AcceptorSession.OFFLINE
         self.term = 0
         """Term in its last greeting."""
         self.vote: VoteResponse | None = None
@@ -55,11 +55,11 @@ class Peer:
         self.told_commit_lsn = 0
         self.heard_ms = 0
         self.sent_ms = 0
-        self.fetching: Fetch | None = None
+        self.fetching: FetchLog | None = None
         self.waits_for_tick = False
         self.failed_sources: set[int] = set()
 
-    def reset(self, session: Session, now_ms: int) -> None:
+    def reset(self, session: AcceptorSession, now_ms: int) -> None:
         """Reset the state of the connection, which began or ended."""
         self.session = session
         self.heard_ms = self.sent_ms = now_ms
@@ -70,7 +70,7 @@ class Peer:
         self.failed_sources.clear()
 
 
-class Candidate(ABC):
+class ProposerCandidate(ABC):
     """A proposer until it is elected."""
 
     def __init__(self, config: ProposerConfig, acceptors: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class Candidate(ABC):
             )
         self.config = config
         self.membership = config.membership
-        self.phase = Phase.COLLECTING
+        self.phase = ProposerPhase.COLLECTING
         self.term = 0
         """Chosen once, with the campaign; 0 before."""
         self.start_lsn = 0
@@ -99,13 +99,13 @@ class Candidate(ABC):
         self.commit_lsn = 0
         self.truncate_lsn = 0
         """LSN up to which all acceptors have flushed."""
-        self.history: tuple[Entry, ...] = ()
+        self.history: tuple[TermEntry, ...] = ()
         """History of the log, with this term's entry once elected."""
         self.donor = acceptors[0]
         self.failure = ""
         """Reason why the proposer stopped; empty before."""
-        self._peers = {number: Peer(number) for number in acceptors}
-        self._tail = Tail(0, config.piece_bytes_max)
+        self._peers = {number: CandidatePeer(number) for number in acceptors}
+        self._tail = LogTail(0, config.piece_bytes_max)
         self._now_ms = 0
         self._donor_seen_ms = 0
         self._effects: list[Effect] = []
@@ -115,7 +115,7 @@ class Candidate(ABC):
         named = quorum.voters_of(self.membership)
         self._voters = named or (frozenset(self._peers),)
 
-    def _greeted(self, peer: Peer, greeting: AcceptorGreeting) -> None:
+    def _greeted(self, peer: CandidatePeer, greeting: AcceptorGreeting) -> None:
         if not self._knows(peer, greeting.node_id):
             return
         theirs = greeting.membership.generation
@@ -125,13 +125,15 @@ class Candidate(ABC):
             self._drop(peer, f"generation {theirs}, and ours is {self.membership.generation}")
             return
         peer.term = greeting.term
-        peer.session = Session.GREETED
-        if self.phase is Phase.COLLECTING:
-            greeted = [each for each in self._peers.values() if each.session is Session.GREETED]
+        peer.session = AcceptorSession.GREETED
+        if self.phase is ProposerPhase.COLLECTING:
+            greeted = [
+                each for each in self._peers.values() if each.session is AcceptorSession.GREETED
+            ]
             if not quorum.has_quorum(self._voters, {self._voter(each) for each in greeted}):
                 return
             self.term = max(each.term for each in greeted) + 1
-            self.phase = Phase.CAMPAIGN
+            self.phase = ProposerPhase.CAMPAIGN
             for each in greeted:
                 self._ask(each)
         elif greeting.term > self.term:
@@ -139,7 +141,7 @@ class Candidate(ABC):
         else:
             self._ask(peer)
 
-    def _knows(self, peer: Peer, node_id: int) -> bool:
+    def _knows(self, peer: CandidatePeer, node_id: int) -> bool:
         """Return whether the node id fits the earlier greetings; otherwise the proposer fails."""
         # A node that is reached over two addresses would vote twice.
         for other in self._peers.values():
@@ -155,11 +157,11 @@ class Candidate(ABC):
         peer.node_id = node_id
         return True
 
-    def _adopts(self, peer: Peer, greeting: AcceptorGreeting) -> bool:
+    def _adopts(self, peer: CandidatePeer, greeting: AcceptorGreeting) -> bool:
         """Adopt a newer configuration, and return whether that was possible."""
         membership = greeting.membership
         # Votes are of one configuration, so it is fixed when the campaign begins.
-        if self.phase is not Phase.COLLECTING:
+        if self.phase is not ProposerPhase.COLLECTING:
             self._fail(
                 f"acceptor {peer.number} has generation {membership.generation}, and the campaign"
                 f" began with {self.membership.generation}"
@@ -169,43 +171,45 @@ class Candidate(ABC):
         self._set_voters()
         # The others were greeted with the older configuration: they must be greeted again.
         for other in self._peers.values():
-            if other is not peer and other.session is not Session.OFFLINE:
+            if other is not peer and other.session is not AcceptorSession.OFFLINE:
                 self._drop(other, f"greeted before generation {membership.generation} was known")
         return True
 
-    def _voter(self, peer: Peer) -> int:
+    def _voter(self, peer: CandidatePeer) -> int:
         """Return the acceptor's id in the sets of voters; -1: none yet."""
         # Without a configuration the voters are the given acceptors, by their numbers.
         if not self.membership.generation:
             return peer.number
         return -1 if peer.node_id is None else peer.node_id
 
-    def _ask(self, peer: Peer) -> None:
+    def _ask(self, peer: CandidatePeer) -> None:
         """Ask an acceptor for its vote; one that is no member stays greeted, and is sent nothing
         more."""
         if any(self._voter(peer) in voters for voters in self._voters):
-            peer.session = Session.VOTING
+            peer.session = AcceptorSession.VOTING
             self._send(peer, VoteRequest(self.membership.generation, self.term, self._id))
 
     @property
     def _id(self) -> bytes:
         return self.config.proposer_id
 
-    def _voted(self, peer: Peer, vote: VoteResponse) -> None:
+    def _voted(self, peer: CandidatePeer, vote: VoteResponse) -> None:
         name = f"acceptor {peer.number}"
         if vote.generation != self.membership.generation:
             self._fail(f"{name} voted in generation {vote.generation}, not"
                        f" {self.membership.generation}")  # fmt: skip
         # After the election a refusal in this very term is harmless: the acceptor was in the term
         # already when it reconnected.
-        elif vote.term > self.term or (not vote.vote_given and self.phase is Phase.CAMPAIGN):
+        elif vote.term > self.term or (
+            not vote.vote_given and self.phase is ProposerPhase.CAMPAIGN
+        ):
             self._fail(f"{name} refused its vote for term {self.term}: it is in {vote.term}")
         elif vote.term < self.term:
             self._drop(peer, f"a vote of term {vote.term}, asked for in {self.term}")
         else:
             peer.vote = vote
-            peer.session = Session.VOTED
-            if self.phase is Phase.CAMPAIGN:
+            peer.session = AcceptorSession.VOTED
+            if self.phase is ProposerPhase.CAMPAIGN:
                 self._count_votes()
             else:
                 self._announce(peer)
@@ -214,7 +218,7 @@ class Candidate(ABC):
         votes = {
             each.number: each.vote
             for each in self._peers.values()
-            if each.session is Session.VOTED and each.vote is not None
+            if each.session is AcceptorSession.VOTED and each.vote is not None
         }
         if not quorum.has_quorum(self._voters, {self._voter(self._peers[i]) for i in votes}):
             return
@@ -226,17 +230,17 @@ class Candidate(ABC):
         # The most advanced log of a quorum holds all that was committed.
         self.donor = max(votes, key=rank)
         donor = votes[self.donor]
-        self.phase = Phase.ELECTED
+        self.phase = ProposerPhase.ELECTED
         self._donor_seen_ms = self._now_ms
         if not donor.flush_lsn and self.config.is_sync:
             self._synced()
             return
         self.start_lsn = donor.flush_lsn or self.config.start_lsn
         kept = tuple(entry for entry in donor.history if entry.lsn <= donor.flush_lsn)
-        self.history = (*kept, Entry(self.term, self.start_lsn))
-        self._tail = Tail(self.start_lsn, self.config.piece_bytes_max)
+        self.history = (*kept, TermEntry(self.term, self.start_lsn))
+        self._tail = LogTail(self.start_lsn, self.config.piece_bytes_max)
         truncate_lsn = max(vote.truncate_lsn for vote in votes.values())
-        self._effects.append(Elected(self.term, self.start_lsn, self.donor))
+        self._effects.append(LeadTerm(self.term, self.start_lsn, self.donor))
         # Every acceptor has flushed up to `truncate_lsn`: they agree already.
         if self.config.is_sync and truncate_lsn == self.start_lsn:
             self._synced()
@@ -244,36 +248,38 @@ class Candidate(ABC):
         for number in votes:
             self._announce(self._peers[number])
 
-    def _votes(self, peer: Peer) -> bool:
+    def _votes(self, peer: CandidatePeer) -> bool:
         return any(self._voter(peer) in voters for voters in self._voters)
 
     def _synced(self) -> None:
-        self.phase = Phase.SYNCED
-        self._effects.append(Synced(self.start_lsn))
+        self.phase = ProposerPhase.SYNCED
+        self._effects.append(SyncFinished(self.start_lsn))
 
     def _fail(self, reason: str) -> None:
-        self.phase = Phase.FAILED
+        self.phase = ProposerPhase.FAILED
         self.failure = reason
-        self._effects.append(Fatal(reason))
+        self._effects.append(StopProposer(reason))
 
     def _is_over(self) -> bool:
-        return self.phase in (Phase.FAILED, Phase.SYNCED)
+        return self.phase in (ProposerPhase.FAILED, ProposerPhase.SYNCED)
 
-    def _drop(self, peer: Peer, reason: str) -> None:
-        peer.reset(Session.OFFLINE, self._now_ms)
-        self._effects.append(Drop(peer.number, reason))
+    def _drop(self, peer: CandidatePeer, reason: str) -> None:
+        peer.reset(AcceptorSession.OFFLINE, self._now_ms)
+        self._effects.append(DropConnection(peer.number, reason))
         self._check_synced()
 
-    def _send(self, peer: Peer, message: VoteRequest | ProposerElected | AppendRequest) -> None:
+    def _send(
+        self, peer: CandidatePeer, message: VoteRequest | ProposerElected | AppendRequest
+    ) -> None:
         peer.sent_ms = self._now_ms
-        self._effects.append(Send(peer.number, message))
+        self._effects.append(SendMessage(peer.number, message))
 
     def _done(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
 
     @abstractmethod
-    def _announce(self, peer: Peer) -> None:
+    def _announce(self, peer: CandidatePeer) -> None:
         """Announce the election to an acceptor that has voted."""
 
     @abstractmethod

@@ -16,14 +16,14 @@ from typing import Final
 
 from actors.errors import LocalProtocolError
 from actors.wal.feedback import encode_feedback, read_feedback
-from actors.wal.fields import ID_DIGITS, Bytes, Fields, check_wal, is_id, pack, pack_history
+from actors.wal.fields import ID_DIGITS, Bytes, MessageFields, check_wal, is_id, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
     HotStandbyFeedback,
-    Membership,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
     ProposerMessage,
@@ -52,7 +52,7 @@ _APPEND_RESPONSE: Final = struct.Struct("<QQQqQQ")
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
     """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
-    fields = Fields(data, "a proposer's message")
+    fields = MessageFields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
         fields.message = "AppendRequest"
@@ -79,7 +79,7 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
 def decode_acceptor(data: Bytes) -> AcceptorMessage:
     """Decode an acceptor's message, which must have exactly these bytes. Raises
     `MalformedFrame`."""
-    fields = Fields(data, "an acceptor's message")
+    fields = MessageFields(data, "an acceptor's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     message: AcceptorMessage
     if tag == APPEND:
@@ -92,7 +92,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
     elif tag == GREETING:
         fields.message = "AcceptorGreeting"
         term, node_id = fields.unpack(_ACCEPTOR_GREETING, "its body")
-        message = AcceptorGreeting(node_id, Membership(), term)
+        message = AcceptorGreeting(node_id, MembershipConfig(), term)
     elif tag == VOTE:
         fields.message = "VoteResponse"
         term, given, flush_lsn, truncate_lsn = fields.unpack(_VOTE_RESPONSE, "its head")
@@ -181,7 +181,7 @@ def encode_acceptor(message: AcceptorMessage) -> bytes:
             return pack(_TAG, GREETING) + pack(_ACCEPTOR_GREETING, term, node_id)
 
 
-def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
+def _read_proposer_greeting(fields: MessageFields) -> ProposerGreeting:
     fields.message = "ProposerGreeting"
     version, pg_version, proposer_id, system_id, timeline, tenant, pg_timeline, segment_bytes = (
         fields.unpack(_PROPOSER_GREETING, "its body")
@@ -191,7 +191,7 @@ def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
     return ProposerGreeting(
         tenant=tenant.hex(),
         timeline=timeline.hex(),
-        membership=Membership(),
+        membership=MembershipConfig(),
         pg_version=pg_version,
         system_id=system_id,
         segment_bytes=segment_bytes,

@@ -15,7 +15,7 @@ from actors.wal.feedback import encode_feedback, read_feedback
 from actors.wal.fields import (
     ID_DIGITS,
     Bytes,
-    Fields,
+    MessageFields,
     check_wal,
     is_id,
     pack,
@@ -27,9 +27,9 @@ from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ConfigMember,
     HotStandbyFeedback,
-    Member,
-    Membership,
+    MembershipConfig,
     ProposerElected,
     ProposerGreeting,
     ProposerMessage,
@@ -61,7 +61,7 @@ _APPEND_RESPONSE: Final = struct.Struct(">IQQQqQQ")
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
     """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
-    fields = Fields(data, "a proposer's message")
+    fields = MessageFields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
         fields.message = "AppendRequest"
@@ -83,7 +83,7 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
 def decode_acceptor(data: Bytes) -> AcceptorMessage:
     """Decode an acceptor's message, which must have exactly these bytes. Raises
     `MalformedFrame`."""
-    fields = Fields(data, "an acceptor's message")
+    fields = MessageFields(data, "an acceptor's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     message: AcceptorMessage
     if tag == APPEND:
@@ -174,7 +174,7 @@ def encode_acceptor(message: AcceptorMessage) -> bytes:
             return b"".join([b"g", pack(_U64, node_id), *parts, pack(_U64, term)])
 
 
-def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
+def _read_proposer_greeting(fields: MessageFields) -> ProposerGreeting:
     fields.message = "ProposerGreeting"
     tenant = _read_id(fields, "tenant")
     timeline = _read_id(fields, "timeline")
@@ -183,7 +183,7 @@ def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
     return ProposerGreeting(tenant, timeline, membership, pg_version, system_id, segment_bytes)
 
 
-def _read_id(fields: Fields, what: str) -> str:
+def _read_id(fields: MessageFields, what: str) -> str:
     # Either case is accepted, and lower case is kept: ids name folders.
     name = fields.text(ID_DIGITS, what).lower()
     if not is_id(name):
@@ -191,26 +191,26 @@ def _read_id(fields: Fields, what: str) -> str:
     return name
 
 
-def _read_membership(fields: Fields) -> Membership:
+def _read_membership(fields: MessageFields) -> MembershipConfig:
     (generation,) = fields.unpack(_U32, "the generation")
     members = _read_members(fields)
-    membership = Membership(generation, members, _read_members(fields))
+    membership = MembershipConfig(generation, members, _read_members(fields))
     if wrong := _wrong_with(membership):
         raise fields.malformed(wrong)
     return membership
 
 
-def _read_members(fields: Fields) -> tuple[Member, ...]:
+def _read_members(fields: MessageFields) -> tuple[ConfigMember, ...]:
     members = []
     for _ in range(fields.count(_U32, MEMBER_BYTES_MIN, "members")):
         (node_id,) = fields.unpack(_U64, "a member's number")
         host = fields.text(HOST_BYTES_MAX, f"the host of member {node_id}")
         (port,) = fields.unpack(_U16, f"the port of member {node_id}")
-        members.append(Member(node_id, host, port))
+        members.append(ConfigMember(node_id, host, port))
     return tuple(members)
 
 
-def _pack_membership(membership: Membership) -> list[bytes]:
+def _pack_membership(membership: MembershipConfig) -> list[bytes]:
     if wrong := _wrong_with(membership):
         raise LocalProtocolError(wrong)
     parts = [pack(_U32, membership.generation)]
@@ -223,7 +223,7 @@ def _pack_membership(membership: Membership) -> list[bytes]:
     return parts
 
 
-def _wrong_with(membership: Membership) -> str | None:
+def _wrong_with(membership: MembershipConfig) -> str | None:
     generation, members = membership.generation, membership.members
     # Generation 0 means "no configuration", and each set must name a node once.
     if generation and not members:

@@ -18,9 +18,9 @@ from typing import Final
 
 import google_crc32c
 
-from actors.errors import Corrupt, InvalidUsage, StorageError, storage_error
-from actors.wal.files import Disk, Files
-from actors.wal.messages import Entry, Member, Membership
+from actors.errors import CorruptData, InvalidUsage, StorageError, storage_error
+from actors.wal.files import FileSystem, OperatingSystemFiles
+from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 from actors.wal.stores import ControlState
 
 CONTROL_NAME: Final = "safekeeper.control"
@@ -79,7 +79,7 @@ def encode(state: ControlState) -> bytes:
 
 
 def decode(data: bytes) -> ControlState:
-    """Return the state in a file's bytes. Raises `Corrupt`."""
+    """Return the state in a file's bytes. Raises `CorruptData`."""
     if len(data) < 12 or _U32.unpack_from(data)[0] != MAGIC:
         raise _corrupt(f"{len(data)} bytes that do not begin with {MAGIC:08X}")
     (wanted,) = _U32.unpack_from(data, len(data) - 4)
@@ -88,8 +88,8 @@ def decode(data: bytes) -> ControlState:
     return _Body(data[:-4]).state()
 
 
-def _corrupt(why: str) -> Corrupt:
-    return Corrupt(
+def _corrupt(why: str) -> CorruptData:
+    return CorruptData(
         f"the control file is not what was written: {why}; restore it, or remove the timeline and"
         " let its peers fill it again",
         determinate=True,
@@ -103,7 +103,7 @@ def _hex(text: str) -> bytes:
     return _U64.pack(32) + data
 
 
-def _members(members: tuple[Member, ...]) -> bytes:
+def _members(members: tuple[ConfigMember, ...]) -> bytes:
     parts = [_U64.pack(len(members))]
     for member in members:
         host = member.host.encode()
@@ -112,7 +112,7 @@ def _members(members: tuple[Member, ...]) -> bytes:
 
 
 class _Body:
-    """Parses what `encode` wrote; each method takes its bytes or raises `Corrupt`."""
+    """Parses what `encode` wrote; each method takes its bytes or raises `CorruptData`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -123,10 +123,11 @@ class _Body:
         if version not in (VERSION, VERSION_WITHOUT_MEMBERS):
             raise _corrupt(f"its version is {version}, not {VERSION} or {VERSION_WITHOUT_MEMBERS}")
         tenant, timeline = self._hex(), self._hex()
-        membership = self._membership() if version == VERSION else Membership()
+        membership = self._membership() if version == VERSION else MembershipConfig()
         term = self._number(_U64)
         history = tuple(
-            Entry(self._number(_U64), self._number(_U64)) for _ in range(self._count(_ENTRY_BYTES))
+            TermEntry(self._number(_U64), self._number(_U64))
+            for _ in range(self._count(_ENTRY_BYTES))
         )
         pg_version, system_id = self._number(_U32), self._number(_U64)
         segment_bytes, proposer = self._number(_U32), self._hex()
@@ -181,20 +182,20 @@ class _Body:
         if count := self._number(kind):
             raise _corrupt(f"it has {what} ({count}), which this acceptor does not know")
 
-    def _membership(self) -> Membership:
+    def _membership(self) -> MembershipConfig:
         generation, members = self._number(_U32), self._members()
         option = self._number(_U8)
         if option > 1 or not generation:
             raise _corrupt(f"option {option}, generation {generation}")
-        return Membership(generation, members, self._members() if option else ())
+        return MembershipConfig(generation, members, self._members() if option else ())
 
-    def _members(self) -> tuple[Member, ...]:
+    def _members(self) -> tuple[ConfigMember, ...]:
         return tuple(self._member() for _ in range(self._count(_MEMBER_BYTES_MIN)))
 
-    def _member(self) -> Member:
+    def _member(self) -> ConfigMember:
         node_id, host = self._number(_U64), self._take(self._number(_U64))
         try:
-            return Member(node_id, host.decode(), self._number(_U16))
+            return ConfigMember(node_id, host.decode(), self._number(_U16))
         except UnicodeDecodeError as error:
             raise _corrupt(f"{host!r} is no name of a host: {error}") from None
 
@@ -206,17 +207,17 @@ class _Body:
 class FileControl:
     """The control file of one folder: a `stores.ControlStore`."""
 
-    def __init__(self, folder: Path, state: ControlState, files: Files) -> None:
+    def __init__(self, folder: Path, state: ControlState, files: FileSystem) -> None:
         self._folder = folder
         self._state = state
         self._files = files
         self._broken = ""
 
     @classmethod
-    def open(cls, folder: Path, files: Files | None = None) -> FileControl:
-        """Open the control file of a folder. Raises `Corrupt`, or `StorageError` when it cannot be
-        read."""
-        files = files or Disk()
+    def open(cls, folder: Path, files: FileSystem | None = None) -> FileControl:
+        """Open the control file of a folder. Raises `CorruptData`, or `StorageError` when it cannot
+        be read."""
+        files = files or OperatingSystemFiles()
         place = folder / CONTROL_NAME
         try:
             file = files.open(place)
@@ -235,10 +236,12 @@ class FileControl:
         return cls(folder, decode(data), files)
 
     @classmethod
-    def create(cls, folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
+    def create(
+        cls, folder: Path, state: ControlState, files: FileSystem | None = None
+    ) -> FileControl:
         """Create a control file in a folder that has none. Raises `InvalidUsage`,
         `StorageError`."""
-        files = files or Disk()
+        files = files or OperatingSystemFiles()
         try:
             names = files.names(folder)
         except OSError as error:
@@ -289,11 +292,13 @@ class FileControl:
         self._state = state
 
 
-def create_timeline(folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
+def create_timeline(
+    folder: Path, state: ControlState, files: FileSystem | None = None
+) -> FileControl:
     """Create a timeline's folder with its control file: whole beside its place, then renamed. A
     crash leaves all of it, or a folder ``….temp`` that the next attempt removes. The folder above
     must exist. Raises `InvalidUsage` where the timeline exists, `StorageError`."""
-    files = files or Disk()
+    files = files or OperatingSystemFiles()
     temporary = folder.with_name(f"{folder.name}.temp")
     renaming = False
     try:

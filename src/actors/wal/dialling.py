@@ -2,8 +2,8 @@
 
 `dial` has a timeout; all other waits are the caller's to bound. An acceptor's error is raised as
 `WalRefused` with its text (by its SQLSTATE as `WalRemoved` where the log is no longer kept, and as
-`PeerRejected` where reconnecting does not help), an end of the stream as `Broken`, bytes that are
-no messages as `MalformedFrame`. One task receives, one sends.
+`PeerRejected` where reconnecting does not help), an end of the stream as `ConnectionBroken`, bytes
+that are no messages as `MalformedFrame`. One task receives, one sends.
 
 With TLS nothing is sent in the clear: an acceptor without TLS is an error, and its certificate must
 be of the trusted authority and for the host that was dialled.
@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from actors.errors import (
-    Broken,
+    ConnectionBroken,
     FrameTooLarge,
     InvalidUsage,
     MalformedFrame,
@@ -87,24 +87,25 @@ class AcceptorConnection:
         self._writer = writer
 
     async def send(self, bodies: Sequence[bytes]) -> None:
-        """Send each body as one CopyData; wait while the peer is slow. Raises `Broken`."""
+        """Send each body as one CopyData; wait while the peer is slow. Raises
+        `ConnectionBroken`."""
         try:
             for body in bodies:
                 self._writer.write(_HEADER.pack(b"d", len(body) + 4))
                 self._writer.write(body)
             await self._writer.drain()
         except OSError as error:
-            raise Broken(f"acceptor {self.address}: {error}") from None
+            raise ConnectionBroken(f"acceptor {self.address}: {error}") from None
 
     async def receive(self) -> bytes:
-        """Return the body of the next CopyData. Raises `Broken` at the end of the copy or the
-        stream, `WalRefused`, `MalformedFrame`, `FrameTooLarge`."""
+        """Return the body of the next CopyData. Raises `ConnectionBroken` at the end of the copy or
+        the stream, `WalRefused`, `MalformedFrame`, `FrameTooLarge`."""
         while True:
             kind, body = await self._message()
             if kind == b"d":
                 return body
             if kind == b"c":
-                raise Broken(f"acceptor {self.address} ended the stream")
+                raise ConnectionBroken(f"acceptor {self.address} ended the stream")
             # Notices, parameters, CommandComplete and ReadyForQuery carry no log.
             if kind not in b"NSCZ":
                 raise MalformedFrame(f"a message of type {kind!r} in a copy of {self.address}")
@@ -176,7 +177,7 @@ class AcceptorConnection:
             self._writer.write(_HEADER.pack(kind, len(body) + 4) + body)
             await self._writer.drain()
         except OSError as error:
-            raise Broken(f"acceptor {self.address}: {error}") from None
+            raise ConnectionBroken(f"acceptor {self.address}: {error}") from None
 
     async def _message(self) -> tuple[bytes, bytes]:
         try:
@@ -191,9 +192,9 @@ class AcceptorConnection:
                 )
             body = await self._reader.readexactly(length - 4)
         except asyncio.IncompleteReadError:
-            raise Broken(f"acceptor {self.address} closed the connection") from None
+            raise ConnectionBroken(f"acceptor {self.address} closed the connection") from None
         except OSError as error:
-            raise Broken(f"acceptor {self.address}: {error}") from None
+            raise ConnectionBroken(f"acceptor {self.address}: {error}") from None
         if kind == b"E":
             refused = _REFUSED_AS.get(_error_field(body, b"C"), WalRefused)
             text = _error_field(body, b"M") or "an error without a text"
@@ -244,7 +245,7 @@ async def dial(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> AcceptorConnection:
-    """Connect and authenticate. Raises `Broken`, `WalRefused`, `MalformedFrame`."""
+    """Connect and authenticate. Raises `ConnectionBroken`, `WalRefused`, `MalformedFrame`."""
     writer = None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -264,7 +265,7 @@ async def dial(
             writer.transport.abort()
         if isinstance(error, OSError):  # TimeoutError is one, too
             text = str(error) or f"no answer in {timeout_ms} ms"
-            raise Broken(f"cannot connect to acceptor {address}: {text}") from None
+            raise ConnectionBroken(f"cannot connect to acceptor {address}: {text}") from None
         raise
 
 

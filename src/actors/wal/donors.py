@@ -7,7 +7,7 @@ done (`is_useful_donor`): the log is truncated only where that leader would have
 
 - The log is read for as long as the donor stays in that term (START_REPLICATION with a term).
 - Appends carry no commit. A peer's commit counts when both logs end in one term
-  (`Acceptor.record_peer`).
+  (`AcceptorCore.record_peer`).
 - A leader that connects meanwhile goes first: where the positions of the two cross, either is
   refused and begins again.
 
@@ -25,10 +25,10 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage, MalformedFrame, WalRefused
-from actors.wal.acceptor import Acceptor, Peer
+from actors.wal.acceptor import AcceptorCore, AcceptorPeer
 from actors.wal.history import check_history, highest_common_point, visible
 from actors.wal.lsn import lsn_text, parse_lsn
-from actors.wal.messages import Entry, ProposerElected, VoteRequest, VoteResponse
+from actors.wal.messages import ProposerElected, TermEntry, VoteRequest, VoteResponse
 
 _LSNS: Final = ("flush", "commit", "horizon", "consumed", "backup")
 COLUMNS: Final = ("node_id", "term", *(f"{name}_lsn" for name in _LSNS), "history")
@@ -46,7 +46,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     horizon_lsn: int
     consumed_lsn: int
     backup_lsn: int
-    history: tuple[Entry, ...]
+    history: tuple[TermEntry, ...]
 
     @property
     def last_log_term(self) -> int:
@@ -58,9 +58,9 @@ class PeerStatus(msgspec.Struct, frozen=True):
         """Return the key by which logs are compared."""
         return self.last_log_term, self.flush_lsn
 
-    def as_peer(self) -> Peer:
+    def as_peer(self) -> AcceptorPeer:
         """Return what another acceptor takes over of the status."""
-        return Peer(
+        return AcceptorPeer(
             self.last_log_term,
             self.commit_lsn,
             # Not the backup LSN: each acceptor verifies archived segments itself.
@@ -70,7 +70,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
         )
 
 
-def peer_status(acceptor: Acceptor) -> PeerStatus:
+def peer_status(acceptor: AcceptorCore) -> PeerStatus:
     """Return the status of the local acceptor."""
     state = acceptor.state
     return PeerStatus(
@@ -99,7 +99,7 @@ def parse_status(row: Sequence[str | None]) -> PeerStatus:
         if len(cells) != len(COLUMNS):
             raise ValueError(f"{len(cells)} columns, there are {len(COLUMNS)}")
         parts = [part.partition("@") for part in cells[-1].split()]
-        history = tuple(Entry(int(term), parse_lsn(lsn)) for term, _, lsn in parts)
+        history = tuple(TermEntry(int(term), parse_lsn(lsn)) for term, _, lsn in parts)
         check_history(history)
         flush, commit, horizon, consumed, backup = map(parse_lsn, cells[2:-1])
         status = PeerStatus(

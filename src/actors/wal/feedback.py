@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from actors.wal.fields import Bytes, Fields, pack
+from actors.wal.fields import Bytes, MessageFields, pack
 from actors.wal.messages import PageserverFeedback
 
 KEY_BYTES_MAX: Final = 255
@@ -63,13 +63,13 @@ def encode_feedback(feedback: PageserverFeedback) -> bytes:
 
 def decode_feedback(data: Bytes) -> PageserverFeedback:
     """Decode exactly these bytes. Raises `MalformedFrame`."""
-    fields = Fields(data, "PageserverFeedback")
+    fields = MessageFields(data, "PageserverFeedback")
     feedback = read_feedback(fields)
     fields.end()
     return feedback
 
 
-def read_feedback(fields: Fields) -> PageserverFeedback:
+def read_feedback(fields: MessageFields) -> PageserverFeedback:
     """Read the feedback that comes next. Raises `MalformedFrame`."""
     found: dict[str, Any] = {}
     for _ in range(fields.count(_KEYS, KEY_BYTES_MIN, "keys of the feedback")):

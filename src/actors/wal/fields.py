@@ -11,7 +11,7 @@ import struct
 from typing import Any, Final, TypeAlias
 
 from actors.errors import LocalProtocolError, MalformedFrame
-from actors.wal.messages import WAL_BYTES_MAX, Entry
+from actors.wal.messages import WAL_BYTES_MAX, TermEntry
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """Types that can be parsed; a view saves a copy of the log's bytes."""
@@ -20,7 +20,7 @@ ID_DIGITS: Final = 32
 ENTRY_BYTES: Final = 16
 
 
-class Fields:
+class MessageFields:
     """The fields of one message, read one after the other from its first byte."""
 
     def __init__(self, data: Bytes, message: str) -> None:
@@ -78,11 +78,11 @@ class Fields:
             )
         return int(count)
 
-    def history(self, layout: struct.Struct, entry: struct.Struct) -> tuple[Entry, ...]:
+    def history(self, layout: struct.Struct, entry: struct.Struct) -> tuple[TermEntry, ...]:
         """Read a history: a count and as many pairs."""
         count = self.count(layout, ENTRY_BYTES, "history entries")
         taken = self.take(count * ENTRY_BYTES, "the history")
-        return tuple(Entry(term, lsn) for term, lsn in entry.iter_unpack(taken))
+        return tuple(TermEntry(term, lsn) for term, lsn in entry.iter_unpack(taken))
 
     def wal(self, begin_lsn: int, end_lsn: int) -> bytes:
         """Read the log's bytes between two positions."""
@@ -120,7 +120,7 @@ def pack(layout: struct.Struct, *values: int | bytes) -> bytes:
 
 
 def pack_history(
-    count: struct.Struct, entry: struct.Struct, history: tuple[Entry, ...]
+    count: struct.Struct, entry: struct.Struct, history: tuple[TermEntry, ...]
 ) -> list[bytes]:
     """Pack a count and as many pairs."""
     return [pack(count, len(history)), *(pack(entry, item.term, item.lsn) for item in history)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 
-class File(Protocol):
+class OpenFile(Protocol):
     """An open file."""
 
     def write_at(self, offset: int, data: bytes) -> None:
@@ -41,14 +41,14 @@ class File(Protocol):
         ...
 
 
-class Files(Protocol):
+class FileSystem(Protocol):
     """A file system."""
 
-    def create(self, path: Path) -> File:
+    def create(self, path: Path) -> OpenFile:
         """Create an empty file to read and write; an existing one is emptied."""
         ...
 
-    def open(self, path: Path) -> File:
+    def open(self, path: Path) -> OpenFile:
         """Open an existing file to read and write. Raises `FileNotFoundError`."""
         ...
 
@@ -111,39 +111,39 @@ class _DiskFile:
         os.close(self._number)
 
 
-class Disk:
+class OperatingSystemFiles:
     """The operating system's file system."""
 
-    def create(self, path: Path) -> File:
-        """See `Files`."""
+    def create(self, path: Path) -> OpenFile:
+        """See `FileSystem`."""
         return _DiskFile(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
-    def open(self, path: Path) -> File:
-        """See `Files`."""
+    def open(self, path: Path) -> OpenFile:
+        """See `FileSystem`."""
         return _DiskFile(path, os.O_RDWR)
 
     def rename(self, old: Path, new: Path) -> None:
-        """See `Files`."""
+        """See `FileSystem`."""
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """See `Files`."""
+        """See `FileSystem`."""
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """See `Files`."""
+        """See `FileSystem`."""
         path.mkdir(exist_ok=True)
 
     def remove_folder(self, path: Path) -> None:
-        """See `Files`."""
+        """See `FileSystem`."""
         path.rmdir()
 
     def names(self, folder: Path) -> list[str]:
-        """See `Files`."""
+        """See `FileSystem`."""
         return os.listdir(folder)
 
     def sync_folder(self, folder: Path) -> None:
-        """See `Files`."""
+        """See `FileSystem`."""
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(number)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from actors.errors import Corrupt, InvalidUsage
+from actors.errors import CorruptData, InvalidUsage
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 from actors.wal.records import CONTINUED, LONG_HEADER_BYTES, SHORT_HEADER_BYTES, magics_of
 
@@ -20,7 +20,7 @@ _PAGE: Final = struct.Struct("<HHIQI")
 
 
 class FirstRecord:
-    """Searches a log that is fed from a page's begin on. Raises `Corrupt` for an unknown
+    """Searches a log that is fed from a page's begin on. Raises `CorruptData` for an unknown
     version."""
 
     def __init__(self, page_lsn: int, pg_version: int) -> None:
@@ -34,7 +34,7 @@ class FirstRecord:
 
     def feed(self, wal: bytes) -> int | None:
         """Take the log's next bytes, and return the LSN of the first record once it is known.
-        Raises `Corrupt`."""
+        Raises `CorruptData`."""
         while wal:
             if self._lsn < self._page_lsn:
                 skipped = min(len(wal), self._page_lsn - self._lsn)
@@ -55,7 +55,7 @@ class FirstRecord:
         page_lsn = self._page_lsn
         magic, info, _, address, to_come = _PAGE.unpack(self._header)
         if magic not in self._magics or address != page_lsn:
-            raise Corrupt(
+            raise CorruptData(
                 f"no page of the log begins at {lsn_text(page_lsn)}: its magic is {magic:04X}, and"
                 f" it says that it is the one of {lsn_text(address)}",
                 determinate=True,

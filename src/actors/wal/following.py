@@ -19,8 +19,8 @@ from typing import Final, TypeAlias
 import anyio
 import msgspec
 
-from actors.errors import Broken, PenstockError, WalRemoved
-from actors.kernel import Clock
+from actors.errors import ConnectionBroken, PenstockError, WalRemoved
+from actors.kernel import ActorClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, start_replication
 from actors.wal.feedback import encode_feedback
 from actors.wal.lsn import lsn_text, parse_lsn
@@ -42,11 +42,11 @@ class AllRemoved(WalRemoved):
     """No acceptor keeps the log from the next LSN on."""
 
 
-class NoTimeline(Broken):
+class NoTimeline(ConnectionBroken):
     """The acceptor has no such timeline, yet."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenAcceptor(msgspec.Struct, frozen=True):
     """Last known state of one acceptor."""
 
     commit_lsn: int = 0
@@ -64,7 +64,7 @@ def choose_furthest(
     return max(further, key=lambda address: commits[address], default=None)
 
 
-class Follower:
+class WalFollower:
     """Follows a log over several acceptors. One task calls `next`; `consume` and `close` never
     wait."""
 
@@ -73,14 +73,14 @@ class Follower:
         addresses: Sequence[AcceptorAddress],
         start_lsn: int,
         dial: Dial,
-        clock: Clock,
+        clock: ActorClock,
         *,
         silence_ms: int,
         look_ms: int,
     ) -> None:
         self.next_lsn = start_lsn
         self.known_lsn = start_lsn
-        self.seen: dict[AcceptorAddress, Seen] = {}
+        self.seen: dict[AcceptorAddress, SeenAcceptor] = {}
         """State of each acceptor at the last look or attempt."""
         self._addresses = tuple(dict.fromkeys(addresses))
         self._dial = dial
@@ -111,8 +111,9 @@ class Follower:
             reader.abort()
 
     async def next(self) -> bytes:
-        """Return the next bytes; empty if there are none just now. Raises `AllRemoved`, or `Broken`
-        with each acceptor's error; nothing is lost then, and it may be called again."""
+        """Return the next bytes; empty if there are none just now. Raises `AllRemoved`, or
+        `ConnectionBroken` with each acceptor's error; nothing is lost then, and it may be called
+        again."""
         while True:
             if self._reader is None:
                 await self._begin()
@@ -161,7 +162,7 @@ class Follower:
             return AllRemoved(
                 f"no acceptor keeps the log from {lsn_text(self.next_lsn)} on any more: {told}"
             )
-        return Broken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {told}")
+        return ConnectionBroken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {told}")
 
     async def _try(self, address: AcceptorAddress, *, only_ahead: bool) -> int | None:
         """Start to read from an acceptor, and return its commit LSN; None if that failed. With
@@ -194,15 +195,15 @@ class Follower:
     def _named(self, address: AcceptorAddress, error: Exception) -> PenstockError:
         if isinstance(error, PenstockError):
             return error
-        return Broken(f"acceptor {address} said nothing for {self._silence_s:g} s")
+        return ConnectionBroken(f"acceptor {address} said nothing for {self._silence_s:g} s")
 
     def _saw(self, address: AcceptorAddress, commit_lsn: int) -> None:
-        self.seen[address] = Seen(commit_lsn)
+        self.seen[address] = SeenAcceptor(commit_lsn)
         self.known_lsn = max(self.known_lsn, commit_lsn)
 
     def _saw_fail(self, address: AcceptorAddress, error: PenstockError) -> None:
-        commit_lsn = self.seen.get(address, Seen()).commit_lsn
-        self.seen[address] = Seen(commit_lsn, str(error), isinstance(error, NoTimeline))
+        commit_lsn = self.seen.get(address, SeenAcceptor()).commit_lsn
+        self.seen[address] = SeenAcceptor(commit_lsn, str(error), isinstance(error, NoTimeline))
 
     def _fail(self, address: AcceptorAddress, error: PenstockError) -> None:
         self.close()

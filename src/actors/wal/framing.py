@@ -20,7 +20,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from actors.errors import Corrupt, InvalidUsage
+from actors.errors import CorruptData, InvalidUsage
 from actors.wal.lsn import ALIGNMENT, PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 
 PG_VERSION: Final = 170005
@@ -103,7 +103,7 @@ def _is_content(lsn: int) -> bool:
     return within == 0 or within >= _header_bytes(lsn - within)
 
 
-class Framed(msgspec.Struct, frozen=True, gc=False):
+class FramedPayload(msgspec.Struct, frozen=True, gc=False):
     """One payload of a log."""
 
     payload: bytes
@@ -111,12 +111,12 @@ class Framed(msgspec.Struct, frozen=True, gc=False):
     """LSN after the record and its padding, at which reading can resume."""
 
 
-class Decoder:
+class RecordDecoder:
     """Decodes the payloads of a log that is fed in pieces of any size, from a record's begin on.
 
     `next_lsn` is the begin of the next payload's record. The decoder keeps the bytes of one
     incomplete record and of the piece fed last. A record of another manager, or no record at all,
-    is `Corrupt`.
+    is `CorruptData`.
     """
 
     def __init__(self, lsn: int) -> None:
@@ -136,13 +136,13 @@ class Decoder:
         """Return the LSN after the last byte fed."""
         return self._lsn + len(self._raw)
 
-    def feed(self, wal: bytes) -> list[Framed]:
+    def feed(self, wal: bytes) -> list[FramedPayload]:
         """Return the payloads that are complete after `wal`, the log's next bytes. Raises
-        `Corrupt`, after which the decoder must not be used."""
+        `CorruptData`, after which the decoder must not be used."""
         return list(self.payloads(wal))
 
-    def payloads(self, wal: bytes) -> Iterator[Framed]:
-        """Yield what `feed` returns, one by one: payloads before the first `Corrupt` byte come
+    def payloads(self, wal: bytes) -> Iterator[FramedPayload]:
+        """Yield what `feed` returns, one by one: payloads before the first `CorruptData` byte come
         first. The iterator must be exhausted before more is fed."""
         self._raw += wal
         at = 0
@@ -195,7 +195,7 @@ class Decoder:
             )
         return aligned(length)
 
-    def _whole(self, end_lsn: int) -> Framed:
+    def _whole(self, end_lsn: int) -> FramedPayload:
         length = self._unpadded()
         record = bytes(self._record[:length])
         crc = google_crc32c.extend(google_crc32c.value(record[_HEADER.size :]), record[:20])
@@ -207,10 +207,10 @@ class Decoder:
         self._record.clear()
         self._length = 0
         self.next_lsn = end_lsn
-        return Framed(record[_OVERHEAD:], end_lsn)
+        return FramedPayload(record[_OVERHEAD:], end_lsn)
 
-    def _corrupt(self, lsn: int, why: str) -> Corrupt:
-        return Corrupt(
+    def _corrupt(self, lsn: int, why: str) -> CorruptData:
+        return CorruptData(
             f"{why}, at {lsn_text(lsn)}: was this log written by penstock wal push?",
             determinate=True,
         )

@@ -1,8 +1,8 @@
 """Histories of terms: the term in which each part of a log was written.
 
-A history is a tuple of `Entry`, terms strictly ascending, LSNs ascending. An entry is valid up to
-the next one's LSN; the last one of a proposer has no end, the last one of an acceptor ends with its
-log. A term has one leader that begins once, so entries of one term have the same LSN in all
+A history is a tuple of `TermEntry`, terms strictly ascending, LSNs ascending. An entry is valid up
+to the next one's LSN; the last one of a proposer has no end, the last one of an acceptor ends with
+its log. A term has one leader that begins once, so entries of one term have the same LSN in all
 histories.
 
 An acceptor keeps the last leader's whole history, also entries past the end of its own log; only
@@ -15,9 +15,9 @@ from itertools import pairwise, takewhile
 
 from actors.errors import WalRefused
 from actors.wal.lsn import lsn_text
-from actors.wal.messages import Entry
+from actors.wal.messages import TermEntry
 
-History = tuple[Entry, ...]
+History = tuple[TermEntry, ...]
 
 
 def history_text(history: History, entries_max: int = 8) -> str:
@@ -50,7 +50,7 @@ def last_log_term(history: History, flush_lsn: int) -> int:
 
 def highest_common_point(
     proposer: History, acceptor: History, acceptor_end_lsn: int
-) -> Entry | None:
+) -> TermEntry | None:
     """Return the last common term and the LSN at which the logs part; None without a common term.
 
     `acceptor` is the visible history of a log that ends at `acceptor_end_lsn`. Raises `WalRefused`
@@ -76,6 +76,6 @@ def highest_common_point(
         return None
     term = proposer[common - 1].term
     if common == len(proposer):
-        return Entry(term, acceptor_end_lsn)
+        return TermEntry(term, acceptor_end_lsn)
     acceptor_next_lsn = acceptor[common].lsn if common < len(acceptor) else acceptor_end_lsn
-    return Entry(term, min(proposer[common].lsn, acceptor_next_lsn))
+    return TermEntry(term, min(proposer[common].lsn, acceptor_next_lsn))

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import Corrupt, InvalidUsage, storage_error
+from actors.errors import CorruptData, InvalidUsage, storage_error
 from actors.wal.lsn import (
     PAGE_BYTES,
     PARTIAL,
@@ -61,7 +61,7 @@ _LONG: Final = Struct("<QII")
 _RECORD: Final = Struct("<IIQBBHI")
 
 
-class Page(msgspec.Struct, frozen=True):
+class PageHeader(msgspec.Struct, frozen=True):
     """A page's header."""
 
     lsn: int
@@ -73,7 +73,7 @@ class Page(msgspec.Struct, frozen=True):
     """Bytes that follow of a record begun before the page."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class WalRecord(msgspec.Struct, frozen=True):
     """A whole record; its CRC is right."""
 
     lsn: int
@@ -85,7 +85,7 @@ class Record(msgspec.Struct, frozen=True):
     info: int
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class InspectedFile(msgspec.Struct, frozen=True):
     """Content of one file."""
 
     begin_lsn: int
@@ -98,18 +98,18 @@ class Inspected(msgspec.Struct, frozen=True):
     """Segment size in the first page."""
     major: int
     """Major version of PostgreSQL, by the pages' magic; 0 if unknown."""
-    pages: tuple[Page, ...]
+    pages: tuple[PageHeader, ...]
     """Pages that have a header; pages of zeros are left out."""
-    records: tuple[Record, ...]
+    records: tuple[WalRecord, ...]
     end_lsn: int
     """LSN after the last whole record."""
     ends: str
     """Reason why the records end there."""
 
 
-def inspect(path: Path) -> Inspected:
-    """Inspect one segment's file. Raises `InvalidUsage` for a wrong name or length, `Corrupt` when
-    its first page is zeros, `StorageError`."""
+def inspect(path: Path) -> InspectedFile:
+    """Inspect one segment's file. Raises `InvalidUsage` for a wrong name or length, `CorruptData`
+    when its first page is zeros, `StorageError`."""
     number, whole = parse_segment_name(path.name)
     try:
         with path.open("rb") as file:
@@ -124,21 +124,21 @@ def inspect(path: Path) -> Inspected:
     return inspect_bytes(data, number * SEGMENT_BYTES, whole=whole)
 
 
-def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> Inspected:
-    """Inspect a file's bytes, as `inspect` does. Raises `Corrupt`."""
+def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> InspectedFile:
+    """Inspect a file's bytes, as `inspect` does. Raises `CorruptData`."""
     pages = tuple(_pages(data, begin_lsn))
     if not pages or pages[0].lsn != begin_lsn:
-        raise Corrupt(
+        raise CorruptData(
             f"no segment: the first page of the one of {lsn_text(begin_lsn)} is zeros",
             determinate=True,
         )
     system_id, segment_bytes, _ = _LONG.unpack_from(data, SHORT_HEADER_BYTES)
     majors = {magic: major for major, magic in MAGICS.items()}
-    records: list[Record] = []
+    records: list[WalRecord] = []
 
     def found(lsn: int, next_lsn: int, header: bytes) -> None:
         length, transaction, previous, info, manager, _, _ = _RECORD.unpack(header)
-        records.append(Record(lsn, next_lsn, length, transaction, previous, manager, info))
+        records.append(WalRecord(lsn, next_lsn, length, transaction, previous, manager, info))
 
     start_lsn, ends = _first_record(data, pages, begin_lsn), ""
     end_lsn = start_lsn
@@ -152,12 +152,12 @@ def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> Inspected:
                 scanner.feed(data[at : at + PAGE_BYTES])
             ends = _end_of_file(scanner, begin_lsn + len(data))
             end_lsn = scanner.record_lsn
-        except Corrupt:
+        except CorruptData:
             assert scanner.bad is not None
             ends = f"{scanner.bad.why} at {lsn_text(scanner.bad.lsn)}"
             end_lsn = scanner.bad.record_lsn
             records = [each for each in records if each.next_lsn <= end_lsn]
-    return Inspected(
+    return InspectedFile(
         begin_lsn,
         whole,
         len(data),
@@ -177,14 +177,14 @@ def _end_of_file(scanner: RecordScanner, behind: int) -> str:
     return f"the file ends within the record at {lsn_text(scanner.record_lsn)}"
 
 
-def _pages(data: bytes, begin_lsn: int) -> Iterator[Page]:
+def _pages(data: bytes, begin_lsn: int) -> Iterator[PageHeader]:
     for at in range(0, len(data) - SHORT_HEADER_BYTES + 1, PAGE_BYTES):
         magic, info, timeline, address, to_come = _PAGE.unpack_from(data, at)
         if magic:
-            yield Page(begin_lsn + at, magic, info, timeline, address, to_come)
+            yield PageHeader(begin_lsn + at, magic, info, timeline, address, to_come)
 
 
-def _first_record(data: bytes, pages: tuple[Page, ...], begin_lsn: int) -> int:
+def _first_record(data: bytes, pages: tuple[PageHeader, ...], begin_lsn: int) -> int:
     """Return where the segment's first record begins: after one that continues from the segment
     before."""
     # The first segment of a log begins with an empty page; the page of the log's start pretends
@@ -201,7 +201,7 @@ def _first_record(data: bytes, pages: tuple[Page, ...], begin_lsn: int) -> int:
     return begin_lsn + SEGMENT_BYTES
 
 
-def lines(found: Inspected) -> Iterator[str]:
+def lines(found: InspectedFile) -> Iterator[str]:
     """Yield the lines that ``penstock wal inspect`` prints."""
     name = "whole" if found.whole else f"not full by its name ({PARTIAL})"
     major = f"PostgreSQL {found.major}" if found.major else "no known PostgreSQL"

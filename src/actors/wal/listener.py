@@ -1,9 +1,10 @@
 """The port of a node: lets connections in, answers their queries, serves proposers and readers.
 
 Each connection is a task. It must be let in within ``connect_timeout_ms``; then it sends simple
-queries, until it pushes a log (a `Receiver` below a system of actors) or reads one (a `Sender`). An
-error is sent in an ErrorResponse and ends its own connection only, also a fault of ours. Two ends
-have no message: a timeline that is absent and may not be created, and a connection that is cut.
+queries, until it pushes a log (a `WalReceiver` below a system of actors) or reads one (a
+`WalSender`). An error is sent in an ErrorResponse and ends its own connection only, also a fault of
+ours. Two ends have no message: a timeline that is absent and may not be created, and a connection
+that is cut.
 
 At most ``connections_max`` are open at a time; others are closed. When the listener stops, it cuts
 its connections, and proposers send again what was not taken yet.
@@ -22,21 +23,21 @@ import anyio
 import anyio.abc
 
 from actors.errors import (
-    Broken,
+    AuthenticationFailed,
+    ConnectionBroken,
     PeerRejected,
     PenstockError,
-    Unauthenticated,
     WalRefused,
     WalRemoved,
 )
-from actors.kernel import STOP, Clock, Reply, System
+from actors.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.settings import Settings
 from actors.wal import codec_v2, codec_v3
 from actors.wal.donors import COLUMNS, peer_status, status_row
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import ProposerGreeting
-from actors.wal.receiver import Codec, CopyEnd, Outcome, Receiver
-from actors.wal.send import Sender
+from actors.wal.receiver import ConnectionOutcome, CopyEnd, MessageCodec, WalReceiver
+from actors.wal.send import WalSender
 from actors.wal.startup import (
     COPY_BOTH,
     COPY_DONE,
@@ -50,13 +51,13 @@ from actors.wal.startup import (
     AskPeerStatus,
     AskReceivers,
     Command,
-    Grant,
-    Handshake,
+    ConnectionTarget,
     IdentifySystem,
-    Show,
+    ShowParameter,
     StartReplication,
+    StartupHandshake,
     StartWalPush,
-    Target,
+    TenantGrant,
     TimelineStatus,
     error_response,
     parse_command,
@@ -64,8 +65,8 @@ from actors.wal.startup import (
     rows,
 )
 from actors.wal.stream import PgStream
-from actors.wal.timeline import Timeline
-from actors.wal.timelines import Timelines
+from actors.wal.timeline import WalTimeline
+from actors.wal.timelines import TimelineRegistry
 
 log = logging.getLogger("penstock.wal")
 
@@ -79,14 +80,14 @@ class WalListener:
 
     def __init__(
         self,
-        timelines: Timelines,
-        system: System,
-        clock: Clock,
+        timelines: TimelineRegistry,
+        system: ActorSystem,
+        clock: ActorClock,
         settings: Settings,
         *,
         tls: ssl.SSLContext | None = None,
         knows: Callable[[bytes], bool] | None = None,
-        check: Callable[[bytes], Grant] | None = None,
+        check: Callable[[bytes], TenantGrant] | None = None,
     ) -> None:
         self._timelines = timelines
         self._system = system
@@ -136,10 +137,10 @@ class WalListener:
             return
         try:
             last = await self._talk(stream, number)
-        except Unauthenticated as error:
+        except AuthenticationFailed as error:
             last = error_response(str(error), NO_PASSWORD)
             log.info("%s was not let in: %s", stream.peer, error)
-        except Broken as error:
+        except ConnectionBroken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
             last = error_response(str(error), sqlstate_of(error))
@@ -160,7 +161,9 @@ class WalListener:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
                 target = await self._let_in(stream)
         except TimeoutError:
-            raise Broken("it did not introduce itself in time (connect_timeout_ms)") from None
+            raise ConnectionBroken(
+                "it did not introduce itself in time (connect_timeout_ms)"
+            ) from None
         while target is not None:
             found = await stream.message()
             if found is None or found[0] == b"X":
@@ -182,16 +185,16 @@ class WalListener:
                 return COPY_DONE
         return b""
 
-    async def _let_in(self, stream: PgStream) -> Target | None:
+    async def _let_in(self, stream: PgStream) -> ConnectionTarget | None:
         has_tls = self._tls is not None
-        handshake = Handshake(has_tls=has_tls, knows=self._knows, check=self._check)
+        handshake = StartupHandshake(has_tls=has_tls, knows=self._knows, check=self._check)
         while handshake.target is None:
             if handshake.asks_password:
                 found = await stream.message()
                 if found is None:
                     return None
                 if found[0] != b"p":
-                    raise Unauthenticated("a password was asked for, and something else came")
+                    raise AuthenticationFailed("a password was asked for, and something else came")
                 answer = handshake.password(found[1])
             else:
                 packet = await stream.packet()
@@ -209,7 +212,7 @@ class WalListener:
 
     # -- queries ---------------------------------------------------------------------------------
 
-    def _answer(self, command: Command, target: Target) -> bytes | None:
+    def _answer(self, command: Command, target: ConnectionTarget) -> bytes | None:
         """Return the answer to a query; None: a copy begins."""
         match command:
             case IdentifySystem():
@@ -239,7 +242,7 @@ class WalListener:
                 return rows(
                     columns, [(each.slot, each.connection, each.stage.value) for each in receivers]
                 )
-            case Show(name):
+            case ShowParameter(name):
                 if name not in SHOWN:
                     raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")
                 return rows({name: str}, [(SHOWN[name],)])
@@ -249,7 +252,7 @@ class WalListener:
             case StartWalPush():
                 return None
 
-    def _found(self, target: Target) -> Timeline:
+    def _found(self, target: ConnectionTarget) -> WalTimeline:
         if not target.tenant or not target.timeline:
             raise WalRefused(
                 "which timeline? connect with options='-c tenant_id=… timeline_id=…', 32 "
@@ -263,13 +266,13 @@ class WalListener:
     # -- copies ----------------------------------------------------------------------------------
 
     async def _push(
-        self, stream: PgStream, command: StartWalPush, target: Target, number: int
+        self, stream: PgStream, command: StartWalPush, target: ConnectionTarget, number: int
     ) -> bytes:
-        codec: Codec = codec_v3 if command.version == 3 else codec_v2
+        codec: MessageCodec = codec_v3 if command.version == 3 else codec_v2
         await stream.send(COPY_BOTH)
         data = await stream.next_copy()
         if isinstance(data, CopyEnd):
-            return encode_final_message(Outcome(data))
+            return encode_final_message(ConnectionOutcome(data))
         greeting = codec.decode_proposer(data)
         if not isinstance(greeting, ProposerGreeting):
             raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
@@ -283,9 +286,9 @@ class WalListener:
         if timeline is None:
             log.info("%s: there is no timeline %s, and it may not be made", stream.peer, asked[1])
             return b""
-        outcome: Reply[Outcome] = Reply()
+        outcome: ReplySlot[ConnectionOutcome] = ReplySlot()
         receiver = self._system.spawn(
-            lambda: Receiver(stream, codec, timeline, greeting, outcome, self._settings),
+            lambda: WalReceiver(stream, codec, timeline, greeting, outcome, self._settings),
             f"wal-{number}",
             policy=STOP,
         )
@@ -299,12 +302,12 @@ class WalListener:
                 await self._system.stop_root(receiver)
 
     async def _replicate(
-        self, stream: PgStream, command: StartReplication, target: Target, number: int
+        self, stream: PgStream, command: StartReplication, target: ConnectionTarget, number: int
     ) -> None:
         timeline = self._found(target)
         await stream.send(COPY_BOTH)
         try:
-            await Sender(stream, timeline, command, number, self._clock).run()
+            await WalSender(stream, timeline, command, number, self._clock).run()
         except BaseExceptionGroup as group:
             # Callers handle the error of the sender's task, not a group.
             raise group.exceptions[0] from None
@@ -317,7 +320,7 @@ def sqlstate_of(error: PenstockError) -> str:
     return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
 
 
-def encode_final_message(outcome: Outcome) -> bytes:
+def encode_final_message(outcome: ConnectionOutcome) -> bytes:
     """Return the last message to a proposer at the end of its stream; empty where the peer is
     gone."""
     error = outcome.error
@@ -326,7 +329,7 @@ def encode_final_message(outcome: Outcome) -> bytes:
             return error_response(
                 f"WAL acceptor: {type(error).__name__}: {error}", sqlstate_of(error)
             )
-        return b"" if isinstance(error, Broken) else error_response(str(error))
+        return b"" if isinstance(error, ConnectionBroken) else error_response(str(error))
     match outcome.end:
         case CopyEnd.DONE:
             return COPY_DONE

@@ -2,7 +2,7 @@
 
 The protocol is that of Neon's safekeeper, versions 3 and 2. All LSNs are byte positions (`lsn`), 0
 for none. `generation` is that of the membership configuration, always 0 in version 2. `tenant` and
-`timeline` are 32 hexadecimal digits, lower case. A history is a tuple of `Entry`, ascending by
+`timeline` are 32 hexadecimal digits, lower case. A history is a tuple of `TermEntry`, ascending by
 term.
 """
 
@@ -16,14 +16,14 @@ WAL_BYTES_MAX: Final = 131_072
 """Most bytes of log in one `AppendRequest`: 16 pages."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class TermEntry(msgspec.Struct, frozen=True, gc=False):
     """One term of a history: the log from `lsn` on was written in `term`."""
 
     term: int
     lsn: int
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
+class ConfigMember(msgspec.Struct, frozen=True, gc=False):
     """One acceptor of a configuration."""
 
     node_id: int
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     port: int
 
 
-class Membership(msgspec.Struct, frozen=True):
+class MembershipConfig(msgspec.Struct, frozen=True):
     """The sets of voters. `new_members` is empty except in a joint configuration, where both sets
     must agree.
 
@@ -39,8 +39,8 @@ class Membership(msgspec.Struct, frozen=True):
     """
 
     generation: int = 0
-    members: tuple[Member, ...] = ()
-    new_members: tuple[Member, ...] = ()
+    members: tuple[ConfigMember, ...] = ()
+    new_members: tuple[ConfigMember, ...] = ()
 
 
 class ProposerGreeting(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ProposerGreeting(msgspec.Struct, frozen=True):
 
     tenant: str
     timeline: str
-    membership: Membership
+    membership: MembershipConfig
     pg_version: int
     """Version number, such as 170005; 0 if unknown."""
     system_id: int
@@ -63,7 +63,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True):
     """The reply to a greeting: the acceptor's node id, membership and term."""
 
     node_id: int
-    membership: Membership
+    membership: MembershipConfig
     term: int
 
 
@@ -84,7 +84,7 @@ class VoteResponse(msgspec.Struct, frozen=True, gc=False):
     vote_given: bool
     flush_lsn: int
     truncate_lsn: int
-    history: tuple[Entry, ...] = ()
+    history: tuple[TermEntry, ...] = ()
 
 
 class ProposerElected(msgspec.Struct, frozen=True, gc=False):
@@ -94,7 +94,7 @@ class ProposerElected(msgspec.Struct, frozen=True, gc=False):
     generation: int
     term: int
     start_streaming_at: int
-    history: tuple[Entry, ...]
+    history: tuple[TermEntry, ...]
     timeline_start_lsn: int = 0
     """Only version 2 carries it, and no acceptor reads it."""
 

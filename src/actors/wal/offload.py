@@ -1,4 +1,4 @@
-"""Copies the committed whole segments of all timelines into an `Archive`.
+"""Copies the committed whole segments of all timelines into an `WalArchive`.
 
 Every ``wal_offload_ms`` each timeline is checked. Its next segment is that of its `backup_lsn`,
 and due when all of it is committed. It is read here and archived (the archive reads it back); only
@@ -24,13 +24,13 @@ import anyio
 import msgspec
 
 from actors.errors import PenstockError
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import WAL_BACKUP_LAG, WAL_OFFLOAD_FAILURES, WAL_OFFLOADED
-from actors.wal.archive import Archive
+from actors.wal.archive import WalArchive
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
-from actors.wal.timeline import Timeline
+from actors.wal.timeline import WalTimeline
 
 log = logging.getLogger("penstock.wal")
 
@@ -71,15 +71,15 @@ class _Progress(msgspec.Struct):
     not_before_ms: float = 0.0
 
 
-class Offload:
+class SegmentOffload:
     """Archives segments of the served timelines, which `timelines` returns."""
 
     def __init__(
         self,
-        timelines: Callable[[], Sequence[Timeline]],
+        timelines: Callable[[], Sequence[WalTimeline]],
         node_id: int,
-        archive: Archive,
-        clock: Clock,
+        archive: WalArchive,
+        clock: ActorClock,
         settings: Settings,
         random: Random,
     ) -> None:
@@ -103,12 +103,12 @@ class Offload:
         archive."""
         came_on = False
         for timeline in self._timelines():
-            # A stopped timeline is opened again by `Timelines`, as another object.
+            # A stopped timeline is opened again by `TimelineRegistry`, as another object.
             if timeline.acceptor.stopped is None:
                 came_on |= await self._look_at(timeline)
         return came_on
 
-    async def _look_at(self, timeline: Timeline) -> bool:
+    async def _look_at(self, timeline: WalTimeline) -> bool:
         state = timeline.acceptor.state
         measure(WAL_BACKUP_LAG, max(0, state.commit_lsn - state.backup_lsn), timeline.name)
         number = next_segment(state.backup_lsn, state.commit_lsn)
@@ -141,7 +141,7 @@ class Offload:
         progress.failures, progress.not_before_ms = 0, 0.0
         return kept
 
-    async def _keep(self, timeline: Timeline, number: int, waited_ms: float) -> bool:
+    async def _keep(self, timeline: WalTimeline, number: int, waited_ms: float) -> bool:
         """Archive a segment if it is this acceptor's turn; return whether any acceptor has archived
         it."""
         begin_lsn, end_lsn = number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES
@@ -150,7 +150,7 @@ class Offload:
         mine = is_due(own, ahead, waited_ms, self._settings.wal_offload_turn_ms)
         if not mine and not await self._archive.has(timeline.tenant, timeline.name, number):
             return False
-        # Also when another acceptor has archived it: `Archive.keep` compares the bytes, and no
+        # Also when another acceptor has archived it: `WalArchive.keep` compares the bytes, and no
         # acceptor removes a segment that it has not verified elsewhere.
         pieces = [
             await timeline.read(at, READ_BYTES, None)

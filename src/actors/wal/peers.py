@@ -21,8 +21,8 @@ import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from actors.errors import Broken, PenstockError, WalRefused
-from actors.kernel import Clock
+from actors.errors import ConnectionBroken, PenstockError, WalRefused
+from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import WAL_RECOVERED_BYTES
@@ -40,7 +40,7 @@ from actors.wal.donors import (
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import AcceptorMessage, AppendRequest, VoteResponse
 from actors.wal.reading import LogReader
-from actors.wal.timeline import Timeline
+from actors.wal.timeline import WalTimeline
 
 log = logging.getLogger("penstock.wal")
 
@@ -50,15 +50,15 @@ Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnec
 _Way: TypeAlias = tuple[str, str, AcceptorAddress]
 
 
-class Peers:
+class PeerExchange:
     """Asks the peers of the served timelines, which `timelines` returns, and recovers from them."""
 
     def __init__(
         self,
-        timelines: Callable[[], Sequence[Timeline]],
+        timelines: Callable[[], Sequence[WalTimeline]],
         node_id: int,
         dial: Dial,
-        clock: Clock,
+        clock: ActorClock,
         settings: Settings,
     ) -> None:
         self._timelines = timelines
@@ -94,7 +94,7 @@ class Peers:
                     self._asked.add(way)
                     group.start_soon(self._look, timeline, way)
 
-    def addresses(self, timeline: Timeline) -> tuple[AcceptorAddress, ...]:
+    def addresses(self, timeline: WalTimeline) -> tuple[AcceptorAddress, ...]:
         """Return the addresses of a timeline's peers."""
         if self._given:
             return self._given
@@ -107,7 +107,7 @@ class Peers:
         ]
         return tuple(dict.fromkeys(found))
 
-    async def _look(self, timeline: Timeline, way: _Way) -> None:
+    async def _look(self, timeline: WalTimeline, way: _Way) -> None:
         try:
             status = await self._ask(way)
             if status is not None:
@@ -132,7 +132,9 @@ class Peers:
         except TimeoutError:
             if connection is not None:
                 connection.abort()
-            raise Broken(f"no answer in {self._limit_s:g} s (connect_timeout_ms)") from None
+            raise ConnectionBroken(
+                f"no answer in {self._limit_s:g} s (connect_timeout_ms)"
+            ) from None
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -140,7 +142,7 @@ class Peers:
         self._connections[way] = connection
         return parse_status(found[0]) if found else None
 
-    async def _heard(self, timeline: Timeline, way: _Way, status: PeerStatus) -> None:
+    async def _heard(self, timeline: WalTimeline, way: _Way, status: PeerStatus) -> None:
         acceptor = timeline.acceptor
         own = peer_status(acceptor)
         # `wal_peers` may list this acceptor, too.
@@ -167,7 +169,7 @@ class Peers:
 
     # -- recovery --------------------------------------------------------------------------------
 
-    async def _recover(self, timeline: Timeline, way: _Way, donor: PeerStatus) -> None:
+    async def _recover(self, timeline: WalTimeline, way: _Way, donor: PeerStatus) -> None:
         """Append the donor's log up to the end that it reported. Raises `PenstockError`."""
         generation = timeline.acceptor.state.membership.generation
         with timeline.registry.register(None) as guard:
@@ -198,7 +200,7 @@ class Peers:
                 reader.abort()
 
     async def _copy(
-        self, timeline: Timeline, reader: LogReader, donor: PeerStatus, generation: int
+        self, timeline: WalTimeline, reader: LogReader, donor: PeerStatus, generation: int
     ) -> None:
         """Read from the donor and append to the timeline, concurrently. However the reading ends,
         what was read is appended and flushed, as after a proposer that is gone."""
@@ -213,7 +215,7 @@ class Peers:
                     await self._read(reader, donor, generation, sending)
                 except TimeoutError:
                     text = f"no log came in {self._limit_s:g} s (connect_timeout_ms)"
-                    ended.append(Broken(text))
+                    ended.append(ConnectionBroken(text))
                 except PenstockError as error:
                     ended.append(error)
 
@@ -251,7 +253,7 @@ class Peers:
                 await sending.send(request)
 
     async def _take(
-        self, timeline: Timeline, pieces: MemoryObjectReceiveStream[AppendRequest]
+        self, timeline: WalTimeline, pieces: MemoryObjectReceiveStream[AppendRequest]
     ) -> None:
         """Append the pieces. Flush when nothing follows, and every `wal_flush_ms`, as `accepting`
         does. Raises the timeline's errors, and `WalRefused`."""
@@ -281,7 +283,7 @@ class Peers:
         await flush(idle=True)
 
 
-async def _tell(timeline: Timeline, message: Message) -> AcceptorMessage | None:
+async def _tell(timeline: WalTimeline, message: Message) -> AcceptorMessage | None:
     """Pass one message to the local acceptor. Raises its errors, and `WalRefused`."""
     done = await timeline.process([message])
     if done.error is not None:

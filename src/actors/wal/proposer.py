@@ -3,7 +3,7 @@
 Pure: events in, effects out; no clock, no socket, no randomness.
 
 - **Term.** It takes ``max(term) + 1`` of a quorum of greetings, once. An acceptor with a higher
-  term, or that refuses its vote before the election, ends this proposer (`Fatal`).
+  term, or that refuses its vote before the election, ends this proposer (`StopProposer`).
 - **Election.** With a quorum of votes the *donor* is the voter of the greatest (last log term,
   flushed LSN). The term begins at the donor's flushed LSN (`start_lsn`); the history is the donor's
   and this term's entry.
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from actors.errors import InvalidUsage, WalRefused
 from actors.wal import quorum
-from actors.wal.candidate import Candidate, Peer
+from actors.wal.candidate import CandidatePeer, ProposerCandidate
 from actors.wal.history import highest_common_point
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import (
@@ -39,39 +39,39 @@ from actors.wal.messages import (
     VoteResponse,
 )
 from actors.wal.proposer_effects import (
+    AcceptorSession,
     CommitMoved,
-    Drop,
+    DropConnection,
     Effect,
-    Elected,
-    Fatal,
-    Fetch,
-    Phase,
+    FetchLog,
+    LeadTerm,
     ProposerConfig,
-    Send,
-    Session,
-    Synced,
+    ProposerPhase,
+    SendMessage,
+    StopProposer,
+    SyncFinished,
 )
 
 __all__ = [
+    "AcceptorSession",
     "CommitMoved",
-    "Drop",
+    "DropConnection",
     "Effect",
-    "Elected",
-    "Fatal",
-    "Fetch",
-    "Phase",
-    "Proposer",
+    "FetchLog",
+    "LeadTerm",
     "ProposerConfig",
-    "Send",
-    "Session",
-    "Synced",
+    "ProposerPhase",
+    "SendMessage",
+    "StopProposer",
+    "SyncFinished",
+    "WalProposer",
 ]
 
-OWES = (Session.GREETING, Session.VOTING, Session.ACTIVE)
+OWES = (AcceptorSession.GREETING, AcceptorSession.VOTING, AcceptorSession.ACTIVE)
 """States in which an acceptor owes a reply."""
 
 
-class Proposer(Candidate):
+class WalProposer(ProposerCandidate):
     """One proposer, one term. Every event returns effects, to be performed in order.
 
     Time is that of the last `tick` (milliseconds of any steady clock).
@@ -87,12 +87,12 @@ class Proposer(Candidate):
     @property
     def room(self) -> int:
         """Return how many bytes `append` takes now."""
-        if self.phase is not Phase.ELECTED or self.config.is_sync:
+        if self.phase is not ProposerPhase.ELECTED or self.config.is_sync:
             return 0
         pending = self.end_lsn - max(self.commit_lsn, self.start_lsn)
         return self.config.pending_bytes_max - pending
 
-    def session(self, acceptor: int) -> Session:
+    def session(self, acceptor: int) -> AcceptorSession:
         return self._peers[acceptor].session
 
     def flushed(self, acceptor: int) -> int:
@@ -107,7 +107,7 @@ class Proposer(Candidate):
         if self._is_over():
             return []
         peer = self._peers[acceptor]
-        peer.reset(Session.GREETING, self._now_ms)
+        peer.reset(AcceptorSession.GREETING, self._now_ms)
         config = self.config
         greeting = ProposerGreeting(
             config.tenant,
@@ -118,22 +118,22 @@ class Proposer(Candidate):
             config.segment_bytes,
             config.proposer_id,
         )
-        self._effects.append(Send(acceptor, greeting))
+        self._effects.append(SendMessage(acceptor, greeting))
         return self._done()
 
     def received(self, acceptor: int, message: AcceptorMessage) -> list[Effect]:
         """Handle a message of an acceptor."""
         peer = self._peers[acceptor]
         # Messages of a dropped connection may still arrive.
-        if self._is_over() or peer.session is Session.OFFLINE:
+        if self._is_over() or peer.session is AcceptorSession.OFFLINE:
             return []
         peer.heard_ms = self._now_ms
         match message, peer.session:
-            case AcceptorGreeting(), Session.GREETING:
+            case AcceptorGreeting(), AcceptorSession.GREETING:
                 self._greeted(peer, message)
-            case VoteResponse(), Session.VOTING:
+            case VoteResponse(), AcceptorSession.VOTING:
                 self._voted(peer, message)
-            case AppendResponse(), Session.ACTIVE:
+            case AppendResponse(), AcceptorSession.ACTIVE:
                 self._answered(peer, message)
             case _:
                 name = type(message).__name__
@@ -143,14 +143,14 @@ class Proposer(Candidate):
     def disconnected(self, acceptor: int) -> list[Effect]:
         """Handle the end of an acceptor's connection."""
         peer = self._peers[acceptor]
-        if self._is_over() or peer.session is Session.OFFLINE:
+        if self._is_over() or peer.session is AcceptorSession.OFFLINE:
             return []
-        peer.reset(Session.OFFLINE, self._now_ms)
+        peer.reset(AcceptorSession.OFFLINE, self._now_ms)
         self._check_synced()
         return self._done()
 
     def fetched(self, acceptor: int, begin_lsn: int, wal: bytes) -> list[Effect]:
-        """Handle the bytes of a `Fetch` for `acceptor`, which may be fewer than asked for."""
+        """Handle the bytes of a `FetchLog` for `acceptor`, which may be fewer than asked for."""
         peer = self._peers[acceptor]
         asked = peer.fetching
         # A fetch that a drop has cancelled may still return.
@@ -165,7 +165,7 @@ class Proposer(Candidate):
         return self._done()
 
     def fetch_failed(self, acceptor: int, begin_lsn: int) -> list[Effect]:
-        """Handle a failed `Fetch` for `acceptor`: a later `tick` tries it again, from another
+        """Handle a failed `FetchLog` for `acceptor`: a later `tick` tries it again, from another
         source if one has the bytes."""
         peer = self._peers[acceptor]
         asked = peer.fetching
@@ -199,14 +199,14 @@ class Proposer(Candidate):
             peer.waits_for_tick = False
             if peer.session in OWES and self._now_ms - peer.heard_ms >= self.config.silence_ms_max:
                 self._drop(peer, f"no message for {self._now_ms - peer.heard_ms} ms")
-            if peer.session is Session.ACTIVE:
+            if peer.session is AcceptorSession.ACTIVE:
                 self._stream(peer)
                 if self._now_ms - peer.sent_ms >= self.config.heartbeat_ms:
                     self._append_to(peer, b"")
         self._check_donor()
         return self._done()
 
-    def _announce(self, peer: Peer) -> None:
+    def _announce(self, peer: CandidatePeer) -> None:
         """Announce the election to an acceptor, and where its log goes on."""
         vote = peer.vote
         assert vote is not None
@@ -223,7 +223,7 @@ class Proposer(Candidate):
             )
             return
         peer.streaming_at = peer.acked_lsn = at
-        peer.session = Session.ACTIVE
+        peer.session = AcceptorSession.ACTIVE
         peer.heard_ms = self._now_ms
         generation = self.membership.generation
         self._send(peer, ProposerElected(generation, self.term, at, self.history))
@@ -232,10 +232,10 @@ class Proposer(Candidate):
 
     # -- streaming --
 
-    def _active(self) -> Iterator[Peer]:
-        return (peer for peer in self._peers.values() if peer.session is Session.ACTIVE)
+    def _active(self) -> Iterator[CandidatePeer]:
+        return (peer for peer in self._peers.values() if peer.session is AcceptorSession.ACTIVE)
 
-    def _append_to(self, peer: Peer, wal: bytes) -> None:
+    def _append_to(self, peer: CandidatePeer, wal: bytes) -> None:
         begin = peer.streaming_at
         peer.streaming_at = begin + len(wal)
         peer.told_commit_lsn = self.commit_lsn
@@ -253,7 +253,7 @@ class Proposer(Candidate):
             ),
         )
 
-    def _stream(self, peer: Peer) -> None:
+    def _stream(self, peer: CandidatePeer) -> None:
         """Send the bytes that an acceptor lacks, within its window; fetch those not in memory."""
         while peer.streaming_at < self.end_lsn and peer.fetching is None:
             ahead = peer.streaming_at - peer.acked_lsn
@@ -265,7 +265,7 @@ class Proposer(Candidate):
                 return
             self._append_to(peer, self._tail.read(peer.streaming_at, room))
 
-    def _fetch(self, peer: Peer, end_lsn: int) -> None:
+    def _fetch(self, peer: CandidatePeer, end_lsn: int) -> None:
         if peer.waits_for_tick:
             return
         begin = peer.streaming_at
@@ -275,7 +275,10 @@ class Proposer(Candidate):
             if each is not peer and each.flush_lsn > begin
         }
         # The donor's log up to the term's begin is this log, even before it has reported anything.
-        if begin < self.start_lsn and self._peers[self.donor].session is not Session.OFFLINE:
+        if (
+            begin < self.start_lsn
+            and self._peers[self.donor].session is not AcceptorSession.OFFLINE
+        ):
             held.setdefault(self.donor, self.start_lsn)
         untried = {each: lsn for each, lsn in held.items() if each not in peer.failed_sources}
         if not untried:
@@ -285,10 +288,10 @@ class Proposer(Candidate):
             return
         source = max(untried, key=lambda each: untried[each])
         end = min(end_lsn, untried[source], self._tail.begin_lsn)
-        peer.fetching = Fetch(peer.number, source, begin, end, self.term)
+        peer.fetching = FetchLog(peer.number, source, begin, end, self.term)
         self._effects.append(peer.fetching)
 
-    def _answered(self, peer: Peer, response: AppendResponse) -> None:
+    def _answered(self, peer: CandidatePeer, response: AppendResponse) -> None:
         name = f"acceptor {peer.number}"
         if response.generation != self.membership.generation:
             self._fail(f"{name} answered in generation {response.generation}, not"
@@ -335,13 +338,13 @@ class Proposer(Candidate):
     # -- endings --
 
     def _check_donor(self) -> None:
-        if self._peers[self.donor].session is not Session.OFFLINE:
+        if self._peers[self.donor].session is not AcceptorSession.OFFLINE:
             self._donor_seen_ms = self._now_ms
         gone_ms = self._now_ms - self._donor_seen_ms
         # Only the donor may have the log up to the term's begin. Without it this term can commit
         # nothing, while a new proposer may be elected by the others.
         if (
-            self.phase is Phase.ELECTED
+            self.phase is ProposerPhase.ELECTED
             and self.commit_lsn < self.start_lsn
             and gone_ms >= self.config.donor_absent_ms_max
             and quorum.has_quorum(self._voters, {self._voter(peer) for peer in self._active()})
@@ -354,12 +357,12 @@ class Proposer(Candidate):
     def _check_synced(self) -> None:
         if (
             self.config.is_sync
-            and self.phase is Phase.ELECTED
+            and self.phase is ProposerPhase.ELECTED
             and self.commit_lsn >= self.start_lsn
             and all(
                 peer.commit_lsn >= self.start_lsn
                 for peer in self._peers.values()
-                if peer.session is not Session.OFFLINE and self._votes(peer)
+                if peer.session is not AcceptorSession.OFFLINE and self._votes(peer)
             )
         ):
             self._synced()

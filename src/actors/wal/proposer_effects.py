@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from actors.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES
-from actors.wal.messages import WAL_BYTES_MAX, Membership, ProposerMessage
+from actors.wal.messages import WAL_BYTES_MAX, MembershipConfig, ProposerMessage
 
 
 class ProposerConfig(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     timeline: str
     start_lsn: int
     """LSN at which the log begins when no acceptor holds any of it (ignored otherwise)."""
-    membership: Membership = Membership()
+    membership: MembershipConfig = MembershipConfig()
     """Generation 0: all acceptors given vote, and a majority of them is a quorum."""
     pg_version: int = 170005
     system_id: int = 0
@@ -31,7 +31,7 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     proposer_id: bytes = bytes(16)
     is_sync: bool = False
     """True: makes acceptors agree on the log that they have, appends nothing, and ends with
-    `Synced`."""
+    `SyncFinished`."""
     heartbeat_ms: int = 1000
     silence_ms_max: int = 10_000
     """Longest silence of an acceptor that owes a reply, before its connection is dropped."""
@@ -57,14 +57,14 @@ class ProposerConfig(msgspec.Struct, frozen=True):
         )
 
 
-class Send(msgspec.Struct, frozen=True):
+class SendMessage(msgspec.Struct, frozen=True):
     """Sends `message` to acceptor `acceptor` over its current connection, in order."""
 
     acceptor: int
     message: ProposerMessage
 
 
-class Drop(msgspec.Struct, frozen=True):
+class DropConnection(msgspec.Struct, frozen=True):
     """Closes the connection to `acceptor`, and makes another one later. No event of the old
     connection may follow (a `disconnected` for it is ignored)."""
 
@@ -72,7 +72,7 @@ class Drop(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Elected(msgspec.Struct, frozen=True):
+class LeadTerm(msgspec.Struct, frozen=True):
     """The proposer leads `term`; `append` continues the log at `start_lsn`."""
 
     term: int
@@ -87,7 +87,7 @@ class CommitMoved(msgspec.Struct, frozen=True):
     lsn: int
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class FetchLog(msgspec.Struct, frozen=True):
     """Reads [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source` for
     acceptor `acceptor`; answered by `fetched` or `fetch_failed`.
 
@@ -103,22 +103,24 @@ class Fetch(msgspec.Struct, frozen=True):
     term: int
 
 
-class Synced(msgspec.Struct, frozen=True):
+class SyncFinished(msgspec.Struct, frozen=True):
     """Sync mode has ended: the acceptors' logs end at `lsn` (0: there is none)."""
 
     lsn: int
 
 
-class Fatal(msgspec.Struct, frozen=True):
+class StopProposer(msgspec.Struct, frozen=True):
     """The proposer must stop; a new one may campaign. Later events have no effect."""
 
     reason: str
 
 
-Effect: TypeAlias = Send | Drop | Elected | CommitMoved | Fetch | Synced | Fatal
+Effect: TypeAlias = (
+    SendMessage | DropConnection | LeadTerm | CommitMoved | FetchLog | SyncFinished | StopProposer
+)
 
 
-class Phase(enum.Enum):
+class ProposerPhase(enum.Enum):
     """State of the proposer."""
 
     COLLECTING = "collecting"
@@ -130,7 +132,7 @@ class Phase(enum.Enum):
     FAILED = "failed"
 
 
-class Session(enum.Enum):
+class AcceptorSession(enum.Enum):
     """State of one acceptor's connection."""
 
     OFFLINE = "offline"

@@ -27,7 +27,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from actors.errors import Broken, Closed, InvalidUsage, PeerRejected, PenstockError
+from actors.errors import (
+    ConnectionBroken,
+    InvalidUsage,
+    PeerRejected,
+    PenstockError,
+    ResourceClosed,
+)
 from actors.settings import Settings
 from actors.wal import codec_v3
 from actors.wal.dialling import (
@@ -39,15 +45,15 @@ from actors.wal.dialling import (
 from actors.wal.messages import ProposerMessage
 from actors.wal.proposer import (
     CommitMoved,
-    Drop,
+    DropConnection,
     Effect,
-    Elected,
-    Fatal,
-    Fetch,
-    Proposer,
+    FetchLog,
+    LeadTerm,
     ProposerConfig,
-    Send,
-    Synced,
+    SendMessage,
+    StopProposer,
+    SyncFinished,
+    WalProposer,
 )
 from actors.wal.reading import LogReader
 
@@ -57,7 +63,7 @@ WRITE_BYTES: Final = 512 * 1024
 """Bytes of messages that are written before the socket is awaited."""
 
 
-class Timing(msgspec.Struct, frozen=True):
+class ProposerTiming(msgspec.Struct, frozen=True):
     """Intervals and timeouts of the shell."""
 
     tick_ms: int = 100
@@ -98,12 +104,12 @@ class LeadingProposer:
         self,
         config: ProposerConfig,
         addresses: Sequence[AcceptorAddress],
-        timing: Timing,
+        timing: ProposerTiming,
         token: str,
         tls: ssl.SSLContext | None,
         group: TaskGroup,
     ) -> None:
-        self.core = Proposer(config, range(len(addresses)))
+        self.core = WalProposer(config, range(len(addresses)))
         self._addresses = addresses
         self._timing = timing
         self._token = token
@@ -137,8 +143,9 @@ class LeadingProposer:
         return self.core.end_lsn + self._gathered_bytes
 
     async def elected(self) -> int:
-        """Wait for the election, and return where the log goes on. Raises `Broken` when it was
-        lost, and `PeerRejected` with each acceptor's reason when none takes this proposer."""
+        """Wait for the election, and return where the log goes on. Raises `ConnectionBroken` when
+        it was lost, and `PeerRejected` with each acceptor's reason when none takes this
+        proposer."""
         await self._elected.wait()
         self._check()
         return self.core.start_lsn
@@ -167,8 +174,8 @@ class LeadingProposer:
     async def put(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
         """Append as `append_at`, but wait for room alone, and return the end for `committed`.
 
-        Raises `InvalidUsage` when the bytes can never fit, `Broken` when this proposer leads no
-        more, `Closed`; then nothing was appended.
+        Raises `InvalidUsage` when the bytes can never fit, `ConnectionBroken` when this proposer
+        leads no more, `ResourceClosed`; then nothing was appended.
         """
         if self.core.config.is_sync:
             raise InvalidUsage("a proposer in sync mode appends nothing")
@@ -203,8 +210,8 @@ class LeadingProposer:
                 self._stop(error)
 
     async def committed(self, lsn: int) -> None:
-        """Wait until all before `lsn` is committed. Raises `Broken`, which is indeterminate: the
-        bytes may still be committed."""
+        """Wait until all before `lsn` is committed. Raises `ConnectionBroken`, which is
+        indeterminate: the bytes may still be committed."""
         if self.core.commit_lsn < lsn:
             self._check(determinate=False)
             event = anyio.Event()
@@ -227,25 +234,25 @@ class LeadingProposer:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(acceptor, message):
+                case SendMessage(acceptor, message):
                     if (link := self._links.get(acceptor)) is not None:
                         link.put(message)
-                case Drop(acceptor, reason):
+                case DropConnection(acceptor, reason):
                     log.warning("acceptor %s is dropped: %s", self._addresses[acceptor], reason)
                     if (link := self._links.get(acceptor)) is not None:
                         link.is_over = True
                         link.scope.cancel()
-                case Elected(term, start_lsn, donor):
+                case LeadTerm(term, start_lsn, donor):
                     log.info("elected in term %d at %d, donor %d", term, start_lsn, donor)
                     self._elected.set()
                 case CommitMoved(lsn):
                     self._wake(lsn)
-                case Fetch():
+                case FetchLog():
                     # A task of its own: the core must go on while the bytes come.
                     self._group.start_soon(self._fetch, effect)
-                case Fatal(reason):
-                    self._stop(Broken(f"this proposer leads no more: {reason}"))
-                case Synced(lsn):
+                case StopProposer(reason):
+                    self._stop(ConnectionBroken(f"this proposer leads no more: {reason}"))
+                case SyncFinished(lsn):
                     self._wake(lsn)
                     self._elected.set()
                     self._synced.set()
@@ -268,8 +275,8 @@ class LeadingProposer:
         self._group.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Close the proposer; waiting tasks are raised `Closed`."""
-        self._stop(Closed("the proposer was closed"))
+        """Close the proposer; waiting tasks are raised `ResourceClosed`."""
+        self._stop(ResourceClosed("the proposer was closed"))
 
     # -- tasks --
 
@@ -340,7 +347,9 @@ class LeadingProposer:
                         message = codec_v3.decode_acceptor(await connection.receive())
                         self._perform(self.core.received(acceptor, message))
         except TimeoutError:
-            raise Broken(f"acceptor {connection.address} did not begin the copy") from None
+            raise ConnectionBroken(
+                f"acceptor {connection.address} did not begin the copy"
+            ) from None
         except ExceptionGroup as errors:
             raise _first(errors) from None
         finally:
@@ -363,7 +372,7 @@ class LeadingProposer:
                 link.filled = anyio.Event()
             await connection.send(bodies)
 
-    async def _fetch(self, asked: Fetch) -> None:
+    async def _fetch(self, asked: FetchLog) -> None:
         """Read one piece, and keep the connection for the next one."""
         reader: LogReader | None = None
         try:
@@ -389,7 +398,7 @@ class LeadingProposer:
             reader.abort()
         self._perform(self.core.fetched(asked.acceptor, asked.begin_lsn, wal))
 
-    async def _reader(self, asked: Fetch) -> LogReader:
+    async def _reader(self, asked: FetchLog) -> LogReader:
         kept = self._readers.pop(asked.acceptor, None)
         if kept is not None:
             source, reader = kept
@@ -425,12 +434,13 @@ async def propose(
     config: ProposerConfig,
     addresses: Sequence[AcceptorAddress],
     *,
-    timing: Timing | None = None,
+    timing: ProposerTiming | None = None,
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[LeadingProposer]:
     """Run a proposer that campaigns and, once `elected`, leads until the block ends. When it leads
-    no more, everything that waits for it raises `Broken`; the block is not interrupted."""
+    no more, everything that waits for it raises `ConnectionBroken`; the block is not
+    interrupted."""
     if not addresses:
         raise InvalidUsage("no acceptor was given")
     failed: Exception | None = None
@@ -441,7 +451,9 @@ async def propose(
         async def work() -> None:
             async with anyio.create_task_group() as group:
                 ready.append(
-                    LeadingProposer(config, addresses, timing or Timing(), token, tls, group)
+                    LeadingProposer(
+                        config, addresses, timing or ProposerTiming(), token, tls, group
+                    )
                 )
                 await ready[0].run()
                 made.set()

@@ -4,7 +4,7 @@ A line is a JSON object ``{"table": "orders", "row": {...}, "diff": 1}`` (`diff`
 and becomes one record of the log (`framing`), as compact JSON. Lines go in batches: the next one is
 appended when a quorum has the one before on disk.
 
-A run resumes from a `Pushed`: the number of acknowledged lines, and the LSN after them. Of the
+A run resumes from a `LinesPushed`: the number of acknowledged lines, and the LSN after them. Of the
 batch that followed, any number of whole records may be in the log. So the run reads the records
 from that LSN up to where its own term begins, and skips as many lines: every line is in the log
 once, as long as no other writer has appended in between.
@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, Final
 import anyio
 import msgspec
 
-from actors.errors import Broken, InvalidUsage, WalRefused
+from actors.errors import ConnectionBroken, InvalidUsage, WalRefused
 from actors.wal.dialling import AcceptorAddress, dial
-from actors.wal.framing import PAYLOAD_BYTES_MAX, Decoder, encode, framed_bytes_max
+from actors.wal.framing import PAYLOAD_BYTES_MAX, RecordDecoder, encode, framed_bytes_max
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.proposing import LeadingProposer
 from actors.wal.reading import LogReader
@@ -36,7 +36,7 @@ READ_TIMEOUT_S: Final = 30.0
 """Seconds within which one acceptor must give all records to be skipped."""
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PushedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of input."""
 
     table: str
@@ -44,30 +44,30 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     diff: int = 1
 
 
-class Pushed(msgspec.Struct, frozen=True):
+class LinesPushed(msgspec.Struct, frozen=True):
     """The first `lines` lines are in the log before `lsn`, on the disks of a quorum."""
 
     lines: int
     lsn: int
 
 
-def pushed_text(done: Pushed) -> str:
+def pushed_text(done: LinesPushed) -> str:
     """Return the acknowledgement as ``LINES@X/X``."""
     return f"{done.lines}@{lsn_text(done.lsn)}"
 
 
-def parse_pushed(text: str) -> Pushed:
+def parse_pushed(text: str) -> LinesPushed:
     """Parse the text that `pushed_text` made. Raises `InvalidUsage`."""
     lines, sign, lsn = text.partition("@")
     if not sign or not lines.isdecimal():
         raise InvalidUsage(f"{text!r}: it should look like 1000@16/B374D848")
-    return Pushed(int(lines), parse_lsn(lsn))
+    return LinesPushed(int(lines), parse_lsn(lsn))
 
 
 def payload_of(line: bytes, number: int) -> bytes:
     """Return the record of a line. Raises `InvalidUsage` with the line's number, from 1."""
     try:
-        change = msgspec.json.decode(line, type=Change)
+        change = msgspec.json.decode(line, type=PushedChange)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(
             f"line {number} is no change: {error}; it should look like"
@@ -86,19 +86,19 @@ async def push(
     lines: Iterable[bytes],
     addresses: Sequence[AcceptorAddress],
     *,
-    resume: Pushed | None = None,
-    told: Callable[[Pushed], None] = lambda _: None,
+    resume: LinesPushed | None = None,
+    told: Callable[[LinesPushed], None] = lambda _: None,
     token: str = "",
     tls: ssl.SSLContext | None = None,
-) -> Pushed:
+) -> LinesPushed:
     """Append all lines (empty ones are skipped) after those that are in the log already, and call
     `told` after each batch that is committed.
 
-    Raises `InvalidUsage` for a malformed line (those before it are in the log), `Broken`,
-    `WalRefused`, `Corrupt`.
+    Raises `InvalidUsage` for a malformed line (those before it are in the log), `ConnectionBroken`,
+    `WalRefused`, `CorruptData`.
     """
     start_lsn = await log.elected()
-    done = resume or Pushed(0, start_lsn)
+    done = resume or LinesPushed(0, start_lsn)
     if done.lsn > start_lsn:
         raise InvalidUsage(
             f"the log ends at {lsn_text(start_lsn)}, before {lsn_text(done.lsn)}: it is another one"
@@ -115,7 +115,7 @@ async def push(
                     f"behind {lsn_text(done.lsn)} stands a record that is not line {number}:"
                     " somebody else has appended, or the lines are not those of before"
                 )
-        done = Pushed(done.lines + len(held), start_lsn)
+        done = LinesPushed(done.lines + len(held), start_lsn)
         await log.committed(start_lsn)
         told(done)
     system_id = log.core.config.system_id
@@ -125,7 +125,7 @@ async def push(
             functools.partial(_framed, batch, system_id),
             sum(framed_bytes_max(len(payload)) for payload in batch),
         )
-        done = Pushed(done.lines + len(batch), lsn)
+        done = LinesPushed(done.lines + len(batch), lsn)
         told(done)
     return done
 
@@ -219,17 +219,17 @@ async def _held(
                 reader = LogReader(connection, begin_lsn)
                 # In this term alone: under another leader the acceptor's log may be replaced.
                 await reader.start(log.core.term)
-                decoder = Decoder(begin_lsn)
+                decoder = RecordDecoder(begin_lsn)
                 found: list[bytes] = []
                 while decoder.next_lsn < end_lsn:
                     found += [framed.payload for framed in decoder.feed(await reader.next())]
                 return found
-        except (Broken, WalRefused, TimeoutError) as error:
+        except (ConnectionBroken, WalRefused, TimeoutError) as error:
             failures.append(str(error) or f"nothing from {address} for {READ_TIMEOUT_S} s")
         finally:
             if reader is not None:
                 reader.abort()
-    raise Broken(
+    raise ConnectionBroken(
         f"the log from {lsn_text(begin_lsn)} to {lsn_text(end_lsn)} could be read from no acceptor:"
         f" {'; '.join(failures)}"
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from actors.wal.messages import Membership
+from actors.wal.messages import MembershipConfig
 
 Voters = tuple[frozenset[int], ...]
 """One set of node ids, or two."""
 
 
-def voters_of(membership: Membership) -> Voters:
+def voters_of(membership: MembershipConfig) -> Voters:
     """Return the node ids that vote; none for generation 0."""
     sets = (membership.members, membership.new_members)
     return tuple(frozenset(member.node_id for member in members) for members in sets if members)

@@ -1,10 +1,10 @@
 """Feeds a proposer's messages into a timeline, with separate actors for reading, appending,
 writing.
 
-A connection that pushes a log is a `Receiver`. It reads its socket in an effect and hands each
+A connection that pushes a log is a `WalReceiver`. It reads its socket in an effect and hands each
 message to its `WalAcceptor`, which puts messages into the timeline and hands replies to the
-`Writer`. Both have bounded mailboxes, so backpressure reaches the proposer: the writer's mailbox is
-full → the acceptor waits → its mailbox is full → the socket is not read. At most
+`AnswerWriter`. Both have bounded mailboxes, so backpressure reaches the proposer: the writer's
+mailbox is full → the acceptor waits → its mailbox is full → the socket is not read. At most
 ``wal_messages_max`` messages were read and are not in the log.
 
 The acceptor ends before the connection does: a status that is asked for after a disconnect shows
@@ -23,18 +23,18 @@ from typing import Protocol, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import ActorDead, Broken, Closed, PenstockError, WouldBlock
-from actors.kernel import STOP, Actor, Address, Effect, Reply
+from actors.errors import ActorDead, ConnectionBroken, PenstockError, ResourceClosed, WouldBlock
+from actors.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import WAL_RECEIVERS
 from actors.wal.accepting import (
     AcceptorInput,
-    Disconnected,
     FromProposer,
-    Queued,
-    Respond,
+    QueueMeter,
+    ReceiverDisconnected,
     WalAcceptor,
+    WriteAnswer,
     waiting_max,
 )
 from actors.wal.messages import (
@@ -42,8 +42,8 @@ from actors.wal.messages import (
     AppendResponse,
     ProposerMessage,
 )
-from actors.wal.registry import Feed, Guard
-from actors.wal.timeline import Timeline
+from actors.wal.registry import ReceiverFeed, SlotGuard
+from actors.wal.timeline import WalTimeline
 
 log = logging.getLogger("penstock.wal")
 
@@ -57,7 +57,7 @@ class CopyEnd(enum.Enum):
     FAIL = "the peer said CopyFail"
 
 
-class Wire(Protocol):
+class ReceiverConnection(Protocol):
     """The interface of a connection that a receiver needs."""
 
     @property
@@ -66,16 +66,16 @@ class Wire(Protocol):
         ...
 
     async def next_copy(self) -> bytes | CopyEnd:
-        """Return the body of the next CopyData, or how the peer ended. Raises `Broken`,
+        """Return the body of the next CopyData, or how the peer ended. Raises `ConnectionBroken`,
         `MalformedFrame`, `FrameTooLarge`."""
         ...
 
     async def send_copy(self, data: bytes) -> None:
-        """Send one CopyData, waiting while the peer is slow. Raises `Broken`."""
+        """Send one CopyData, waiting while the peer is slow. Raises `ConnectionBroken`."""
         ...
 
 
-class Codec(Protocol):
+class MessageCodec(Protocol):
     """One version of the messages: `codec_v3` or `codec_v2`."""
 
     def decode_proposer(self, data: bytes, /) -> ProposerMessage:
@@ -90,54 +90,54 @@ class Codec(Protocol):
 # -- the writer ------------------------------------------------------------------------------------
 
 
-class Spread(msgspec.Struct, frozen=True, gc=False):
+class FeedFilled(msgspec.Struct, frozen=True, gc=False):
     """Tells the writer that its feed is not empty."""
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False):
+class FinishWriting(msgspec.Struct, frozen=True, gc=False):
     """Tells the writer that no message follows."""
 
 
-WriterMessage: TypeAlias = Respond | Spread | Finish
+WriterMessage: TypeAlias = WriteAnswer | FeedFilled | FinishWriting
 
 
-class Writer(Actor[WriterMessage]):
+class AnswerWriter(Actor[WriterMessage]):
     """Writes replies, and feedback attached to copies of them."""
 
     def __init__(
         self,
-        wire: Wire,
-        codec: Codec,
-        timeline: Timeline,
+        wire: ReceiverConnection,
+        codec: MessageCodec,
+        timeline: WalTimeline,
         failed: Callable[[PenstockError], object],
     ) -> None:
         self._wire = wire
         self._codec = codec
         self._feeds = timeline.feeds
         self._failed = failed
-        self._feed: Feed | None = None
+        self._feed: ReceiverFeed | None = None
         self._last: AppendResponse | None = None
 
     async def on_start(self) -> None:
         """Subscribe to the feedback of consumers."""
-        self._feed = self._feeds.open(lambda: self.ctx.self.reply(Spread()))
+        self._feed = self._feeds.open(lambda: self.ctx.self.reply(FeedFilled()))
 
     async def receive(self, message: WriterMessage) -> None:
         """Handle one message."""
         try:
             match message:
-                case Respond(answer):
+                case WriteAnswer(answer):
                     if isinstance(answer, AppendResponse):
                         self._last = answer
                     await self._send(answer)
-                case Spread():
+                case FeedFilled():
                     assert self._feed is not None, "it has started"
                     for feedback in self._feed.take():
                         # Before the first append's reply feedback is dropped: the next one says
                         # more.
                         if self._last is not None:
                             await self._send(replace(self._last, pageserver=feedback))
-                case Finish():
+                case FinishWriting():
                     self.ctx.stop()
                 case _:
                     assert_never(message)
@@ -157,7 +157,7 @@ class Writer(Actor[WriterMessage]):
 # -- the whole -------------------------------------------------------------------------------------
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class ConnectionOutcome(msgspec.Struct, frozen=True, gc=False):
     """The end of a connection: by its peer (`end`), or by `error`, which is ours if
     `from_acceptor`."""
 
@@ -200,16 +200,16 @@ _ReceiverMessage: TypeAlias = (
 )
 
 
-class Receiver(Actor[_ReceiverMessage]):
+class WalReceiver(Actor[_ReceiverMessage]):
     """One connection of a proposer, from its greeting on; sets `outcome` when it is over."""
 
     def __init__(
         self,
-        wire: Wire,
-        codec: Codec,
-        timeline: Timeline,
+        wire: ReceiverConnection,
+        codec: MessageCodec,
+        timeline: WalTimeline,
         greeting: ProposerMessage,
-        outcome: Reply[Outcome],
+        outcome: ReplySlot[ConnectionOutcome],
         settings: Settings,
     ) -> None:
         self._wire = wire
@@ -218,9 +218,9 @@ class Receiver(Actor[_ReceiverMessage]):
         self._greeting = greeting
         self._outcome = outcome
         self._settings = settings
-        self._queued = Queued()
-        self._guard: Guard | None = None
-        self._reading: Effect | None = None
+        self._queued = QueueMeter()
+        self._guard: SlotGuard | None = None
+        self._reading: RunningEffect | None = None
         self._read: _ReadEnded | None = None
         self._ended: _AcceptorEnded | None = None
         self._writer_error: PenstockError | None = None
@@ -231,8 +231,8 @@ class Receiver(Actor[_ReceiverMessage]):
         own, settings = self.ctx.self, self._settings
         self._guard = self._timeline.registry.register(self._wire.peer)
         measure(WAL_RECEIVERS, 1)
-        self._writer: Address[WriterMessage] = self.ctx.spawn(
-            lambda: Writer(
+        self._writer: ActorAddress[WriterMessage] = self.ctx.spawn(
+            lambda: AnswerWriter(
                 self._wire, self._codec, self._timeline, lambda e: own.reply(_WriterFailed(e))
             ),
             "writer",
@@ -241,7 +241,7 @@ class Receiver(Actor[_ReceiverMessage]):
             policy=STOP,
         )
         guard, writer = self._guard, self._writer
-        self._acceptor: Address[AcceptorInput] = self.ctx.spawn(
+        self._acceptor: ActorAddress[AcceptorInput] = self.ctx.spawn(
             lambda: WalAcceptor(
                 self._timeline,
                 guard,
@@ -274,7 +274,8 @@ class Receiver(Actor[_ReceiverMessage]):
             return _ReadEnded(None, error)
 
     async def _put(self, message: ProposerMessage) -> None:
-        """Hand a message to the acceptor, waiting for room. Raises `Closed` or `Broken`."""
+        """Hand a message to the acceptor, waiting for room. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         given = FromProposer(message)
         try:
             self._acceptor.send_nowait(given)
@@ -311,7 +312,7 @@ class Receiver(Actor[_ReceiverMessage]):
                 self.ctx.after(self._settings.wal_sample_ms, _Sample())
             case _ReadEnded():
                 self._read = message
-                self._tell(self._acceptor, Disconnected())
+                self._tell(self._acceptor, ReceiverDisconnected())
             case _AcceptorEnded():
                 self._ended = message
             case _WriterFailed(error):
@@ -322,14 +323,14 @@ class Receiver(Actor[_ReceiverMessage]):
                 # rest.
                 if not self._gone["acceptor"]:
                     self._stop_reading()
-                    self._tell(self._acceptor, Disconnected())
+                    self._tell(self._acceptor, ReceiverDisconnected())
             case _AcceptorGone():
                 self._gone["acceptor"] = True
                 # The acceptor crashed before it could report.
                 if self._ended is None:
                     self._ended = _AcceptorEnded(await self._crashed())
                 self._stop_reading()
-                self._tell(self._writer, Finish())
+                self._tell(self._writer, FinishWriting())
             case _:
                 assert_never(message)
         if all(self._gone.values()):
@@ -339,11 +340,13 @@ class Receiver(Actor[_ReceiverMessage]):
         if self._reading is not None:
             self._reading.cancel()
 
-    def _tell(self, address: Address[AcceptorInput] | Address[WriterMessage], last: object) -> None:
+    def _tell(
+        self, address: ActorAddress[AcceptorInput] | ActorAddress[WriterMessage], last: object
+    ) -> None:
         """Send the last message to one of the chain's actors, which may have ended."""
 
         async def tell() -> None:
-            with suppress(Closed, Broken):
+            with suppress(ResourceClosed, ConnectionBroken):
                 await address.send(last)  # type: ignore[arg-type]
 
         self.ctx.effect(tell, done=lambda _: None)
@@ -352,8 +355,8 @@ class Receiver(Actor[_ReceiverMessage]):
         """Return why the acceptor ended without a report."""
         try:
             # Sending to an actor that has ended raises the reason of its end.
-            await self._acceptor.send(Disconnected())
-        except (Closed, Broken) as error:
+            await self._acceptor.send(ReceiverDisconnected())
+        except (ResourceClosed, ConnectionBroken) as error:
             return ActorDead(f"{error}; what it had not answered may have happened: connect again")
         raise AssertionError("it has gone")
 
@@ -372,7 +375,7 @@ class Receiver(Actor[_ReceiverMessage]):
             self._timeline.positions(),
             error if error is not None else end.value if end is not None else "it was stopped",
         )
-        self._outcome.set(Outcome(end, error, ours and error is not None))
+        self._outcome.set(ConnectionOutcome(end, error, ours and error is not None))
         self.ctx.stop()
 
     async def on_stop(self) -> None:
@@ -382,7 +385,7 @@ class Receiver(Actor[_ReceiverMessage]):
             self._guard.release()
             measure(WAL_RECEIVERS, -1)
         if not self._outcome.answered:
-            self._outcome.set(Outcome(error=Closed("the acceptor was stopped")))
+            self._outcome.set(ConnectionOutcome(error=ResourceClosed("the acceptor was stopped")))
 
     def describe(self) -> str:
         """Return the peer and the timeline's positions."""

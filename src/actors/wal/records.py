@@ -27,7 +27,7 @@ from typing import Any, Final
 import google_crc32c
 import msgspec
 
-from actors.errors import Corrupt
+from actors.errors import CorruptData
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 from actors.wal.runs import RUN_BYTES_MIN, run_of
 
@@ -53,7 +53,7 @@ Found = Callable[[int, int, bytes], None]
 """Called with each whole record: its begin, the begin of the next, its header of 24 bytes."""
 
 
-class Bad(msgspec.Struct, frozen=True):
+class BadRecord(msgspec.Struct, frozen=True):
     """The reason why a log cannot be read further."""
 
     lsn: int
@@ -71,7 +71,7 @@ class Bad(msgspec.Struct, frozen=True):
 
 
 class _Wrong(Exception):
-    """Raised inside the scanner; `feed` turns it into a `Bad`."""
+    """Raised inside the scanner; `feed` turns it into a `BadRecord`."""
 
     def __init__(self, lsn: int, why: str) -> None:
         super().__init__(why)
@@ -81,12 +81,12 @@ class _Wrong(Exception):
 
 def magics_of(pg_version: int) -> frozenset[int]:
     """Return the magics that pages of a log of this version (170005) may have; 0: any known one.
-    Raises `Corrupt` for an unknown version."""
+    Raises `CorruptData` for an unknown version."""
     if not pg_version:
         return frozenset(MAGICS.values())
     known = MAGICS.get(pg_version // 10_000)
     if known is None:
-        raise Corrupt(
+        raise CorruptData(
             f"WAL of PostgreSQL {pg_version} cannot be read here: only of {sorted(MAGICS)}",
             determinate=True,
         )
@@ -97,7 +97,7 @@ class RecordScanner:
     """Finds the ends of records from `lsn` on, where a record must begin.
 
     Long pieces go through `runs` first, many records at a time, with the same results. Raises
-    `Corrupt` for a `pg_version` whose log cannot be read.
+    `CorruptData` for a `pg_version` whose log cannot be read.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RecordScanner:
         segment_bytes: int = SEGMENT_BYTES,
         found: Found | None = None,
     ) -> None:
-        self.bad: Bad | None = None
+        self.bad: BadRecord | None = None
         """Fault that made the last failed `feed` raise."""
         self._magics = magics_of(pg_version)
         self._segment_bytes = segment_bytes
@@ -140,16 +140,16 @@ class RecordScanner:
         return self._record_lsn
 
     def feed(self, piece: bytes) -> None:
-        """Scan the next bytes. Raises `Corrupt` when they are no records; then none counts, though
-        `found` may have been called for some."""
+        """Scan the next bytes. Raises `CorruptData` when they are no records; then none counts,
+        though `found` may have been called for some."""
         saved = self.saved()
         try:
             self._scan(piece)
         except _Wrong as error:
-            self.bad = Bad(error.lsn, self._record_lsn, error.why)
+            self.bad = BadRecord(error.lsn, self._record_lsn, error.why)
             # A piece is taken in whole or not at all: callers write only pieces that were scanned.
             self.restore(saved)
-            raise Corrupt(f"no WAL: {self.bad}", determinate=True) from None
+            raise CorruptData(f"no WAL: {self.bad}", determinate=True) from None
 
     def saved(self) -> tuple[Any, ...]:
         """Return all state between two pieces, for `restore`."""

@@ -11,26 +11,26 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import Corrupt
+from actors.errors import CorruptData
 from actors.wal.lsn import lsn_text
-from actors.wal.records import Bad, RecordScanner
+from actors.wal.records import BadRecord, RecordScanner
 from actors.wal.segments import SegmentFiles
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes read at a time."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class RecoveredLog(msgspec.Struct, frozen=True):
     """The end of a log, and the reason why it is there."""
 
     end_lsn: int
-    bad: Bad | None
+    bad: BadRecord | None
     """None: the log ends with its last file."""
 
 
-def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recovered:
-    """Return the end of the log, durable when this returns. Raises `Corrupt` when committed bytes
-    are missing, `OSError`."""
+def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> RecoveredLog:
+    """Return the end of the log, durable when this returns. Raises `CorruptData` when committed
+    bytes are missing, `OSError`."""
     scanner = RecordScanner(commit_lsn, pg_version=pg_version, segment_bytes=segments.segment_bytes)
     size = segments.segment_bytes
     number = commit_lsn // size
@@ -41,7 +41,7 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
             file, _ = segments.open(number)
         except FileNotFoundError:
             if number == commit_lsn // size and commit_lsn % size:
-                raise Corrupt(
+                raise CorruptData(
                     f"the segment of {lsn_text(commit_lsn)}, up to where the log was committed, is"
                     f" not in {segments.folder}: restore it, or remove the timeline and let its"
                     " peers fill it again",
@@ -53,7 +53,7 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
                 piece = file.read_at(begin % size, min(PIECE_BYTES, (number + 1) * size - begin))
                 # A crash inside `SegmentFiles.cut_off` leaves a file shorter than a segment.
                 if not piece:
-                    bad = Bad(begin, scanner.record_lsn, "the file ends")
+                    bad = BadRecord(begin, scanner.record_lsn, "the file ends")
                 else:
                     bad = _fed(scanner, piece)
                     begin += len(piece)
@@ -66,13 +66,13 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
     # the last segment can have such bytes, since each other one was flushed before the next was
     # created.
     _rewrite(segments, max(commit_lsn, (end_lsn - 1) // size * size), end_lsn)
-    return Recovered(end_lsn, bad)
+    return RecoveredLog(end_lsn, bad)
 
 
-def _fed(scanner: RecordScanner, piece: bytes) -> Bad | None:
+def _fed(scanner: RecordScanner, piece: bytes) -> BadRecord | None:
     try:
         scanner.feed(piece)
-    except Corrupt:
+    except CorruptData:
         return scanner.bad
     return None
 

@@ -20,12 +20,12 @@ from typing import Final, Self
 import msgspec
 
 from actors.wal.messages import PageserverFeedback
-from actors.wal.watch import Watch
+from actors.wal.watch import ValueWatch
 
 FEEDBACK_MAX: Final = 8
 
 
-class Stage(enum.Enum):
+class ReceiverStage(enum.Enum):
     """State of a receiver's proposer."""
 
     VOTING = "voting"
@@ -38,13 +38,13 @@ class ReceiverState(msgspec.Struct, frozen=True):
     slot: int
     connection: str | None
     """None for a recovery from a peer."""
-    stage: Stage
+    stage: ReceiverStage
 
 
-class Guard:
+class SlotGuard:
     """A taken slot; a context manager that gives it back."""
 
-    def __init__(self, registry: Registry, slot: int) -> None:
+    def __init__(self, registry: ReceiverRegistry, slot: int) -> None:
         self._registry = registry
         self.slot = slot
 
@@ -70,28 +70,28 @@ class Guard:
         self.release()
 
 
-class Registry:
+class ReceiverRegistry:
     """The receivers of one timeline."""
 
     def __init__(self) -> None:
         self._slots: list[ReceiverState | None] = []
-        self.counts: Watch[int] = Watch(0)
+        self.counts: ValueWatch[int] = ValueWatch(0)
         """Number of receivers, to wait for."""
 
-    def register(self, connection: str | None) -> Guard:
+    def register(self, connection: str | None) -> SlotGuard:
         """Take the lowest free slot."""
         slot = next((i for i, state in enumerate(self._slots) if state is None), len(self._slots))
         if slot == len(self._slots):
             self._slots.append(None)
-        self._slots[slot] = ReceiverState(slot, connection, Stage.VOTING)
+        self._slots[slot] = ReceiverState(slot, connection, ReceiverStage.VOTING)
         self.counts.set(self.count)
-        return Guard(self, slot)
+        return SlotGuard(self, slot)
 
     def moved(self, slot: int) -> None:
         """Mark a slot's proposer as elected."""
         state = self._slots[slot]
         assert state is not None, "its guard is open"
-        self._slots[slot] = ReceiverState(slot, state.connection, Stage.STREAMING)
+        self._slots[slot] = ReceiverState(slot, state.connection, ReceiverStage.STREAMING)
 
     def release_slot(self, slot: int) -> None:
         """Release a guard's slot."""
@@ -114,12 +114,12 @@ class Registry:
         """Return the number of proposers that have announced their election; a recovery is none."""
         return sum(
             # A recovery from a peer has no connection.
-            state.stage is Stage.STREAMING and state.connection is not None
+            state.stage is ReceiverStage.STREAMING and state.connection is not None
             for state in self.receivers
         )
 
 
-class Feed:
+class ReceiverFeed:
     """Feedback that waits for one receiver's proposer. `wake` is called when the feed was empty."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -141,19 +141,19 @@ class Feed:
         return found
 
 
-class Feeds:
+class TimelineFeeds:
     """The feeds of a timeline."""
 
     def __init__(self) -> None:
-        self._feeds: list[Feed] = []
+        self._feeds: list[ReceiverFeed] = []
 
-    def open(self, wake: Callable[[], object]) -> Feed:
+    def open(self, wake: Callable[[], object]) -> ReceiverFeed:
         """Open a feed."""
-        feed = Feed(wake)
+        feed = ReceiverFeed(wake)
         self._feeds.append(feed)
         return feed
 
-    def close(self, feed: Feed) -> None:
+    def close(self, feed: ReceiverFeed) -> None:
         """Close a feed. Twice is harmless."""
         self._feeds = [each for each in self._feeds if each is not feed]
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.wal.files import File, Files
+from actors.wal.files import FileSystem, OpenFile
 from actors.wal.lsn import PAGE_BYTES, PARTIAL, SEGMENT_BYTES, parse_segment_name, segment_name
 from actors.wal.records import CONTINUED, LONG, LONG_HEADER_BYTES, SHORT_HEADER_BYTES
 
@@ -28,7 +28,7 @@ _HEADER: Final = Struct("<HHIQI4x")
 _LONG: Final = Struct("<QII")
 
 
-class Segment(msgspec.Struct, frozen=True):
+class LogSegment(msgspec.Struct, frozen=True):
     """One file of a log: [begin_lsn, end_lsn)."""
 
     number: int
@@ -65,16 +65,16 @@ def first_headers(
 class SegmentFiles:
     """The files of one folder, by the numbers of their segments."""
 
-    def __init__(self, folder: Path, files: Files, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, folder: Path, files: FileSystem, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.folder = folder
         self.segment_bytes = segment_bytes
         self._files = files
         self._making = threading.Lock()
-        self._spare: File | None = None
+        self._spare: OpenFile | None = None
         """A prepared segment, whole and on disk, under `NEW_NAME`."""
         self._closed = False
 
-    def all(self) -> list[Segment]:
+    def all(self) -> list[LogSegment]:
         """Return the segments, by number ascending."""
         found = {}
         for name in self._files.names(self.folder):
@@ -84,7 +84,7 @@ class SegmentFiles:
                     continue  # of another timeline of PostgreSQL's
                 begin = number * self.segment_bytes
                 end = begin + self.segment_bytes
-                found[name] = Segment(number, begin, end, whole, self.folder / name)
+                found[name] = LogSegment(number, begin, end, whole, self.folder / name)
         return sorted(found.values(), key=lambda each: (each.number, each.whole))
 
     def path(self, number: int, *, whole: bool) -> Path:
@@ -92,7 +92,7 @@ class SegmentFiles:
         name = segment_name(number, self.segment_bytes)
         return self.folder / (name if whole else name + PARTIAL)
 
-    def open(self, number: int) -> tuple[File, bool]:
+    def open(self, number: int) -> tuple[OpenFile, bool]:
         """Return (file, whole by its name). Raises `FileNotFoundError`."""
         # The file may be renamed meanwhile: partial, whole, and partial again when it is cut off.
         for whole in (False, True):
@@ -100,7 +100,7 @@ class SegmentFiles:
                 return self._files.open(self.path(number, whole=whole)), whole
         return self._files.open(self.path(number, whole=False)), False
 
-    def create(self, number: int) -> File:
+    def create(self, number: int) -> OpenFile:
         """Create an empty segment of its whole length; durable when this returns."""
         with self._making:
             file, self._spare = self._spare or self._made(), None
@@ -112,7 +112,7 @@ class SegmentFiles:
                 raise
         return file
 
-    def _made(self) -> File:
+    def _made(self) -> OpenFile:
         file = self._files.create(self.folder / NEW_NAME)
         try:
             # Zeros first, the name later: a segment with a name has its whole length, writes never
@@ -165,7 +165,7 @@ class SegmentFiles:
             self._files.rename(self.path(number, whole=True), self.path(number, whole=False))
             self._files.sync_folder(self.folder)
 
-    def remove(self, segment: Segment) -> None:
+    def remove(self, segment: LogSegment) -> None:
         """Remove a segment; durable after `sync_names`."""
         self._files.remove(segment.path)
 

@@ -12,21 +12,26 @@ from typing import Final
 
 import anyio
 
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback
-from actors.wal.receiver import CopyEnd, Wire
+from actors.wal.receiver import CopyEnd, ReceiverConnection
 from actors.wal.replication import keepalive, parse_reader, piece_bytes, xlog_data
 from actors.wal.startup import StartReplication
-from actors.wal.timeline import Ends, Timeline
+from actors.wal.timeline import LogEnds, WalTimeline
 
 KEEPALIVE_MS: Final = 1_000
 
 
-class Sender:
+class WalSender:
     """Serves one reader; `run` is its whole life."""
 
     def __init__(
-        self, wire: Wire, timeline: Timeline, asked: StartReplication, number: int, clock: Clock
+        self,
+        wire: ReceiverConnection,
+        timeline: WalTimeline,
+        asked: StartReplication,
+        number: int,
+        clock: ActorClock,
     ) -> None:
         self._wire = wire
         self._timeline = timeline
@@ -39,7 +44,7 @@ class Sender:
 
     async def run(self) -> CopyEnd | None:
         """Serve the reader, and return how it ended that; None: it has all, and no proposer is
-        connected. Raises `WalRefused`, `InvalidUsage`, `StorageError`, `Broken`,
+        connected. Raises `WalRefused`, `InvalidUsage`, `StorageError`, `ConnectionBroken`,
         `MalformedFrame`."""
         ended: list[CopyEnd | None] = []
         try:
@@ -57,7 +62,7 @@ class Sender:
             self._timeline.hot_standby(self._number, None)
         return ended[0]
 
-    def _target(self, ends: Ends) -> int:
+    def _target(self, ends: LogEnds) -> int:
         return ends.commit_lsn if self._asked.term is None else ends.flush_lsn
 
     async def _send(self) -> None:
@@ -85,7 +90,7 @@ class Sender:
             said = keepalive(target, self._clock.now_ms(), wants_reply=True)
             await self._wire.send_copy(said)
 
-    def _moved(self, ends: Ends) -> bool:
+    def _moved(self, ends: LogEnds) -> bool:
         other = self._asked.term is not None and ends.term != self._asked.term
         return other or self._target(ends) > self._at
 

@@ -2,12 +2,12 @@
 
 A connection begins with packets without a type: requests for encryption, then one startup packet.
 From then on each message is a type byte, a length of 4 bytes that counts itself, and a body.
-`packet_bytes` and `body_bytes` check a length before any byte of the body is kept, `Handshake` lets
-a peer in, and `parse_command` reads its commands. `send` and the codecs handle what is inside
-CopyData.
+`packet_bytes` and `body_bytes` check a length before any byte of the body is kept,
+`StartupHandshake` lets a peer in, and `parse_command` reads its commands. `send` and the codecs
+handle what is inside CopyData.
 
-Bytes that are no message raise `MalformedFrame`, a peer that is not let in `Unauthenticated`, an
-unknown command `WalRefused`.
+Bytes that are no message raise `MalformedFrame`, a peer that is not let in `AuthenticationFailed`,
+an unknown command `WalRefused`.
 
 Source: PostgreSQL's documentation, "Message Formats" and "Streaming Replication Protocol"; the
 parameters that a proposer sends are Neon's.
@@ -22,7 +22,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.errors import FrameTooLarge, MalformedFrame, PeerRejected, Unauthenticated, WalRefused
+from actors.errors import (
+    AuthenticationFailed,
+    FrameTooLarge,
+    MalformedFrame,
+    PeerRejected,
+    WalRefused,
+)
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
 
@@ -99,13 +105,13 @@ class CancelRequest(msgspec.Struct, frozen=True):
     """A request to cancel a query of another connection; no query here can be cancelled."""
 
 
-class Startup(msgspec.Struct, frozen=True):
+class StartupPacket(msgspec.Struct, frozen=True):
     """The parameters of a startup packet, as sent."""
 
     parameters: Mapping[str, str]
 
 
-def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | Startup:
+def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPacket:
     """Parse a packet without its length. Raises `MalformedFrame`."""
     if len(body) < 4:
         raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
@@ -125,7 +131,7 @@ def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | Startup:
         texts.pop()  # the terminator after the last value
     if len(texts) % 2:
         raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
-    return Startup(dict(zip(texts[::2], texts[1::2], strict=True)))
+    return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)))
 
 
 def _texts(parts: list[bytes]) -> list[str]:
@@ -142,7 +148,7 @@ def parse_text(body: bytes) -> str:
     return _texts([body[:-1]])[0]
 
 
-class Target(msgspec.Struct, frozen=True):
+class ConnectionTarget(msgspec.Struct, frozen=True):
     """The tenant and timeline of a connection; empty where the peer did not name them."""
 
     tenant: str = ""
@@ -185,7 +191,7 @@ def split_options(options: str) -> list[str]:
     return words
 
 
-def parse_target(options: str) -> Target:
+def parse_target(options: str) -> ConnectionTarget:
     """Parse tenant and timeline out of `options`; unknown keys are ignored. Raises `WalRefused` for
     a malformed id."""
     found: dict[str, str] = {}
@@ -193,7 +199,7 @@ def parse_target(options: str) -> Target:
         key, sign, value = word.partition("=")
         if sign and key in _KEYS:
             found[_KEYS[key]] = checked_id(_KEYS[key], value.lower())
-    return Target(**found)
+    return ConnectionTarget(**found)
 
 
 def checked_id(name: str, value: str) -> str:
@@ -203,7 +209,7 @@ def checked_id(name: str, value: str) -> str:
     return value
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StartupAnswer(msgspec.Struct, frozen=True):
     """The reply to a packet or password: send `data`, then begin TLS, end, or go on."""
 
     data: bytes = b""
@@ -211,19 +217,19 @@ class Answer(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-class Grant(msgspec.Struct, frozen=True):
+class TenantGrant(msgspec.Struct, frozen=True):
     """The tenants that a password allows: one, or, if empty, all."""
 
     tenant: str = ""
 
 
-class Handshake:
+class StartupHandshake:
     """Authenticates a peer, from its first packet until it is let in (`target` is set then).
 
     `has_tls`: TLS is offered and required. `knows` returns whether a password is one of our tokens,
-    `check` what a signed token allows (it raises `Unauthenticated`); without both no password is
-    asked for. Pass each packet to `packet`, then the password to `password` if `asks_password`. A
-    tenant's token makes that tenant the target's.
+    `check` what a signed token allows (it raises `AuthenticationFailed`); without both no password
+    is asked for. Pass each packet to `packet`, then the password to `password` if `asks_password`.
+    A tenant's token makes that tenant the target's.
     """
 
     def __init__(
@@ -231,27 +237,27 @@ class Handshake:
         *,
         has_tls: bool,
         knows: Callable[[bytes], bool] | None,
-        check: Callable[[bytes], Grant] | None = None,
+        check: Callable[[bytes], TenantGrant] | None = None,
     ) -> None:
         self._has_tls = has_tls
         self._knows = knows
         self._check = check
         self._encrypted = False
         self._asked: set[bool] = set()
-        self._waiting: Target | None = None
-        self.target: Target | None = None
+        self._waiting: ConnectionTarget | None = None
+        self.target: ConnectionTarget | None = None
 
     @property
     def asks_password(self) -> bool:
         """Return whether a password must come next."""
         return self._waiting is not None
 
-    def packet(self, body: bytes) -> Answer:
-        """Handle a packet without its length. Raises `MalformedFrame`, `Unauthenticated`,
+    def packet(self, body: bytes) -> StartupAnswer:
+        """Handle a packet without its length. Raises `MalformedFrame`, `AuthenticationFailed`,
         `WalRefused`; then the caller sends an `error_response`, and the connection ends."""
         match parse_packet(body):
             case CancelRequest():
-                return Answer(ends=True)
+                return StartupAnswer(ends=True)
             case EncryptionRequest(gss):
                 # Each request at most once, so that a handshake has an end.
                 if gss in self._asked or self._encrypted:
@@ -259,40 +265,42 @@ class Handshake:
                 self._asked.add(gss)
                 # GSS encryption is never offered.
                 if gss or not self._has_tls:
-                    return Answer(b"N")
+                    return StartupAnswer(b"N")
                 self._encrypted = True
-                return Answer(b"S", begin_tls=True)
-            case Startup(parameters):
+                return StartupAnswer(b"S", begin_tls=True)
+            case StartupPacket(parameters):
                 return self._started(parameters)
 
-    def _started(self, parameters: Mapping[str, str]) -> Answer:
+    def _started(self, parameters: Mapping[str, str]) -> StartupAnswer:
         if self._has_tls and not self._encrypted:
-            raise Unauthenticated("this port needs TLS: connect with sslmode=require or better")
+            raise AuthenticationFailed(
+                "this port needs TLS: connect with sslmode=require or better"
+            )
         target = parse_target(parameters.get("options", ""))
         if self._knows is None and self._check is None:
             self.target = target
-            return Answer(_LET_IN)
+            return StartupAnswer(_LET_IN)
         self._waiting = target
-        return Answer(message(b"R", _U32.pack(3)))
+        return StartupAnswer(message(b"R", _U32.pack(3)))
 
-    def password(self, body: bytes) -> Answer:
-        """Handle a password message's body. Raises `Unauthenticated`, `MalformedFrame`."""
+    def password(self, body: bytes) -> StartupAnswer:
+        """Handle a password message's body. Raises `AuthenticationFailed`, `MalformedFrame`."""
         if self._waiting is None:
             raise MalformedFrame("a password that nobody asked for")
         tenant = self._granted(parse_text(body).encode()).tenant
         target, self._waiting = self._waiting, None
         # A tenant's token opens that tenant alone, also where the connection names none.
         if tenant and target.tenant not in ("", tenant):
-            raise Unauthenticated(f"the token is of tenant {tenant}, not of {target.tenant}")
-        self.target = Target(tenant, target.timeline) if tenant else target
-        return Answer(_LET_IN)
+            raise AuthenticationFailed(f"the token is of tenant {tenant}, not of {target.tenant}")
+        self.target = ConnectionTarget(tenant, target.timeline) if tenant else target
+        return StartupAnswer(_LET_IN)
 
-    def _granted(self, password: bytes) -> Grant:
+    def _granted(self, password: bytes) -> TenantGrant:
         if self._knows is not None and self._knows(password):
-            return Grant()
+            return TenantGrant()
         if self._check is not None:
             return self._check(password)
-        raise Unauthenticated("the password is none of this acceptor's tokens")
+        raise AuthenticationFailed("the password is none of this acceptor's tokens")
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -329,7 +337,7 @@ class StartReplication(msgspec.Struct, frozen=True):
     term: int | None = None
 
 
-class Show(msgspec.Struct, frozen=True):
+class ShowParameter(msgspec.Struct, frozen=True):
     """Asks for a parameter, as PostgreSQL's own receivers do."""
 
     name: str
@@ -342,7 +350,7 @@ Command: TypeAlias = (
     | AskReceivers
     | StartWalPush
     | StartReplication
-    | Show
+    | ShowParameter
 )
 
 _OPTION: Final = re.compile(r"\s*([a-z_]+)\s+'([^']*)'\s*")
@@ -379,7 +387,7 @@ def parse_command(query: str) -> Command:
         if term is None or term < 1 << 64:
             return StartReplication(parse_lsn_of(found.group(1)), term)
     if (found := _SHOW.fullmatch(text)) is not None:
-        return Show(found.group(1).lower())
+        return ShowParameter(found.group(1).lower())
     raise WalRefused(f"{text[:100]!r} is no command of this port; it knows {_COMMANDS}")
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from actors.errors import InvalidUsage, StorageError, WalRemoved, storage_error
-from actors.wal.files import Disk, File, Files
+from actors.wal.files import FileSystem, OpenFile, OperatingSystemFiles
 from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
 from actors.wal.records import MAGICS, RecordScanner
 from actors.wal.recovery import recover
-from actors.wal.segments import Segment, SegmentFiles, first_headers
+from actors.wal.segments import LogSegment, SegmentFiles, first_headers
 from actors.wal.stores import ControlState
 
 
@@ -35,7 +35,7 @@ class FileWal:
         self._scanner = self._scanner_at(end_lsn)
         self._write_lsn = self._write_record_lsn = end_lsn
         self._flush_lsn = self._flush_record_lsn = end_lsn
-        self._file: File | None = None
+        self._file: OpenFile | None = None
         """Open file of the segment at `write_lsn`; None before the first write to it."""
         self._broken = ""
         self.pending_truncation = True
@@ -47,7 +47,7 @@ class FileWal:
         cls,
         folder: Path,
         state: ControlState,
-        files: Files | None = None,
+        files: FileSystem | None = None,
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> FileWal:
@@ -55,14 +55,14 @@ class FileWal:
         returns.
 
         Only segments of 16 MiB can be read (`segment_bytes` is for tests). Raises `InvalidUsage`
-        for others, `Corrupt` where committed bytes are missing, `StorageError`.
+        for others, `CorruptData` where committed bytes are missing, `StorageError`.
         """
         if state.segment_bytes not in (0, segment_bytes):
             raise InvalidUsage(
                 f"a log of segments of {state.segment_bytes} bytes: only {segment_bytes} can be"
                 " read here"
             )
-        segments = SegmentFiles(folder, files or Disk(), segment_bytes)
+        segments = SegmentFiles(folder, files or OperatingSystemFiles(), segment_bytes)
         end_lsn = INVALID
         if state.commit_lsn:
             try:
@@ -262,7 +262,7 @@ class FileWal:
             at += wanted
         return b"".join(pieces)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[LogSegment]:
         """Return the log's segments, the oldest first. Raises `StorageError`."""
         try:
             found = self._segments.all()
@@ -270,7 +270,7 @@ class FileWal:
             raise storage_error(f"list {self._segments.folder}", error) from error
         return [each for each in found if each.begin_lsn < self._write_lsn]
 
-    def remove_before(self, lsn: int) -> list[Segment]:
+    def remove_before(self, lsn: int) -> list[LogSegment]:
         """Remove the whole segments that end at `lsn` or before, and return them. Raises
         `StorageError`."""
         self._check_usable()

@@ -1,8 +1,8 @@
 """The disk of an acceptor, as protocols: a control file and a log.
 
 `control` and `storage` implement them with files, simulations with disks that lose what was not
-flushed. Calls block, so callers run them off the loop. They raise `StorageError` (`Corrupt` where
-bytes are wrong), which says whether the call may have happened.
+flushed. Calls block, so callers run them off the loop. They raise `StorageError` (`CorruptData`
+where bytes are wrong), which says whether the call may have happened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from actors.wal.messages import Entry, Membership
+from actors.wal.messages import MembershipConfig, TermEntry
 
 
 class ControlState(msgspec.Struct, frozen=True):
@@ -24,9 +24,9 @@ class ControlState(msgspec.Struct, frozen=True):
 
     tenant: str
     timeline: str
-    membership: Membership = Membership()
+    membership: MembershipConfig = MembershipConfig()
     term: int = 0
-    history: tuple[Entry, ...] = ()
+    history: tuple[TermEntry, ...] = ()
     pg_version: int = 0
     system_id: int = 0
     segment_bytes: int = 0
@@ -61,8 +61,8 @@ class WalStore(Protocol):
     ``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``; all are 0 while the log
     is empty. A record position is at most the byte position beside it, but for padding, and after a
     switch of segments, when it is the next segment's begin at once. After opening, writes are
-    refused until `truncate`; after a `StorageError` that is not `Corrupt` all is refused until the
-    log is opened again."""
+    refused until `truncate`; after a `StorageError` that is not `CorruptData` all is refused until
+    the log is opened again."""
 
     @property
     def write_lsn(self) -> int:
@@ -92,8 +92,8 @@ class WalStore(Protocol):
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
         """Append bytes; `begin_lsn` must be `write_lsn`, or the log be empty. A segment that
-        becomes full is on disk when this returns. Raises `Corrupt` for bytes that are no records,
-        `InvalidUsage` for a gap, a rewrite, or a log not yet truncated, `StorageError`."""
+        becomes full is on disk when this returns. Raises `CorruptData` for bytes that are no
+        records, `InvalidUsage` for a gap, a rewrite, or a log not yet truncated, `StorageError`."""
         ...
 
     def flush(self) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from typing import Any, Final
 
-from actors.errors import Broken, MalformedFrame, PenstockError
+from actors.errors import ConnectionBroken, MalformedFrame, PenstockError
 from actors.settings import Settings
 from actors.wal.receiver import CopyEnd
 from actors.wal.startup import COPY_BYTES_MAX, body_bytes, copy_data, packet_bytes
@@ -85,11 +85,12 @@ class PgStream(asyncio.Protocol):
     # -- receiving --
 
     async def _filled(self, count: int) -> bool:
-        """Wait for `count` bytes; return False at an end before the first. Raises `Broken`."""
+        """Wait for `count` bytes; return False at an end before the first. Raises
+        `ConnectionBroken`."""
         while len(self._buffer) < count:
             if self._eof:
                 if self._buffer:
-                    raise Broken(f"{self.peer} went away inside a message")
+                    raise ConnectionBroken(f"{self.peer} went away inside a message")
                 return False
             # Paused when the buffer was full; now the next message is not whole yet.
             if self._held:
@@ -97,7 +98,7 @@ class PgStream(asyncio.Protocol):
                 self._transport.resume_reading()
             await self._bytes()
             if self._is_idle:
-                raise Broken(
+                raise ConnectionBroken(
                     f"{self.peer} sent nothing for {self._idle_s:.0f} s (wal_idle_timeout_ms)"
                 )
         return True
@@ -131,7 +132,7 @@ class PgStream(asyncio.Protocol):
             self._wake()
 
     async def packet(self) -> bytes | None:
-        """Read a startup packet without its length; None at the end. Raises `Broken`,
+        """Read a startup packet without its length; None at the end. Raises `ConnectionBroken`,
         `MalformedFrame`, `FrameTooLarge`."""
         if not await self._filled(4):
             return None
@@ -155,7 +156,7 @@ class PgStream(asyncio.Protocol):
         return kind, body
 
     async def next_copy(self) -> bytes | CopyEnd:
-        """See `actors.wal.receiver.Wire`."""
+        """See `actors.wal.receiver.ReceiverConnection`."""
         found = await self.message()
         match found:
             case None:
@@ -174,9 +175,9 @@ class PgStream(asyncio.Protocol):
     # -- sending --
 
     async def send(self, data: bytes) -> None:
-        """Send the data, waiting while the peer is slow. Raises `Broken`."""
+        """Send the data, waiting while the peer is slow. Raises `ConnectionBroken`."""
         if self._gone.is_set() or self._transport.is_closing():
-            raise Broken(f"{self.peer} is gone")
+            raise ConnectionBroken(f"{self.peer} is gone")
         self._transport.write(data)
         # Backpressure: the transport's buffer is full.
         if not self._room.is_set():
@@ -184,18 +185,18 @@ class PgStream(asyncio.Protocol):
                 async with asyncio.timeout(self._write_s):
                     await self._room.wait()
             except TimeoutError:
-                raise Broken(
+                raise ConnectionBroken(
                     f"{self.peer} took nothing for {self._write_s:.0f} s (write_timeout_ms)"
                 ) from None
             if self._gone.is_set():
-                raise Broken(f"{self.peer} is gone")
+                raise ConnectionBroken(f"{self.peer} is gone")
 
     async def send_copy(self, data: bytes) -> None:
-        """See `actors.wal.receiver.Wire`."""
+        """See `actors.wal.receiver.ReceiverConnection`."""
         await self.send(copy_data(data))
 
     async def begin_tls(self, context: ssl.SSLContext) -> None:
-        """Encrypt all that follows. Raises `Broken`, `MalformedFrame`."""
+        """Encrypt all that follows. Raises `ConnectionBroken`, `MalformedFrame`."""
         # A man in the middle could have injected these bytes before the encrypted ones.
         if self._buffer:
             raise MalformedFrame(f"{self.peer} sent bytes in the clear before TLS began")
@@ -209,7 +210,7 @@ class PgStream(asyncio.Protocol):
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
         except OSError as error:  # ssl.SSLError is one, too
-            raise Broken(f"{self.peer}: TLS: {error}") from None
+            raise ConnectionBroken(f"{self.peer}: TLS: {error}") from None
 
     # -- ending --
 

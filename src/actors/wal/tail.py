@@ -11,7 +11,7 @@ import bisect
 from actors.wal.messages import WAL_BYTES_MAX
 
 
-class Tail:
+class LogTail:
     """Holds [begin_lsn, end_lsn) of a log."""
 
     def __init__(self, begin_lsn: int, piece_bytes_max: int = WAL_BYTES_MAX) -> None:

@@ -6,7 +6,7 @@ that is held until the disk has answered. After every call `ends` has the log's 
 Readers of the log report their oldest transactions, which go into replies to proposers. A
 consumer's feedback goes to every proposer (`feeds`). After an error of the disk the acceptor does
 nothing any more: every connection gets an error, and `timelines` opens the folder as another
-`Timeline`.
+`WalTimeline`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, WalRefused, WalRemoved
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.spans import measure, measuring
 from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
-from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal, Message
-from actors.wal.archive import Archive
+from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
+from actors.wal.archive import WalArchive
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import (
     AcceptorMessage,
@@ -36,10 +36,10 @@ from actors.wal.messages import (
     ProposerElected,
     VoteRequest,
 )
-from actors.wal.registry import Feeds, Registry
+from actors.wal.registry import ReceiverRegistry, TimelineFeeds
 from actors.wal.replication import aggregate
 from actors.wal.stores import ControlState, ControlStore, WalStore
-from actors.wal.watch import Watch
+from actors.wal.watch import ValueWatch
 
 log = logging.getLogger("penstock.wal")
 
@@ -48,7 +48,7 @@ R = TypeVar("R")
 NO_FEEDBACK: Final = HotStandbyFeedback()
 
 
-class Log(WalStore, Protocol):
+class TimelineLog(WalStore, Protocol):
     """The interface of a log that a timeline needs, besides the acceptor's."""
 
     def read(self, begin_lsn: int, size: int) -> bytes:
@@ -75,7 +75,7 @@ class Log(WalStore, Protocol):
         ...
 
 
-class Ends(msgspec.Struct, frozen=True):
+class LogEnds(msgspec.Struct, frozen=True):
     """The positions of a log, at one moment."""
 
     term: int
@@ -83,26 +83,26 @@ class Ends(msgspec.Struct, frozen=True):
     commit_lsn: int
 
 
-class Processed(msgspec.Struct, frozen=True):
+class ProcessedMessages(msgspec.Struct, frozen=True):
     """The result of several messages: replies to those before the first that failed."""
 
     replies: tuple[AcceptorMessage, ...]
     error: PenstockError | None = None
 
 
-class Timeline:
-    """Serialises all access to one timeline. Raises `Corrupt` as `Acceptor` does."""
+class WalTimeline:
+    """Serialises all access to one timeline. Raises `CorruptData` as `AcceptorCore` does."""
 
     def __init__(
         self,
         node_id: int,
         control: ControlStore,
-        wal: Log,
-        clock: Clock,
-        archive: Archive | None = None,
+        wal: TimelineLog,
+        clock: ActorClock,
+        archive: WalArchive | None = None,
         half_full: Callable[[], object] = lambda: None,
     ) -> None:
-        self.acceptor = Acceptor(node_id, control, wal)
+        self.acceptor = AcceptorCore(node_id, control, wal)
         self._half_full = half_full
         self._archive = archive
         self._control = control
@@ -110,11 +110,11 @@ class Timeline:
         self._clock = clock
         self._lock = anyio.Lock(fast_acquire=True)
         self._serial = threading.Lock()
-        self.registry = Registry()
-        self.feeds = Feeds()
+        self.registry = ReceiverRegistry()
+        self.feeds = TimelineFeeds()
         self._readers: dict[int, HotStandbyFeedback] = {}
         self._hot_standby = NO_FEEDBACK
-        self.ends: Watch[Ends] = Watch(self._ends())
+        self.ends: ValueWatch[LogEnds] = ValueWatch(self._ends())
 
     @property
     def tenant(self) -> str:
@@ -126,9 +126,9 @@ class Timeline:
         """Return the timeline's id: 32 hexadecimal digits."""
         return self._control.state.timeline
 
-    def _ends(self) -> Ends:
+    def _ends(self) -> LogEnds:
         acceptor = self.acceptor
-        return Ends(acceptor.term, acceptor.flush_lsn, acceptor.commit_lsn)
+        return LogEnds(acceptor.term, acceptor.flush_lsn, acceptor.commit_lsn)
 
     def positions(self) -> str:
         """Return term and ends, for people."""
@@ -198,14 +198,14 @@ class Timeline:
             if self._wal.wants_segment:
                 self._half_full()
 
-    async def process(self, messages: Sequence[Message]) -> Processed:
+    async def process(self, messages: Sequence[Message]) -> ProcessedMessages:
         """Pass messages to the acceptor in one call; stop at the first that it refuses.
 
         An exception that is no `PenstockError` is a fault of this program, and is raised.
         """
         measures: list[tuple[str, float, str]] = []
 
-        def work() -> Processed:
+        def work() -> ProcessedMessages:
             replies: list[AcceptorMessage] = []
             for message in messages:
                 began_ms = self._clock.monotonic_ms()
@@ -213,12 +213,12 @@ class Timeline:
                     reply = self.acceptor.process(message)
                 except PenstockError as error:
                     measures.append((WAL_MESSAGES, 1, "failed"))
-                    return Processed(tuple(replies), error)
+                    return ProcessedMessages(tuple(replies), error)
                 self._note(message, began_ms, measures)
                 self._tell_election(message)
                 if reply is not None:
                     replies.append(self._filled(reply))
-            return Processed(tuple(replies))
+            return ProcessedMessages(tuple(replies))
 
         try:
             # One call for several messages: a hop to a thread costs as much as a small write.

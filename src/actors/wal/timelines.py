@@ -6,8 +6,8 @@ one durable step, by the first proposer that may. `keep_up` saves control files 
 appends, removes segments below the horizon, prepares the next segments, and opens timelines again
 whose disk has failed.
 
-Invariants: at most one `Timeline` for a folder writes to it, the others have stopped; a folder is
-written by one process (it holds the folder's lock).
+Invariants: at most one `WalTimeline` for a folder writes to it, the others have stopped; a folder
+is written by one process (it holds the folder's lock).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from actors.errors import (
     WalRefused,
     storage_error,
 )
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.settings import Settings
-from actors.wal.archive import Archive
+from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import ProposerGreeting
 from actors.wal.startup import checked_id
 from actors.wal.storage import FileWal
 from actors.wal.stores import ControlState, ControlStore
-from actors.wal.timeline import Log, Timeline
+from actors.wal.timeline import TimelineLog, WalTimeline
 
 log = logging.getLogger("penstock.wal")
 
@@ -45,10 +45,10 @@ REOPEN_DELAY_MS: Final = 5_000
 """Milliseconds between two attempts to open a timeline again."""
 
 
-class Disk(Protocol):
+class TimelineStore(Protocol):
     """The store of timelines. Calls block."""
 
-    def open(self, folder: Path) -> tuple[ControlStore, Log]:
+    def open(self, folder: Path) -> tuple[ControlStore, TimelineLog]:
         """Open the control file and the log. Raises `PenstockError` for what cannot be read."""
         ...
 
@@ -58,10 +58,10 @@ class Disk(Protocol):
         ...
 
 
-class FileDisk:
-    """Timelines as files: a `Disk`."""
+class FileTimelineStore:
+    """Timelines as files: a `TimelineStore`."""
 
-    def open(self, folder: Path) -> tuple[ControlStore, Log]:
+    def open(self, folder: Path) -> tuple[ControlStore, TimelineLog]:
         """Read the control file, and recover the log."""
         control = FileControl.open(folder)
         return control, FileWal.open(folder, control.state)
@@ -71,17 +71,17 @@ class FileDisk:
         create_timeline(folder, state)
 
 
-class Timelines:
+class TimelineRegistry:
     """The timelines of one folder; call `open` first."""
 
     def __init__(
         self,
         folder: Path,
         node_id: int,
-        disk: Disk,
-        clock: Clock,
+        disk: TimelineStore,
+        clock: ActorClock,
         settings: Settings,
-        archive: Archive | None = None,
+        archive: WalArchive | None = None,
     ) -> None:
         self.folder = folder
         self.archive = archive
@@ -89,7 +89,7 @@ class Timelines:
         self._disk = disk
         self._clock = clock
         self._settings = settings
-        self._open: dict[tuple[str, str], Timeline] = {}
+        self._open: dict[tuple[str, str], WalTimeline] = {}
         self._blocked: dict[tuple[str, str], str] = {}
         self._saved_ms: dict[tuple[str, str], float] = {}
         self._retry_ms: dict[tuple[str, str], float] = {}
@@ -144,14 +144,14 @@ class Timelines:
                     found.append((tenant.name, timeline.name))
         return found
 
-    async def _opened(self, tenant: str, name: str) -> Timeline:
+    async def _opened(self, tenant: str, name: str) -> WalTimeline:
         folder = self.folder / tenant / name
 
-        def opened() -> Timeline:
+        def opened() -> WalTimeline:
             control, wal = self._disk.open(folder)
             if (control.state.tenant, control.state.timeline) != (tenant, name):
                 raise InvalidUsage(f"the control file in {folder} is another timeline's")
-            return Timeline(
+            return WalTimeline(
                 self._node_id,
                 control,
                 wal,
@@ -165,31 +165,31 @@ class Timelines:
         self._saved_ms[tenant, name] = self._clock.monotonic_ms()
         return timeline
 
-    async def _reopened(self, key: tuple[str, str], stopped: Timeline) -> Timeline:
+    async def _reopened(self, key: tuple[str, str], stopped: WalTimeline) -> WalTimeline:
         """Open a stopped timeline again. If that fails, it is tried again later."""
         log.warning("timeline %s is opened anew: %s", stopped.name, stopped.acceptor.stopped)
         self._retry_ms[key] = self._clock.monotonic_ms() + REOPEN_DELAY_MS
-        # Closed first: two `Timeline`s must not have one log open.
+        # Closed first: two `WalTimeline`s must not have one log open.
         await stopped.close()
         return await self._opened(*key)
 
     @property
-    def all(self) -> list[Timeline]:
+    def all(self) -> list[WalTimeline]:
         """Return the timelines that are served."""
         return list(self._open.values())
 
-    def find(self, tenant: str, name: str) -> Timeline | None:
+    def find(self, tenant: str, name: str) -> WalTimeline | None:
         """Return a timeline that is served; None if there is none."""
         return self._open.get((tenant, name))
 
     async def get_or_create(
         self, greeting: ProposerGreeting, *, may_create: bool
-    ) -> Timeline | None:
+    ) -> WalTimeline | None:
         """Return a proposer's timeline, created if it is absent and may be; None: absent. Raises
         `WalRefused` for one that is blocked or a malformed id, `StorageError`."""
         tenant = checked_id("tenant", greeting.tenant)
         name = checked_id("timeline", greeting.timeline)
-        # One at a time: two `Timeline`s must never write to one folder.
+        # One at a time: two `WalTimeline`s must never write to one folder.
         async with self._making:
             if (tenant, name) in self._blocked:
                 raise WalRefused(
@@ -260,14 +260,14 @@ class Timelines:
                 except PenstockError as error:
                     log.error("upkeep of timeline %s: %s", timeline.name, error)
 
-    async def _mend(self, key: tuple[str, str], stopped: Timeline) -> None:
+    async def _mend(self, key: tuple[str, str], stopped: WalTimeline) -> None:
         async with self._making:
             due = self._clock.monotonic_ms() >= self._retry_ms.get(key, 0.0)
             # A proposer may have opened it again while this task waited for the lock.
             if due and self._open[key] is stopped:
                 await self._reopened(key, stopped)
 
-    async def _keep(self, key: tuple[str, str], timeline: Timeline) -> None:
+    async def _keep(self, key: tuple[str, str], timeline: WalTimeline) -> None:
         now_ms = self._clock.monotonic_ms()
         aged = now_ms - self._saved_ms[key] >= self._settings.wal_control_age_ms
         if must_save(timeline.saved, timeline.acceptor.state, aged=aged):

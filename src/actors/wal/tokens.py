@@ -2,8 +2,8 @@
 
 ``scope`` is ``tenant``, with the one ``tenant_id`` that is allowed, or ``safekeeperdata``, which
 allows every tenant unless the port accepts tenants' tokens alone. ``exp`` and ``nbf`` are checked
-where present, once, when the connection begins. A refused token raises `Unauthenticated` with the
-reason.
+where present, once, when the connection begins. A refused token raises `AuthenticationFailed` with
+the reason.
 
 Source: the claims are those of Neon's safekeepers.
 """
@@ -16,15 +16,15 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.errors import BadSettings, Unauthenticated, WalRefused
+from actors.errors import AuthenticationFailed, BadSettings, WalRefused
 from actors.settings import Settings
-from actors.wal.startup import Grant, checked_id
+from actors.wal.startup import TenantGrant, checked_id
 
 TOKEN_BYTES_MAX: Final = 8_192
 KEYS_MAX: Final = 64
 ALGORITHM: Final = "EdDSA"
-Check: TypeAlias = Callable[[bytes], Grant]
-"""A function from a token to what it allows; it raises `Unauthenticated`."""
+Check: TypeAlias = Callable[[bytes], TenantGrant]
+"""A function from a token to what it allows; it raises `AuthenticationFailed`."""
 
 
 class _Claims(msgspec.Struct, frozen=True):
@@ -78,25 +78,27 @@ def _missing(error: ImportError) -> BadSettings:
     return BadSettings(f"wal_jwt_keys needs PyJWT ({error}): pip install 'penstock-views[jwt]'")
 
 
-def verify_token(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:
-    """Verify a token and return what it allows. Raises `Unauthenticated`."""
+def verify_token(
+    token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False
+) -> TenantGrant:
+    """Verify a token and return what it allows. Raises `AuthenticationFailed`."""
     if len(token) > TOKEN_BYTES_MAX:
-        raise Unauthenticated(f"a token of {len(token)} bytes: at most {TOKEN_BYTES_MAX}")
+        raise AuthenticationFailed(f"a token of {len(token)} bytes: at most {TOKEN_BYTES_MAX}")
     claims = _verified(token, keys)
     if claims.scope == "tenant":
         if claims.tenant_id is None:
-            raise Unauthenticated("a token of scope tenant names its tenant_id")
+            raise AuthenticationFailed("a token of scope tenant names its tenant_id")
         try:
-            return Grant(checked_id("tenant", claims.tenant_id.lower()))
+            return TenantGrant(checked_id("tenant", claims.tenant_id.lower()))
         except WalRefused as error:
-            raise Unauthenticated(f"the token: {error}") from None
+            raise AuthenticationFailed(f"the token: {error}") from None
     if claims.scope != "safekeeperdata":
-        raise Unauthenticated(
+        raise AuthenticationFailed(
             f"a token of scope {claims.scope[:40]!r}: tenant or safekeeperdata opens this port"
         )
     if is_tenants_only:
-        raise Unauthenticated("this port takes tokens of scope tenant alone")
-    return Grant()
+        raise AuthenticationFailed("this port takes tokens of scope tenant alone")
+    return TenantGrant()
 
 
 def _verified(token: bytes, keys: Sequence[Any]) -> _Claims:
@@ -122,4 +124,4 @@ def _verified(token: bytes, keys: Sequence[Any]) -> _Claims:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             refused = "it is no signed token"
         break
-    raise Unauthenticated(f"the token is refused: {refused}")
+    raise AuthenticationFailed(f"the token is refused: {refused}")

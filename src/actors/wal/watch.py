@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Watch(Generic[T]):
+class ValueWatch(Generic[T]):
     """Holds one value, with one writer and any number of waiting tasks, all in one loop."""
 
     def __init__(self, value: T) -> None:

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 import typer
 
-from actors.errors import Broken, InvalidUsage
+from actors.errors import ConnectionBroken, InvalidUsage
 from actors.settings import Settings
 from actors.terminal import (
     Authority,
@@ -25,7 +25,7 @@ from actors.terminal import (
 
 if TYPE_CHECKING:
     from actors.wal.proposing import LeadingProposer
-    from actors.wal_relay.relay import Relay, Relayed
+    from actors.wal_relay.relay import RelayProgress, WalRelay
 
 ELECT_S: Final = 60.0
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -92,7 +92,7 @@ class _Teller:
         self._as_json = as_json
         self.every_s = every_s
 
-    def line(self, what: str, relayed: Relayed) -> None:
+    def line(self, what: str, relayed: RelayProgress) -> None:
         """Print a line on stdout."""
         from actors.wal.lsn import lsn_text
 
@@ -109,7 +109,7 @@ class _Teller:
         else:
             print(f"ended: {lsn_text(relayed.commit_lsn)} committed", flush=True)
 
-    async def progress(self, relay: Relay) -> None:
+    async def progress(self, relay: WalRelay) -> None:
         """Print the progress on stderr, at intervals."""
         from actors.wal_relay.relay import progress_text
 
@@ -157,14 +157,14 @@ class _Work(msgspec.Struct):
         from actors.kernel import SystemClock
         from actors.wal.dialling import parse_addresses
         from actors.wal.proposer import ProposerConfig
-        from actors.wal.proposing import Timing, propose
-        from actors.wal_relay.relay import Relay, check_system
+        from actors.wal.proposing import ProposerTiming, propose
+        from actors.wal_relay.relay import WalRelay, check_system
         from actors.wal_relay.server import ReplicationServer
 
         clock = SystemClock()
         tls = dialling_tls(self.settings)
         acceptors = parse_addresses(self.addresses)
-        # A first connection finds the log's begin before the election; `Relay` opens its own.
+        # A first connection finds the log's begin before the election; `WalRelay` opens its own.
         server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
@@ -183,12 +183,12 @@ class _Work(msgspec.Struct):
             system_id=identity.system_id,
             pending_bytes_max=PENDING_BYTES_MAX,
         )
-        timing = Timing.of(self.settings)
+        timing = ProposerTiming.of(self.settings)
         async with propose(
             config.timed(self.settings), acceptors, timing=timing, token=self.token, tls=tls
         ) as proposer:
             await self._elected(proposer)
-            relay = Relay(self.dsn, self.slot, identity, proposer, clock, stopping)
+            relay = WalRelay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:
                 group.start_soon(self.told.progress, relay)
                 self.is_relaying = True
@@ -201,7 +201,7 @@ class _Work(msgspec.Struct):
             with anyio.fail_after(self.elect_s):
                 await proposer.elected()
         except TimeoutError:
-            raise Broken(
+            raise ConnectionBroken(
                 f"no majority of {self.addresses} has elected this writer in {self.elect_s:g} s:"
                 " are they up, and is the timeline one of this version of PostgreSQL?"
             ) from None

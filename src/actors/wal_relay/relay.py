@@ -21,13 +21,13 @@ from typing import Final
 import anyio
 import msgspec
 
-from actors.errors import Broken, InvalidUsage, MalformedFrame, WalRefused
-from actors.kernel import Clock
-from actors.sources.source import Unreachable
+from actors.errors import ConnectionBroken, InvalidUsage, MalformedFrame, WalRefused
+from actors.kernel import ActorClock
+from actors.sources.source import SourceUnreachable
 from actors.wal.dialling import AcceptorAddress, dial
 from actors.wal.lsn import lsn_text
 from actors.wal.proposing import LeadingProposer
-from actors.wal_relay.server import Identity, ReplicationServer
+from actors.wal_relay.server import ReplicationServer, ServerIdentity
 
 log = logging.getLogger("penstock.wal")
 
@@ -41,7 +41,7 @@ incomplete record is not awaited: the next relay asks for it again."""
 DIAL_TIMEOUT_MS: Final = 5_000
 
 
-class Stall:
+class StallDetector:
     """Finds that nothing has been committed for `STALL_MS`, though bytes wait; again after as long.
     Pure."""
 
@@ -59,7 +59,7 @@ class Stall:
         return True
 
 
-class Relayed(msgspec.Struct, frozen=True):
+class RelayProgress(msgspec.Struct, frozen=True):
     """The positions of a relay."""
 
     term: int
@@ -72,16 +72,16 @@ class Relayed(msgspec.Struct, frozen=True):
     """End of the server's log, by its last report."""
 
 
-class Relay:
+class WalRelay:
     """Relays a log into one proposer; `run` is its life."""
 
     def __init__(
         self,
         dsn: str,
         slot: str,
-        identity: Identity,
+        identity: ServerIdentity,
         proposer: LeadingProposer,
-        clock: Clock,
+        clock: ActorClock,
         stopping: anyio.Event,
     ) -> None:
         self._dsn = dsn
@@ -94,10 +94,10 @@ class Relay:
         self._server_lsn = 0
 
     @property
-    def relayed(self) -> Relayed:
+    def relayed(self) -> RelayProgress:
         """Return the current positions."""
         proposer = self._proposer
-        return Relayed(
+        return RelayProgress(
             proposer.core.term,
             self._start_lsn,
             proposer.end_lsn,
@@ -105,12 +105,12 @@ class Relay:
             max(self._server_lsn, proposer.end_lsn),
         )
 
-    async def run(self, streaming: Callable[[Relayed], None] = lambda _: None) -> None:
+    async def run(self, streaming: Callable[[RelayProgress], None] = lambda _: None) -> None:
         """Relay until `stopping` is set; then wait a moment for what was appended, and report its
         commit to the server. `streaming` is called for each connection that gives the log.
 
-        Raises `Broken` when another proposer leads, `InvalidUsage` when the server's log cannot go
-        on, `MalformedFrame`, `Corrupt`.
+        Raises `ConnectionBroken` when another proposer leads, `InvalidUsage` when the server's log
+        cannot go on, `MalformedFrame`, `CorruptData`.
         """
         self._start_lsn = await self._proposer.elected()
         delay_s = RETRY_S_MIN
@@ -118,7 +118,7 @@ class Relay:
             before = self._proposer.end_lsn
             try:
                 await self._connected(streaming)
-            except* Unreachable as errors:
+            except* SourceUnreachable as errors:
                 log.warning("%s (tried again in %.1f s)", _first(errors), delay_s)
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
@@ -126,7 +126,7 @@ class Relay:
             progressed = self._proposer.end_lsn > before
             delay_s = RETRY_S_MIN if progressed else min(2 * delay_s, RETRY_S_MAX)
 
-    async def _connected(self, streaming: Callable[[Relayed], None]) -> None:
+    async def _connected(self, streaming: Callable[[RelayProgress], None]) -> None:
         """Relay for as long as one connection lasts."""
         server = await ReplicationServer.connect(self._dsn, self._clock)
         try:
@@ -184,7 +184,7 @@ class Relay:
 
     async def _report_often(self, server: ReplicationServer) -> None:
         proposer = self._proposer
-        stall = Stall(self._clock.monotonic_ms())
+        stall = StallDetector(self._clock.monotonic_ms())
         while True:
             server.report(proposer.commit_lsn)
             if stall.is_warning_due(
@@ -209,7 +209,7 @@ def _first(errors: BaseExceptionGroup[Exception]) -> BaseException:
 
 
 async def check_system(
-    identity: Identity,
+    identity: ServerIdentity,
     addresses: Sequence[AcceptorAddress],
     tenant: str,
     timeline: str,
@@ -230,7 +230,7 @@ async def check_system(
                     [(system_id, *_)] = await connection.query("IDENTIFY_SYSTEM")
             finally:
                 connection.abort()
-        except (Broken, WalRefused, MalformedFrame, TimeoutError) as error:
+        except (ConnectionBroken, WalRefused, MalformedFrame, TimeoutError) as error:
             log.info("acceptor %s: %s", address, error)
             continue
         # 0: the acceptor does not know the system yet.
@@ -241,7 +241,7 @@ async def check_system(
             )
 
 
-def progress_text(relayed: Relayed) -> str:
+def progress_text(relayed: RelayProgress) -> str:
     """Return one line of progress."""
     behind = relayed.server_lsn - max(relayed.commit_lsn, relayed.start_lsn)
     return (

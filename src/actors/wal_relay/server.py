@@ -16,13 +16,13 @@ from typing import Final, Self
 import msgspec
 
 from actors.errors import InvalidUsage, MalformedFrame
-from actors.kernel import Clock
-from actors.sources.postgres_copy import Copy
-from actors.sources.postgres_errors import Refused
-from actors.sources.postgres_frames import Frames
+from actors.kernel import ActorClock
+from actors.sources.postgres_copy import CopyStream
+from actors.sources.postgres_errors import ServerRefused
+from actors.sources.postgres_frames import CopyFrames
 from actors.sources.postgres_names import identifier
-from actors.sources.postgres_wire import Wire
-from actors.sources.source import Unreachable
+from actors.sources.postgres_wire import PostgresConnection
+from actors.sources.source import SourceUnreachable
 from actors.wal.first_record import FirstRecord
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 from actors.wal.records import magics_of
@@ -38,7 +38,7 @@ _EXISTS: Final = "42710"
 _GONE: Final = "58P01"
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ServerIdentity(msgspec.Struct, frozen=True):
     """A server's log and its end."""
 
     system_id: int
@@ -51,10 +51,10 @@ class Identity(msgspec.Struct, frozen=True):
 class ReplicationServer:
     """One connection; `connect` makes it."""
 
-    def __init__(self, wire: Wire, clock: Clock) -> None:
+    def __init__(self, wire: PostgresConnection, clock: ActorClock) -> None:
         self._wire = wire
         self._clock = clock
-        self._copy: Copy | None = None
+        self._copy: CopyStream | None = None
         self._first = True
         self.next_lsn = 0
         """LSN of the next byte."""
@@ -64,16 +64,16 @@ class ReplicationServer:
         """True if the server asked for a report."""
 
     @classmethod
-    async def connect(cls, dsn: str, clock: Clock) -> Self:
-        """Connect; `dsn` as libpq takes it, a URI or ``key=value``. Raises `Unreachable`."""
-        return cls(await Wire.open(replication_dsn(dsn), clock), clock)
+    async def connect(cls, dsn: str, clock: ActorClock) -> Self:
+        """Connect; `dsn` as libpq takes it, a URI or ``key=value``. Raises `SourceUnreachable`."""
+        return cls(await PostgresConnection.open(replication_dsn(dsn), clock), clock)
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> ServerIdentity:
         """Return the server's identity. Raises `InvalidUsage` for a log that acceptors cannot take,
-        `Unreachable`."""
+        `SourceUnreachable`."""
         [(system_id, timeline, flush, *_)] = await self._wire.query("IDENTIFY_SYSTEM")
         [(segment,)] = await self._wire.query("SHOW wal_segment_size")
-        found = Identity(
+        found = ServerIdentity(
             int(str(system_id)), int(str(timeline)), parse_lsn(str(flush)),
             self._wire.server_version,
         )  # fmt: skip
@@ -89,19 +89,19 @@ class ReplicationServer:
 
     async def make_slot(self, slot: str) -> None:
         """Create a physical slot that keeps the log from now on, unless it exists. Raises
-        `Refused`, `Unreachable`."""
+        `ServerRefused`, `SourceUnreachable`."""
         if self._tells_slots and (await self._slot(slot))[0] is not None:
             return
         try:
             await self._wire.query(
                 f"CREATE_REPLICATION_SLOT {identifier(slot)} PHYSICAL RESERVE_WAL"
             )
-        except Refused as error:
+        except ServerRefused as error:
             # Older servers cannot be asked for the slot first.
             if error.sqlstate != _EXISTS:
                 raise
 
-    async def begin(self, identity: Identity, slot: str) -> int:
+    async def begin(self, identity: ServerIdentity, slot: str) -> int:
         """Return where a new log can begin: the first record of the segment from which the slot
         keeps the log, or in which the server writes. May wait until the server writes it."""
         kept = await self._slot_lsn(slot) if slot else None
@@ -132,13 +132,13 @@ class ReplicationServer:
 
     async def _slot(self, slot: str) -> tuple[str | None, str | None]:
         """Return (kind, LSN from which it keeps the log); None where there is none. Raises
-        `Refused` for a logical one."""
+        `ServerRefused` for a logical one."""
         [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {identifier(slot)}")
         return kind, lsn
 
     async def start(self, lsn: int, slot: str) -> None:
         """Start the stream at `lsn`. Raises `InvalidUsage` where the server has it no more, or not
-        yet; `Unreachable`."""
+        yet; `SourceUnreachable`."""
         named = f"SLOT {identifier(slot)} " if slot else ""
         self.next_lsn = lsn
         self._first = True
@@ -147,22 +147,22 @@ class ReplicationServer:
                 f"START_REPLICATION {named}PHYSICAL {lsn_text(lsn)} TIMELINE {PG_TIMELINE}",
                 BUFFER_BYTES,
             )
-        except Refused as error:
+        except ServerRefused as error:
             raise self._refused(error, lsn) from None
 
-    def _refused(self, error: Refused, lsn: int) -> Exception:
+    def _refused(self, error: ServerRefused, lsn: int) -> Exception:
         if error.sqlstate == _GONE:
             return InvalidUsage(
                 f"the server has its log from {lsn_text(lsn)} no more ({error}): a slot would have"
                 " kept it; relay it into a new timeline"
             )
         if error.sqlstate.startswith("55"):  # the slot is in use: its last user may be ending
-            return Unreachable(f"PostgreSQL: {error}", "it is tried again")
+            return SourceUnreachable(f"PostgreSQL: {error}", "it is tried again")
         return InvalidUsage(f"the server refuses its log from {lsn_text(lsn)}: {error}")
 
     async def next(self) -> list[bytes]:
         """Return the next bytes, in pieces; none for a keepalive. If it is cancelled, nothing is
-        lost. Raises `Unreachable`, `InvalidUsage`, `MalformedFrame`."""
+        lost. Raises `SourceUnreachable`, `InvalidUsage`, `MalformedFrame`."""
         copy = self._copy
         assert copy is not None, "started"
         try:
@@ -173,15 +173,15 @@ class ReplicationServer:
                     frames = await copy.fill()
             else:
                 frames = await copy.fill()
-        except Refused as error:
+        except ServerRefused as error:
             raise self._refused(error, self.next_lsn) from None
         pieces = self._pieces(frames)
         copy.take(len(frames))
         if copy.ended and not pieces:
-            raise Unreachable("PostgreSQL ended the stream", "it is opened again")
+            raise SourceUnreachable("PostgreSQL ended the stream", "it is opened again")
         return pieces
 
-    def _pieces(self, frames: Frames) -> list[bytes]:
+    def _pieces(self, frames: CopyFrames) -> list[bytes]:
         pieces: list[bytes] = []
         data = frames.data.data
         for start, end in zip(frames.starts.tolist(), frames.ends.tolist(), strict=True):
@@ -205,7 +205,7 @@ class ReplicationServer:
         return pieces
 
     def report(self, lsn: int) -> None:
-        """Report that all before `lsn` is durable (0: unknown). Raises `Unreachable`."""
+        """Report that all before `lsn` is durable (0: unknown). Raises `SourceUnreachable`."""
         self.wants_report = False
         if self._copy is not None:
             now = pg_time(self._clock.now_ms())

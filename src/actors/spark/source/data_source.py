@@ -15,13 +15,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.settings import load as load_settings
-from actors.spark.source.filters import Check, checks_of
+from actors.spark.source.filters import ColumnCheck, checks_of
 from actors.spark.source.options import CHANGE_COLUMNS, NEWEST, SNAPSHOT, wish_of
-from actors.spark.source.planning import Loaded, fresh_name, load, plan
+from actors.spark.source.planning import LoadedFrame, fresh_name, load, plan
 from actors.spark.source.reading import ShardPartition, read
-from actors.spark.source.rows import Window
+from actors.spark.source.rows import ReadWindow
 from actors.spark.source.streaming import ChangesReader
 
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -32,7 +32,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
     """``spark.read.format("penstock")``: the rows of a table or view at one time. Its options and
     errors are described in docs/spark-source.md."""
 
-    _loaded: Loaded | None = None
+    _loaded: LoadedFrame | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -55,7 +55,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
             columns += "".join(f", {name} bigint not null" for name in CHANGE_COLUMNS)
         return columns
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedFrame:
         if self._loaded is None:
             wish = wish_of(self.options)
             self._loaded = anyio.run(load, wish, load_settings())
@@ -89,7 +89,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
         return ChangesReader(loaded, shape_of(schema))
 
 
-def ddl(schema: Schema) -> str:
+def ddl(schema: TableSchema) -> str:
     """Return the columns as Spark's DDL; padded and bounded text is plain text to a reader."""
     return ", ".join(
         f"`{column.name.replace('`', '``')}` {_PADDED.sub('string', column.type)}"
@@ -103,7 +103,7 @@ def shape_of(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def check_shape(loaded: Loaded, schema: StructType) -> None:
+def check_shape(loaded: LoadedFrame, schema: StructType) -> None:
     """Raise `InvalidUsage` for a schema that a user gave and that is not the shard's."""
     wanted = [*loaded.schema.names, *(CHANGE_COLUMNS if loaded.wish.changes else ())]
     if schema.fieldNames() != wanted:
@@ -131,10 +131,10 @@ def check_shape(loaded: Loaded, schema: StructType) -> None:
 class PenstockReader(DataSourceReader):  # type: ignore[misc]
     """A batch read: rows at a time, or changes up to it."""
 
-    def __init__(self, loaded: Loaded, schema: StructType) -> None:
+    def __init__(self, loaded: LoadedFrame, schema: StructType) -> None:
         self._loaded = loaded
         self._shape = shape_of(schema)
-        self._checks: list[Check] = []
+        self._checks: list[ColumnCheck] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         """Acquire the lease on the parts, and return the tasks."""
@@ -160,12 +160,12 @@ class FilteringReader(PenstockReader):
         return filters
 
 
-def window_of(loaded: Loaded) -> Window:
+def window_of(loaded: LoadedFrame) -> ReadWindow:
     """Return the window of a batch read. Raises `InvalidUsage`."""
     wish = loaded.wish
     if not wish.changes:
-        return Window.contents(loaded.as_of)
+        return ReadWindow.contents(loaded.as_of)
     if wish.start == NEWEST:
         raise InvalidUsage("changes of a batch read begin somewhere: startingTime newest is an end")
     lower = 0 if wish.start == SNAPSHOT else loaded.start
-    return Window(lower, max(lower, loaded.as_of + 1), loaded.start, True)
+    return ReadWindow(lower, max(lower, loaded.as_of + 1), loaded.start, True)

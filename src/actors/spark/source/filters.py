@@ -30,9 +30,9 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from actors.persist.filtering import Condition, Op
+from actors.persist.filtering import Op, PartCondition
 from actors.persist.statistics import has_bounds
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 
 _OPS: Final[dict[type[Filter], str]] = {
     EqualTo: "=",
@@ -53,7 +53,7 @@ _KERNELS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-class Check(msgspec.Struct, frozen=True):
+class ColumnCheck(msgspec.Struct, frozen=True):
     """A comparison of one column; `values` are scalars of its Arrow type."""
 
     column: str
@@ -61,7 +61,7 @@ class Check(msgspec.Struct, frozen=True):
     values: tuple[Any, ...] = ()
 
 
-def checks_of(filters: Sequence[Filter], schema: Schema) -> list[Check]:
+def checks_of(filters: Sequence[Filter], schema: TableSchema) -> list[ColumnCheck]:
     """Return the filters that are understood, as checks; all of them must hold."""
     kinds = dict(zip(schema.names, schema.arrow().types, strict=True))
     texts = {column.name: column.type.lower() for column in schema.columns}
@@ -79,23 +79,23 @@ def checks_of(filters: Sequence[Filter], schema: Schema) -> list[Check]:
     return found
 
 
-def _check(one: Filter, column: str, kind: pa.DataType, text: str) -> Check | None:
+def _check(one: Filter, column: str, kind: pa.DataType, text: str) -> ColumnCheck | None:
     op = _OPS.get(type(one))
     if op in ("is null", "is not null"):
-        return Check(column, op)
+        return ColumnCheck(column, op)
     if isinstance(one, EqualNullSafe):
         if one.value is None:
-            return Check(column, "is null")
+            return ColumnCheck(column, "is null")
         op = "="
     if isinstance(one, StringStartsWith) and text == "string":
-        return Check(column, "starts", (pa.scalar(one.value, pa.string()),))
+        return ColumnCheck(column, "starts", (pa.scalar(one.value, pa.string()),))
     if op is None:
         return None
     given = [value for value in one.value if value is not None] if op == "in" else [one.value]
     values = [_scalar(value, kind, text) for value in given]
     if any(value is None for value in values):
         return None
-    return Check(column, op, tuple(values))
+    return ColumnCheck(column, op, tuple(values))
 
 
 def _scalar(value: object, kind: pa.DataType, text: str) -> pa.Scalar | None:
@@ -124,7 +124,7 @@ def _scalar(value: object, kind: pa.DataType, text: str) -> pa.Scalar | None:
         return None
 
 
-def passing(rows: pa.Table, checks: Sequence[Check]) -> Any:
+def passing(rows: pa.Table, checks: Sequence[ColumnCheck]) -> Any:
     """Return a bool for each row: whether it may pass."""
     mask: Any = pa.repeat(pa.scalar(True), rows.num_rows)
     for check in checks:
@@ -132,7 +132,7 @@ def passing(rows: pa.Table, checks: Sequence[Check]) -> Any:
     return mask
 
 
-def _mask(check: Check, values: pa.ChunkedArray) -> Any:
+def _mask(check: ColumnCheck, values: pa.ChunkedArray) -> Any:
     if check.op == "is null":
         return pc.is_null(values)
     if check.op == "is not null":
@@ -147,7 +147,7 @@ def _mask(check: Check, values: pa.ChunkedArray) -> Any:
     return pc.fill_null(found, False)
 
 
-def conditions_of(checks: Sequence[Check], schema: Schema) -> list[Condition]:
+def conditions_of(checks: Sequence[ColumnCheck], schema: TableSchema) -> list[PartCondition]:
     """Return the checks that statistics of parts may decide, as conditions."""
     found = []
     kinds = {c.name: (c.type, f.type) for c, f in zip(schema.columns, schema.arrow(), strict=True)}
@@ -155,5 +155,5 @@ def conditions_of(checks: Sequence[Check], schema: Schema) -> list[Condition]:
         text, kind = kinds[check.column]
         if check.op == "starts" or (check.values and not has_bounds(text, kind)):
             continue
-        found.append(Condition(check.column, cast("Op", check.op), check.values))
+        found.append(PartCondition(check.column, cast("Op", check.op), check.values))
     return found

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.persist.attach import Place, place_of, suggest_names
+from actors.persist.attach import ShardPlace, place_of, suggest_names
 from actors.progress import EMPTY, Time
 
 NEWEST: Final = "newest"
@@ -34,10 +34,10 @@ _PARTITION_BYTES: Final = 32 * 1024 * 1024
 _SUM_ROWS: Final = 1_000_000
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A read, as its options ask for it."""
 
-    place: Place
+    place: ShardPlace
     shard: str | None
     object: str | None
     as_of: Time | None
@@ -55,7 +55,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows_max: int | None
 
 
-def wish_of(options: Mapping[str, str]) -> Wish:
+def wish_of(options: Mapping[str, str]) -> ReadOptions:
     """Return the read that options ask for; Spark compares their names without regard to case.
     Raises `InvalidUsage`."""
     known = {name.lower(): name for name in KNOWN}
@@ -86,7 +86,7 @@ def wish_of(options: Mapping[str, str]) -> Wish:
             f"option {strange[0]} is of changes, and rows are read here: leave it out, or add"
             ' .option("changes", "true")'
         )
-    return Wish(
+    return ReadOptions(
         place=place_of(given.get("stateDir"), given.get("blobUrl"), given.get("consensusUrl")),
         shard=given.get("shard"),
         object=given.get("object"),

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import (
-    Corrupt,
+    CorruptData,
     DeadlineExceeded,
     InvalidUsage,
     ReadBelowSince,
@@ -25,37 +25,37 @@ from actors.errors import (
 )
 from actors.kernel import SystemClock
 from actors.persist.attach import open_blobs, open_documents, suggest_names
-from actors.persist.filtering import PartFilter, Verdict
-from actors.persist.handed import Handed, HandedLeases
-from actors.persist.location import Blob, Consensus
+from actors.persist.filtering import PartFilter, PartVerdict
+from actors.persist.handed import HandedLeases, SplitLease
+from actors.persist.location import BlobStore, ConsensusStore
 from actors.persist.objects import CATALOG, objects_of, shard_of
-from actors.persist.shard import Part, ShardState, shard_key
-from actors.plan.schema import Schema
+from actors.persist.shard import BatchPart, ShardState, shard_key
+from actors.plan.schema import TableSchema
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
-from actors.spark.source.filters import Check, conditions_of
-from actors.spark.source.options import Wish
+from actors.spark.source.filters import ColumnCheck, conditions_of
+from actors.spark.source.options import ReadOptions
 from actors.spark.source.rows import (
-    Schemas,
-    Window,
+    ReadWindow,
+    SchemaHistory,
     errors_of,
     negative_hashes,
     refuse_errors,
     updates_of,
 )
-from actors.spark.source.splitting import Suspects, Task, direct, divide_tasks, summing
+from actors.spark.source.splitting import ReadTask, SuspectHashes, direct, divide_tasks, summing
 
 _ATTEMPTS_MAX: Final = 16
 """Attempts to lease a time of a shard while its since advances."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedFrame(msgspec.Struct, frozen=True):
     """The read of a DataFrame, settled when the DataFrame is made."""
 
-    wish: Wish
+    wish: ReadOptions
     settings: Settings
     shard: ShardId
-    schema: Schema
+    schema: TableSchema
     as_of: Time
     """Time of the rows; of changes, the last time of a batch read."""
     start: Time
@@ -68,33 +68,33 @@ class Loaded(msgspec.Struct, frozen=True):
         return f"{self.wish.object} (shard {self.shard})" if self.wish.object else self.shard
 
 
-class Planned(msgspec.Struct, frozen=True):
-    """A planned read: all that its tasks need beside their own `Task`."""
+class PlannedRead(msgspec.Struct, frozen=True):
+    """A planned read: all that its tasks need beside their own `ReadTask`."""
 
-    loaded: Loaded
-    window: Window
-    checks: tuple[Check, ...]
-    handed: Handed | None
+    loaded: LoadedFrame
+    window: ReadWindow
+    checks: tuple[ColumnCheck, ...]
+    handed: SplitLease | None
     """Lease of the tasks; None if there are no tasks."""
-    schemas: Schemas
+    schemas: SchemaHistory
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedPlace(msgspec.Struct, frozen=True):
     """The stores of a place, for one call."""
 
-    consensus: Consensus
-    blob: Blob
+    consensus: ConsensusStore
+    blob: BlobStore
     leases: HandedLeases
 
 
 @asynccontextmanager
-async def open_stores(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
+async def open_stores(wish: ReadOptions, settings: Settings) -> AsyncGenerator[OpenedPlace]:
     """Open the stores of a place. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
     clock = SystemClock()
     blob = await open_blobs(wish.place, settings, clock)
     consensus = await open_documents(wish.place, settings, clock, SystemRandom())
     try:
-        yield Opened(consensus, blob, HandedLeases(consensus, blob, settings, clock))
+        yield OpenedPlace(consensus, blob, HandedLeases(consensus, blob, settings, clock))
     finally:
         with anyio.CancelScope(shield=True):
             await consensus.close()
@@ -105,8 +105,8 @@ def fresh_name() -> str:
     return f"spark-{SystemRandom().getrandbits(64):016x}"
 
 
-async def find_shard(stores: Opened, wish: Wish) -> ShardId:
-    """Return the shard that is meant. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
+async def find_shard(stores: OpenedPlace, wish: ReadOptions) -> ShardId:
+    """Return the shard that is meant. Raises `UnknownObject`, `CorruptData`, `StorageError`."""
     if wish.shard is None:
         assert wish.object is not None
         return shard_of(objects_of(await stores.consensus.head(CATALOG)), wish.object)
@@ -121,7 +121,7 @@ async def find_shard(stores: Opened, wish: Wish) -> ShardId:
     return wish.shard
 
 
-async def load(wish: Wish, settings: Settings) -> Loaded:
+async def load(wish: ReadOptions, settings: Settings) -> LoadedFrame:
     """Settle shard and time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
     async with open_stores(wish, settings) as stores:
@@ -133,7 +133,7 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
             # A stream may go on from its checkpoint although its `start` lies below the since by
             # now: the stream's reader checks `start` where it uses it.
             held = max(start, state.since) if wish.changes else as_of
-            loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
+            loaded = LoadedFrame(wish, settings, shard, state.schema, as_of, start, fresh_name())
             try:
                 await stores.leases.hold_load(shard, loaded.name, held)
             except ReadBelowSince:
@@ -147,7 +147,7 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
 
 
 async def _sealed(
-    stores: Opened, settings: Settings, wish: Wish, shard: ShardId
+    stores: OpenedPlace, settings: Settings, wish: ReadOptions, shard: ShardId
 ) -> tuple[ShardState, Frontier]:
     """Return the shard's state, once the wanted time is sealed."""
     waited_ms = 0
@@ -178,10 +178,10 @@ async def _sealed(
 
 
 async def plan(
-    loaded: Loaded, window: Window, checks: Sequence[Check], name: str
-) -> tuple[Planned, list[Task]]:
+    loaded: LoadedFrame, window: ReadWindow, checks: Sequence[ColumnCheck], name: str
+) -> tuple[PlannedRead, list[ReadTask]]:
     """Lease the parts, and return tasks that together give out all that is wanted, once. Raises
-    `ReadBelowSince`, `ViewInError`, `Corrupt`, `StorageError`."""
+    `ReadBelowSince`, `ViewInError`, `CorruptData`, `StorageError`."""
     wish, settings = loaded.wish, loaded.settings
     async with open_stores(wish, settings) as stores:
         # Updates below `raise_to` are raised to it anyway: a since up to there may have merged
@@ -189,7 +189,7 @@ async def plan(
         since = window.lower if window.lower > 0 else window.raise_to
         state, handed = await stores.leases.take(loaded.shard, name, since)
         try:
-            schemas = Schemas.of(state)
+            schemas = SchemaHistory.of(state)
             await _refuse_errors(stores.blob, loaded, state, window)
             parts = wanted_parts(state, loaded.schema, window, checks)
             tasks = await _tasks(stores.blob, loaded, schemas, parts, window, checks)
@@ -199,40 +199,42 @@ async def plan(
                 # No task will drop the lease of a plan that failed.
                 await stores.leases.drop(handed)
             raise
-        return Planned(loaded, window, tuple(checks), handed if tasks else None, schemas), tasks
+        return PlannedRead(loaded, window, tuple(checks), handed if tasks else None, schemas), tasks
 
 
 def wanted_parts(
-    state: ShardState, schema: Schema, window: Window, checks: Sequence[Check]
-) -> list[Part]:
+    state: ShardState, schema: TableSchema, window: ReadWindow, checks: Sequence[ColumnCheck]
+) -> list[BatchPart]:
     """Return the parts that may hold wanted updates. `schema`: the one that was loaded."""
     parts = [part for batch in state.batches for part in batch.parts if window.wants(part)]
     conditions = conditions_of(checks, schema)
     if not conditions:
         return parts
     pruned = PartFilter(schema, conditions)
-    return [part for part in parts if pruned.verdict(part) is Verdict.KEEP]
+    return [part for part in parts if pruned.verdict(part) is PartVerdict.KEEP]
 
 
-async def _refuse_errors(blob: Blob, loaded: Loaded, state: ShardState, window: Window) -> None:
+async def _refuse_errors(
+    blob: BlobStore, loaded: LoadedFrame, state: ShardState, window: ReadWindow
+) -> None:
     """Raise `ViewInError` if the view is in error at the window's end."""
     errors: list[pa.Table] = []
     for batch in state.batches:
         for part in batch.parts:
             if part.has_errors and part.time_min < window.upper:
                 data = await read_part(blob, part)
-                errors.append(errors_of(part, data, Schemas.of(state), window.upper))
+                errors.append(errors_of(part, data, SchemaHistory.of(state), window.upper))
     refuse_errors(errors, loaded.shown())
 
 
 async def _tasks(
-    blob: Blob,
-    loaded: Loaded,
-    schemas: Schemas,
-    parts: Sequence[Part],
-    window: Window,
-    checks: Sequence[Check],
-) -> list[Task]:
+    blob: BlobStore,
+    loaded: LoadedFrame,
+    schemas: SchemaHistory,
+    parts: Sequence[BatchPart],
+    window: ReadWindow,
+    checks: Sequence[ColumnCheck],
+) -> list[ReadTask]:
     wish = loaded.wish
     if not parts:
         return []
@@ -241,7 +243,7 @@ async def _tasks(
         return direct(parts, wish.partition_bytes)
     if sum(part.rows for part in parts) <= wish.sum_rows_max:
         return summing(parts)
-    suspects, any_ = Suspects(), False
+    suspects, any_ = SuspectHashes(), False
     for part in retracting:
         data = await read_part(blob, part)
         hashes = negative_hashes(updates_of(part, data, schemas, loaded.schema, window, checks))
@@ -254,13 +256,13 @@ async def _tasks(
     return divide_tasks(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
 
 
-async def read_part(blob: Blob, part: Part) -> bytes:
-    """Return the bytes of a part under a lease. Raises `Corrupt` when they are not there."""
+async def read_part(blob: BlobStore, part: BatchPart) -> bytes:
+    """Return the bytes of a part under a lease. Raises `CorruptData` when they are not there."""
     if part.inline is not None:
         return part.inline
     data = await blob.get(part.key)
     if data is None:
-        raise Corrupt(
+        raise CorruptData(
             f"blob {part.key} is gone although a shard names it: see `penstock shard verify`, and"
             " restore the file from a copy",
             determinate=True,

@@ -17,11 +17,11 @@ from pyspark.sql.datasource import InputPartition
 from actors.errors import PenstockError
 from actors.kernel import SystemClock
 from actors.persist.attach import open_blobs
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 from actors.plan.schema import DIFF, TIME
-from actors.spark.source.planning import Planned, open_stores, read_part
-from actors.spark.source.rows import Summing, batches, drop_suspects, select_suspects, updates_of
-from actors.spark.source.splitting import Suspects, Task
+from actors.spark.source.planning import PlannedRead, open_stores, read_part
+from actors.spark.source.rows import UpdateSum, batches, drop_suspects, select_suspects, updates_of
+from actors.spark.source.splitting import ReadTask, SuspectHashes
 
 log = logging.getLogger("penstock.spark")
 
@@ -29,14 +29,16 @@ log = logging.getLogger("penstock.spark")
 class ShardPartition(InputPartition):  # type: ignore[misc]
     """One task, as Spark sends it to an executor."""
 
-    def __init__(self, number: int, task: Task, planned: Planned) -> None:
+    def __init__(self, number: int, task: ReadTask, planned: PlannedRead) -> None:
         self.number = number
         self.task = task
         self.planned = planned
 
 
-def read(planned: Planned, task: Task, number: int, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task. Raises `LeaseLost`, `Corrupt`, `StorageError`."""
+def read(
+    planned: PlannedRead, task: ReadTask, number: int, shape: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a task. Raises `LeaseLost`, `CorruptData`, `StorageError`."""
     with start_blocking_portal("asyncio") as portal:
         try:
             yield from _read(portal, planned, task, shape)
@@ -46,7 +48,7 @@ def read(planned: Planned, task: Task, number: int, shape: pa.Schema) -> Iterato
         _tell_done(portal, planned, number)
 
 
-def _tell_done(portal: BlockingPortal, planned: Planned, number: int) -> None:
+def _tell_done(portal: BlockingPortal, planned: PlannedRead, number: int) -> None:
     try:
         portal.call(_done, planned, number)
     except PenstockError as error:  # it expires
@@ -54,12 +56,12 @@ def _tell_done(portal: BlockingPortal, planned: Planned, number: int) -> None:
 
 
 def _read(
-    portal: BlockingPortal, planned: Planned, task: Task, shape: pa.Schema
+    portal: BlockingPortal, planned: PlannedRead, task: ReadTask, shape: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     loaded, window = planned.loaded, planned.window
-    suspects = None if task.suspects is None else Suspects.unpacked(task.suspects)
+    suspects = None if task.suspects is None else SuspectHashes.unpacked(task.suspects)
     names = [*loaded.schema.names, *((TIME, DIFF) if window.changes else (DIFF,))]
-    sums = Summing(loaded.wish.sum_rows_max)
+    sums = UpdateSum(loaded.wish.sum_rows_max)
     for part, data in _fetched(portal, planned, task):
         found = updates_of(part, data, planned.schemas, loaded.schema, window, planned.checks)
         updates = found.select(names)
@@ -72,7 +74,9 @@ def _read(
         yield from batches(rest, window, shape)
 
 
-def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[tuple[Part, bytes]]:
+def _fetched(
+    portal: BlockingPortal, planned: PlannedRead, task: ReadTask
+) -> Iterator[tuple[BatchPart, bytes]]:
     """Yield parts with their bytes."""
     loaded = planned.loaded
     keys = [part.key for part in task.parts if part.key]
@@ -96,14 +100,14 @@ def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[t
         yield part, data
 
 
-async def _keep(planned: Planned, keys: list[str]) -> None:
+async def _keep(planned: PlannedRead, keys: list[str]) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
         async with open_stores(loaded.wish, loaded.settings) as stores:
             await stores.leases.keep(planned.handed, keys)
 
 
-async def _done(planned: Planned, number: int) -> None:
+async def _done(planned: PlannedRead, number: int) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
         async with open_stores(loaded.wish, loaded.settings) as stores:

@@ -10,22 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import Corrupt, TypeMismatch, ViewInError
+from actors.errors import CorruptData, TypeMismatch, ViewInError
 from actors.persist.compaction import consolidate_by_hash, row_hashes
 from actors.persist.parts import at_its_time, decode_written
 from actors.persist.schemas import read_as
-from actors.persist.shard import Part, ShardState
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.persist.shard import BatchPart, ShardState
+from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import advance, between, consolidate
 from actors.progress import TIME_MIN, Frontier, Time
-from actors.spark.source.filters import Check, passing
-from actors.spark.source.splitting import Suspects
+from actors.spark.source.filters import ColumnCheck, passing
+from actors.spark.source.splitting import SuspectHashes
 
 BATCH_ROWS_MAX: Final = 65_536
 """Rows of one batch for Spark."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class ReadWindow(msgspec.Struct, frozen=True):
     """Selects the updates of a read: ``lower <= time < upper``, times below `raise_to` raised to
     it. `changes`: with their times and diffs; else summed to rows."""
 
@@ -35,32 +35,32 @@ class Window(msgspec.Struct, frozen=True):
     changes: bool
 
     @classmethod
-    def contents(cls, as_of: Time) -> Window:
+    def contents(cls, as_of: Time) -> ReadWindow:
         """Return the window of all rows at one time."""
         return cls(TIME_MIN, as_of + 1, as_of, False)
 
-    def wants(self, part: Part) -> bool:
+    def wants(self, part: BatchPart) -> bool:
         """Return whether some of the part's updates lie in the window."""
         return part.time_min < self.upper and part.time_max >= self.lower
 
 
-class Schemas(msgspec.Struct, frozen=True):
+class SchemaHistory(msgspec.Struct, frozen=True):
     """The schemas that a shard has had, oldest first, with which its parts were written."""
 
-    known: tuple[Schema, ...]
+    known: tuple[TableSchema, ...]
 
     @classmethod
-    def of(cls, state: ShardState) -> Schemas:
+    def of(cls, state: ShardState) -> SchemaHistory:
         """Return all schemas of a shard."""
         return cls((*state.older, state.schema))
 
-    def decode(self, part: Part, data: bytes) -> pa.Table:
+    def decode(self, part: BatchPart, data: bytes) -> pa.Table:
         """Return the updates in a part's bytes, at their times, with the columns that they were
-        written with. Raises `Corrupt`."""
+        written with. Raises `CorruptData`."""
         if part.inline is not None:
             return at_its_time(part, decode_written(part, data, None))
         if not 0 <= part.schema_id < len(self.known):
-            raise Corrupt(
+            raise CorruptData(
                 f"part {part.key} names schema {part.schema_id} of its shard, which has"
                 f" {len(self.known)}",
                 determinate=True,
@@ -69,15 +69,15 @@ class Schemas(msgspec.Struct, frozen=True):
 
 
 def updates_of(
-    part: Part,
+    part: BatchPart,
     data: bytes,
-    schemas: Schemas,
-    schema: Schema,
-    window: Window,
-    checks: Sequence[Check],
+    schemas: SchemaHistory,
+    schema: TableSchema,
+    window: ReadWindow,
+    checks: Sequence[ColumnCheck],
 ) -> pa.Table:
     """Return the updates of a part that are wanted, as that schema: the columns, `TIME` (of
-    changes) and `DIFF`. Raises `Corrupt`, and `TypeMismatch` for what does not fit an older
+    changes) and `DIFF`. Raises `CorruptData`, and `TypeMismatch` for what does not fit an older
     schema."""
     table = read_as(f"part {part.key}", schemas.decode(part, data), schema)
     if part.time_min < window.lower or part.time_max >= window.upper:
@@ -96,7 +96,7 @@ def updates_of(
     return advance(table, window.raise_to) if window.changes else table.drop_columns([TIME])
 
 
-def errors_of(part: Part, data: bytes, schemas: Schemas, upper: Frontier) -> pa.Table:
+def errors_of(part: BatchPart, data: bytes, schemas: SchemaHistory, upper: Frontier) -> pa.Table:
     """Return the error updates below a time: `ERROR` and `DIFF`."""
     table = schemas.decode(part, data)
     table = table.filter(
@@ -106,13 +106,15 @@ def errors_of(part: Part, data: bytes, schemas: Schemas, upper: Frontier) -> pa.
 
 
 def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
-    """Raise `ViewInError` for an error that their sum has, `Corrupt` for a negative sum."""
+    """Raise `ViewInError` for an error that their sum has, `CorruptData` for a negative sum."""
     if not errors:
         return
     rest = consolidate(pa.concat_tables(errors)).to_pylist()
     for row in rest:
         if row[DIFF] < 0:
-            raise Corrupt(f"{what}: the error {row[ERROR]!r} sums to {row[DIFF]}", determinate=True)
+            raise CorruptData(
+                f"{what}: the error {row[ERROR]!r} sums to {row[DIFF]}", determinate=True
+            )
     if rest:
         raise ViewInError(f"{what} is in error: {rest[0][ERROR]}")
 
@@ -130,7 +132,7 @@ def negative_hashes(updates: pa.Table) -> Any | None:
     return identities(updates.filter(negative))
 
 
-def drop_suspects(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
+def drop_suspects(updates: pa.Table, suspects: SuspectHashes | None) -> pa.Table:
     """Return the updates without those that must be summed."""
     if suspects is None or not updates.num_rows:
         return updates
@@ -138,7 +140,7 @@ def drop_suspects(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
 
 
 def select_suspects(
-    updates: pa.Table, suspects: Suspects | None, share: tuple[int, int]
+    updates: pa.Table, suspects: SuspectHashes | None, share: tuple[int, int]
 ) -> pa.Table:
     """Return the updates that must be summed, of one share. `share`: (number, of how many)."""
     number, shares = share
@@ -152,7 +154,7 @@ def select_suspects(
     return updates.filter(pa.array(mine))
 
 
-class Summing:
+class UpdateSum:
     """Sums equal updates, as they come. Keeps no more than `rows_max` beside those that remain."""
 
     def __init__(self, rows_max: int) -> None:
@@ -176,9 +178,9 @@ class Summing:
         return consolidate_by_hash(pa.concat_tables(self._held)) if self._held else None
 
 
-def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+def batches(updates: pa.Table, window: ReadWindow, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches as Spark wants them: rows as often as they are there, or changes with both
-    columns. Raises `Corrupt` for a row that is there less than no time."""
+    columns. Raises `CorruptData` for a row that is there less than no time."""
     if window.changes:
         yield from _shaped(updates, shape)
         return
@@ -187,7 +189,7 @@ def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.
         return
     if diffs.min() < 0:
         bad = updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))).slice(0, 1)
-        raise Corrupt(
+        raise CorruptData(
             f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
         )
     rows = updates.drop_columns([DIFF])

@@ -5,7 +5,7 @@ says whether the row is there, so a task that gives out such a row must have see
 row of which **no** diff is negative needs no sum: each part's updates of it can be given out where
 they are read. So the rows are divided by their hash:
 
-- *suspects*: rows whose hash is that of some negative update. A `Suspects` is a bitmap of the
+- *suspects*: rows whose hash is that of some negative update. A `SuspectHashes` is a bitmap of the
   hashes' low bits, of a fixed size however many there are: it may take an innocent row for a
   suspect, never the reverse.
 - A *direct* task reads its parts once and gives out all rows but suspects. It holds one part.
@@ -26,14 +26,14 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from actors.persist.shard import Part
+from actors.persist.shard import BatchPart
 
 _BITS: Final = 23
 """A bitmap has 2**23 bits: 1 MiB, less when it is compressed."""
 TASKS_MAX: Final = 256
 
 
-class Suspects:
+class SuspectHashes:
     """Hashes of rows that must be summed."""
 
     def __init__(self) -> None:
@@ -62,30 +62,30 @@ class Suspects:
         return zlib.compress(self._bits.tobytes(), 1)
 
     @staticmethod
-    def unpacked(data: bytes) -> Suspects:
+    def unpacked(data: bytes) -> SuspectHashes:
         """Return the bitmap that `packed` packed."""
-        made = Suspects()
+        made = SuspectHashes()
         made._bits = np.frombuffer(zlib.decompress(data), np.uint8)
         return made
 
 
-class Task(msgspec.Struct, frozen=True):
+class ReadTask(msgspec.Struct, frozen=True):
     """The read of one task. `share` (number, of how many): it sums the suspects of that share;
     None: it gives out rows that are no suspects. `suspects` is None: with a share every row is one,
     without a share none is."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
     share: tuple[int, int] | None = None
     suspects: bytes | None = None
 
 
-def grouped(parts: Sequence[Part], bytes_max: int) -> list[tuple[Part, ...]]:
+def grouped(parts: Sequence[BatchPart], bytes_max: int) -> list[tuple[BatchPart, ...]]:
     """Return adjacent parts together as long as they are small; no more groups than tasks may
     be."""
     total = sum(part.bytes for part in parts)
     # The other half of the tasks is left to those that sum.
     most = max(bytes_max, -(-total // (TASKS_MAX // 2)))
-    groups: list[list[Part]] = []
+    groups: list[list[BatchPart]] = []
     held = 0
     for part in parts:
         if not groups or held + part.bytes > most:
@@ -99,23 +99,23 @@ def grouped(parts: Sequence[Part], bytes_max: int) -> list[tuple[Part, ...]]:
     return [tuple(group) for group in groups]
 
 
-def direct(parts: Sequence[Part], bytes_max: int) -> list[Task]:
+def direct(parts: Sequence[BatchPart], bytes_max: int) -> list[ReadTask]:
     """Return the tasks for parts without a negative diff."""
-    return [Task(group) for group in grouped(parts, bytes_max)]
+    return [ReadTask(group) for group in grouped(parts, bytes_max)]
 
 
-def summing(parts: Sequence[Part]) -> list[Task]:
+def summing(parts: Sequence[BatchPart]) -> list[ReadTask]:
     """Return one task, which sums all parts."""
-    return [Task(tuple(parts), (0, 1))]
+    return [ReadTask(tuple(parts), (0, 1))]
 
 
 def divide_tasks(
-    parts: Sequence[Part], suspects: Suspects, bytes_max: int, sum_rows_max: int
-) -> list[Task]:
+    parts: Sequence[BatchPart], suspects: SuspectHashes, bytes_max: int, sum_rows_max: int
+) -> list[ReadTask]:
     """Return direct tasks, and those that sum the suspects."""
     packed = suspects.packed()
     rows = sum(part.rows for part in parts)
     count = max(1, -(-int(rows * suspects.share()) // sum_rows_max))
     shares = min(count, TASKS_MAX // 2)
-    tasks = [Task(group, None, packed) for group in grouped(parts, bytes_max)]
-    return tasks + [Task(tuple(parts), (number, shares), packed) for number in range(shares)]
+    tasks = [ReadTask(group, None, packed) for group in grouped(parts, bytes_max)]
+    return tasks + [ReadTask(tuple(parts), (number, shares), packed) for number in range(shares)]

@@ -35,16 +35,16 @@ from actors.persist.handed import consumer_hold
 from actors.persist.shard import ShardState
 from actors.progress import EMPTY, Frontier, Time
 from actors.spark.source.options import NEWEST, SNAPSHOT
-from actors.spark.source.planning import Loaded, Opened, fresh_name, open_stores, plan
+from actors.spark.source.planning import LoadedFrame, OpenedPlace, fresh_name, open_stores, plan
 from actors.spark.source.reading import ShardPartition, read
-from actors.spark.source.rows import Window
+from actors.spark.source.rows import ReadWindow
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Reads the changes of one stream. Spark keeps one for its whole life, and sends copies of it
     to tasks."""
 
-    def __init__(self, loaded: Loaded, shape: pa.Schema) -> None:
+    def __init__(self, loaded: LoadedFrame, shape: pa.Schema) -> None:
         self._loaded = loaded
         self._shape = shape
         self._until: Frontier | None = None
@@ -110,7 +110,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return start if upper <= begin else self._offset(upper)
 
     async def _looked(
-        self, stores: Opened, begin: Time, beyond: Frontier
+        self, stores: OpenedPlace, begin: Time, beyond: Frontier
     ) -> tuple[ShardState, Frontier]:
         state, upper = await stores.leases.look(self._loaded.shard, beyond)
         if state.since > begin:
@@ -126,7 +126,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             f" is {since}; {keep}"
         )
 
-    async def _hold(self, stores: Opened, state: ShardState, begin: Time, *, moved: bool) -> None:
+    async def _hold(
+        self, stores: OpenedPlace, state: ShardState, begin: Time, *, moved: bool
+    ) -> None:
         """Keep the since at `begin`, by the consumer's hold or else by a lease."""
         loaded = self._loaded
         if loaded.wish.consumer is not None:
@@ -162,7 +164,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         if upper <= begin:
             return []
         lower = 0 if start.get("snapshot") else begin
-        window = Window(lower, upper, begin, True)
+        window = ReadWindow(lower, upper, begin, True)
         try:
             planned, tasks = anyio.run(partial(plan, self._loaded, window, (), fresh_name()))
         except ReadBelowSince:

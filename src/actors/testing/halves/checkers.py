@@ -13,26 +13,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from actors.errors import Canceled
+from actors.errors import OperationCanceled
 from actors.progress import Frontier, ObjectId
 from actors.protocol import compute, storage
 from actors.protocol import storage_internal as internal
 from actors.protocol.internal import Half
 from actors.testing.halves.wishes import ComputeTruth, Shape, StorageTruth, timeless
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 
 if TYPE_CHECKING:
     from actors.compute.state import ComputeState
     from actors.storage.state import StorageState
-    from actors.testing.halves.outside import Outside
+    from actors.testing.halves.outside import SimulatedConnectors
 
 KINDS = ("write", "input", "output")
 
 
 def require(right: bool, rule: str, wrong: str, *operands: object) -> None:
-    """Raise `Violation` unless `right`; the text is formatted only then."""
+    """Raise `CheckerViolation` unless `right`; the text is formatted only then."""
     if not right:
-        raise Violation(f"{rule}: {wrong.format(*operands)}")
+        raise CheckerViolation(f"{rule}: {wrong.format(*operands)}")
 
 
 class OrderChecker:
@@ -102,7 +102,7 @@ class WantedChecker:
                 require(same, "wanted", "{} is rendered, to run is {}", description, found)
             case internal.RunOneshotIngestionDataflow(oneshot):
                 require(wish.oneshots.get(oneshot.uuid) == oneshot, "wanted", "{} is run", oneshot)
-            case internal.DropDataflow(ids):
+            case internal.DropObjects(ids):
                 wrong = set(ids) & self._storage.ids()
                 require(not wrong, "wanted", "{} are dropped, and are to run", sorted(wrong))
 
@@ -171,7 +171,7 @@ class WantedChecker:
         require(once, "wanted", "tasks run {}, wanted are {}", dict(tasks), sorted(expected))
 
 
-class ToldChecker:
+class HalvesToldChecker:
     """*told*: a worker answers only the client that it serves, after that client's initialization;
     an adapter passes on only responses for its connection. A client receives a frontier only when
     all workers have sent one as far under its nonce; and none beyond the durable upper of the shard
@@ -223,7 +223,7 @@ class ToldChecker:
         """Check a response that an adapter passes on."""
         require(connection == nonce, "told", "{} hears what {} was told", connection, nonce)
 
-    def reached(self, outside: Outside, state: ComputeState, response: Any) -> None:
+    def reached(self, outside: SimulatedConnectors, state: ComputeState, response: Any) -> None:
         """Check that a worker's frontiers are not beyond its dataflow's upper."""
         made = state.rendered.get(response.id) if isinstance(response, compute.Frontiers) else None
         if made is None:
@@ -252,13 +252,13 @@ class ToldChecker:
                     shape,
                     durable,
                 )
-            case storage.StagedBatches(uuid=uuid, result=storage.Staged(batches=batches)):
+            case storage.StagedBatches(uuid=uuid, result=storage.FilesStaged(batches=batches)):
                 given = self.staged.get(uuid, [])
                 require(response.result in given, "told", "{}, given was {}", response, given)
                 self._kept |= {batch.part for batch in batches}
             case storage.StagedBatches(uuid=uuid, result=storage.StagingFailed() as failed):
                 given = self.staged.get(uuid, [])
-                right = failed.code == Canceled.__name__ or failed in given
+                right = failed.code == OperationCanceled.__name__ or failed in given
                 require(right, "told", "{}, given was {}", response, given)
             case storage.StatisticsUpdates():
                 for each in (*response.sources, *response.sinks, *response.oneshots):
@@ -291,7 +291,7 @@ class ToldChecker:
         )
 
 
-class HoldsChecker:
+class HalvesHoldsChecker:
     """*holds*: no history is lost that is still needed. A sink is started no later than its
     committed upper, however often it is rendered again; a task gets only compactions that its
     client has allowed; a partition of an index is compacted beyond no read that waits or is under

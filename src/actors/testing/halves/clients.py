@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from actors.cluster.partitioned import Limits, Partitioned
+from actors.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
 from actors.cluster.storage_partitioned import StoragePartitioned
@@ -20,7 +20,7 @@ from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRul
 from actors.compute.history import ComputeHistory
 from actors.errors import PenstockError, RemoteProtocolError
 from actors.plan.delta import DeltaPlan
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
 from actors.settings import Settings
@@ -29,7 +29,7 @@ from actors.testing.halves.checkers import require
 from actors.testing.halves.wishes import Shape, StorageWish, shapes
 
 SETTINGS: Final = Settings()
-SCHEMA: Final = Schema((Column("k", "bigint"),))
+SCHEMA: Final = TableSchema((TableColumn("k", "bigint"),))
 PLAN: Final = DeltaPlan(("s",), (SCHEMA,), SCHEMA, "select k from s", "incremental", "")
 SOURCES: Final = ("u1", "u2", "u3", "x1")
 SINKS: Final = ("k1", "k2", "x1")
@@ -76,7 +76,7 @@ class StorageClient:
 
     def hear(self, part: int, response: storage.Response) -> storage.Response | None:
         """Take a worker's response, and return the merged response to the client, if any. Raises
-        `Violation`."""
+        `CheckerViolation`."""
         try:
             merged = self.parts.absorb(part, response)
             if merged is not None:
@@ -121,17 +121,17 @@ class StorageClient:
             return compute.AllowCompaction(id_, self._allowed(dice, id_))
         if which < 0.86:
             uuid = dice.choice(("o1", "o2", "o3"))
-            request = storage.Configuration("files", dice.choice((b"x", b"x", b"y")))
+            request = storage.ConnectorConfiguration("files", dice.choice((b"x", b"x", b"y")))
             return storage.RunOneshotIngestion(uuid, "t1", "s1", SCHEMA, request)
         if which < 0.92:
             return storage.CancelOneshotIngestion(dice.choice(("o1", "o2", "o3")))
         if which < 0.96:
-            return storage.UpdateConfiguration(dice.randint(1, 3))
+            return storage.UpdateStorageConfiguration(dice.randint(1, 3))
         return compute.AllowWrites()
 
     def flood(self, dice: random.Random) -> list[Any]:
         """Return many commands that must be ordered."""
-        return [storage.UpdateConfiguration(7)] * dice.randint(4, FLOOD_MAX)
+        return [storage.UpdateStorageConfiguration(7)] * dice.randint(4, FLOOD_MAX)
 
     def _sink(self, dice: random.Random) -> storage.SinkDescription:
         id_ = dice.choice(SINKS)
@@ -140,7 +140,7 @@ class StorageClient:
             id_,
             dice.choice((id_, id_, "other")),
             compute.SourceImport("s1", SCHEMA),
-            storage.Configuration(kind, b"x"),
+            storage.ConnectorConfiguration(kind, b"x"),
             self._allowed(dice, id_),
         )
 
@@ -156,13 +156,13 @@ def _source(dice: random.Random) -> storage.IngestionDescription:
     return storage.IngestionDescription(
         id_,
         dice.choice((id_, id_, id_, "other")),
-        storage.Configuration("counter", dice.choice((b"x", b"x", b"x", b"x", b"y"))),
+        storage.ConnectorConfiguration("counter", dice.choice((b"x", b"x", b"x", b"x", b"y"))),
         dice.choice((f"r{id_}", f"r{id_}", f"r{id_}", f"r{id_}", "r9")),
         tuple(
             storage.IngestionExport(f"{id_}{each}", f"public.{each}", SCHEMA, f"s{id_}{each}")
             for each in exports
         ),
-        storage.Retry(dice.choice((None, None, 3))),
+        storage.RetryDelays(dice.choice((None, None, 3))),
     )
 
 
@@ -174,7 +174,7 @@ class ComputeClient:
         self.commands = CommandRules(None, SETTINGS)
         self.cluster = CommandRules(compute.CreateInstance(count), SETTINGS)
         self.responses = ResponseRules()
-        self.parts = Partitioned(count, Limits(SETTINGS.result_bytes_max))
+        self.parts = PartitionedState(count, ConnectionLimits(SETTINGS.result_bytes_max))
         self.said: list[Any] = []
         self.exports: dict[ObjectId, compute.Export] = {}
         """Exports of all wanted dataflows."""
@@ -219,7 +219,7 @@ class ComputeClient:
 
     def hear(self, part: int, response: compute.Response) -> compute.Response | None:
         """Take a worker's response, and return the merged response to the client, if any. Raises
-        `Violation`."""
+        `CheckerViolation`."""
         try:
             merged = self.parts.absorb(part, response)
             for id_ in self.parts.ended:
@@ -264,7 +264,7 @@ class ComputeClient:
         if dice.random() < 0.35:
             what = self._dataflow(dice, clock)
             made = compute.CreateDataflow(what)
-            return [made] if dice.random() < 0.3 else [made, compute.Schedule(what.id)]
+            return [made] if dice.random() < 0.3 else [made, compute.ScheduleDataflow(what.id)]
         indexes = [id_ for id_ in self.exports if id_[0] == "i"]
         if indexes and dice.random() < 0.12:  # a read, and a compaction beyond it
             id_, time = dice.choice(indexes), _about(dice, clock)
@@ -277,7 +277,7 @@ class ComputeClient:
         indexes = [id_ for id_ in ids if id_[0] == "i"]
         some = dice.choice((indexes if dice.random() < 0.5 else ids) or ["i1"])
         if which < 0.20:
-            return compute.Schedule(some)
+            return compute.ScheduleDataflow(some)
         if which < 0.36:
             return compute.AllowCompaction(some, EMPTY)
         if which < 0.54:
@@ -360,7 +360,7 @@ def _altered(command: Any, dice: random.Random, clock: int) -> Any:
             return storage.RunIngestion(replace(what, exports=what.exports[1:]))
         case storage.RunSink(sink):
             # A sink of another kind begins anew: its former as_of was that of the other sink.
-            other = storage.Configuration("parquet", b"x")
+            other = storage.ConnectorConfiguration("parquet", b"x")
             return storage.RunSink(replace(sink, configuration=other, as_of=AS_OF))
     return command
 
@@ -384,7 +384,7 @@ def batch_commands(commands: Sequence[Any], dice: random.Random) -> list[Any]:
 
 
 def _lot(commands: Sequence[Any]) -> Any:
-    return commands[0] if len(commands) == 1 else compute.Lot(tuple(commands))
+    return commands[0] if len(commands) == 1 else compute.CommandBatch(tuple(commands))
 
 
 Client = StorageClient | ComputeClient

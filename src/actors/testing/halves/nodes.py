@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from actors.channel_adapter import Connect, Disconnect, StashRules, Verdict
+from actors.channel_adapter import ConnectClient, DisconnectClient, NonceVerdict, StashRules
 from actors.compute import events as ce
-from actors.compute.outbox import Outbox
+from actors.compute.outbox import ResponseOutbox
 from actors.compute.state import ComputeState
-from actors.kernel import Address, Lane
+from actors.kernel import ActorAddress, FlowWindow
 from actors.progress import ObjectId
 from actors.protocol import storage_internal as internal
-from actors.protocol.compute import Tagged, TaggedResponse
-from actors.protocol.internal import Emitted, Half, Sequenced
+from actors.protocol.compute import TaggedCommand, TaggedResponse
+from actors.protocol.internal import BatchEmitted, Half, SequencedCommand
 from actors.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
 from actors.storage import events as e
 from actors.storage.outbox import StorageOutbox
@@ -32,19 +32,19 @@ from actors.testing.halves.checkers import require
 from actors.testing.halves.clients import SETTINGS
 
 if TYPE_CHECKING:
-    from actors.testing.halves.run import World
+    from actors.testing.halves.run import HalvesWorld
 
 PEEKS_MAX: Final = 6
 """Most waiting peeks: few, so that a run meets the bound."""
 
 
-class Late(msgspec.Struct):
+class LateCommand(msgspec.Struct):
     """A former client's command that an adapter lets through, as if it knew of no other client."""
 
     tagged: Any
 
 
-class Came(msgspec.Struct):
+class ArrivedCommand(msgspec.Struct):
     """A command in the mailbox, with the record of its arrival."""
 
     tagged: Any
@@ -52,7 +52,7 @@ class Came(msgspec.Struct):
     mark: list[Any] | None = None
 
 
-class Mailbox:
+class NodeMailbox:
     """A minimal mailbox for lanes."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Mailbox:
         self.messages.append(message)
 
 
-class Adapter:
+class HalfAdapter:
     """The adapter of one half, by the real rules of the stash."""
 
-    def __init__(self, node: Node, half: Half, lane: Lane[Any]) -> None:
+    def __init__(self, node: WorkerNode, half: Half, lane: FlowWindow[Any]) -> None:
         self._node = node
         self._half = half
         self._lane = lane
@@ -79,20 +79,20 @@ class Adapter:
         """Deliver the next message of a client; return False if its lane has no room."""
         node, rules = self._node, self.rules
         match self.down[0]:
-            case Connect(nonce=nonce):
+            case ConnectClient(nonce=nonce):
                 for response in rules.connect(nonce):
                     node.world.hear(self._half, node.index, nonce, response)
-            case Disconnect(nonce=nonce):
+            case DisconnectClient(nonce=nonce):
                 if rules.disconnect(nonce):
-                    lost = e.ClientLost if self._half == "storage" else ce.ClientLost
+                    lost = e.StorageClientLost if self._half == "storage" else ce.ComputeClientLost
                     node.mailbox.messages.append(lost(nonce))
-            case Late() as late:
+            case LateCommand() as late:
                 node.mailbox.messages.append(late)
             case tagged if tagged.nonce == rules.current and rules.connected:
                 if self._lane.under_way >= node.world.schedule.setting.window:
                     return False
                 mark = node.world.delay.came(self._half) if node.index == 0 else None
-                self._lane.send_nowait(Came(tagged, self._half, mark))
+                self._lane.send_nowait(ArrivedCommand(tagged, self._half, mark))
         self.down.popleft()
         return True
 
@@ -100,9 +100,9 @@ class Adapter:
         """Deliver the next response of the worker."""
         tagged, node = self.up.popleft(), self._node
         verdict = self.rules.judge(tagged)
-        assert verdict is not Verdict.HOLD, "the stash is large enough for every run"
-        node.world.struck[f"response: {verdict.value}"] += verdict is not Verdict.FORWARD
-        if verdict is Verdict.FORWARD:
+        assert verdict is not NonceVerdict.HOLD, "the stash is large enough for every run"
+        node.world.struck[f"response: {verdict.value}"] += verdict is not NonceVerdict.FORWARD
+        if verdict is NonceVerdict.FORWARD:
             node.world.told.passed(self.rules.current, tagged.nonce)
             node.world.hear(self._half, node.index, tagged.nonce, tagged.response)
         self.rules.validate()
@@ -110,10 +110,10 @@ class Adapter:
         return True
 
 
-class Node:
+class WorkerNode:
     """Worker `index`; see the module's docstring."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, world: HalvesWorld, index: int) -> None:
         setting = world.schedule.setting
         self.world = world
         self.index = index
@@ -121,17 +121,19 @@ class Node:
             index, setting.workers, result_bytes_max=1000, peeks_max=PEEKS_MAX
         )
         self.storage = StorageState(index, setting.workers)
-        self.mailbox = Mailbox()
-        self.ordered: deque[Sequenced] = deque()
-        to: Any = Address(self.mailbox)  # type: ignore[arg-type]
-        self._compute_lane: Lane[Any] = Lane(to, setting.window)
-        self._storage_lane: Lane[Any] = Lane(to, setting.window)
-        self.adapters: dict[Half, Adapter] = {
-            "compute": Adapter(self, "compute", self._compute_lane),
-            "storage": Adapter(self, "storage", self._storage_lane),
+        self.mailbox = NodeMailbox()
+        self.ordered: deque[SequencedCommand] = deque()
+        to: Any = ActorAddress(self.mailbox)  # type: ignore[arg-type]
+        self._compute_lane: FlowWindow[Any] = FlowWindow(to, setting.window)
+        self._storage_lane: FlowWindow[Any] = FlowWindow(to, setting.window)
+        self.adapters: dict[Half, HalfAdapter] = {
+            "compute": HalfAdapter(self, "compute", self._compute_lane),
+            "storage": HalfAdapter(self, "storage", self._storage_lane),
         }
         self._unordered: deque[int] = deque()
-        self._outbox: Outbox[tuple[int, Emitted]] = Outbox(setting.responses, 1 << 20)
+        self._outbox: ResponseOutbox[tuple[int, BatchEmitted]] = ResponseOutbox(
+            setting.responses, 1 << 20
+        )
         self._storage_outbox = StorageOutbox(setting.responses)
         self._mark: list[Any] | None = None
         """Record of the arrival of the command that is being handled."""
@@ -139,7 +141,7 @@ class Node:
         """Objects that the event or command being handled names."""
 
     @property
-    def lanes(self) -> tuple[Lane[Any], ...]:
+    def lanes(self) -> tuple[FlowWindow[Any], ...]:
         """Return the lanes of both halves."""
         return self._compute_lane, self._storage_lane
 
@@ -160,27 +162,27 @@ class Node:
     def step_mailbox(self) -> bool:
         """Handle the next message of the mailbox."""
         match self.mailbox.messages.popleft():
-            case Came(tagged, "compute", mark):
+            case ArrivedCommand(tagged, "compute", mark):
                 self._from_compute(tagged, mark)
-            case Came(tagged, _, mark):
+            case ArrivedCommand(tagged, _, mark):
                 self._from_storage(tagged, mark)
                 self._unordered.append(self.storage.proposed)
                 self._done_with_some()
-            case Late(Tagged() as tagged):
+            case LateCommand(TaggedCommand() as tagged):
                 require(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
-            case Late(tagged):
+            case LateCommand(tagged):
                 self._from_storage(tagged, None)
-            case ce.ClientLost() as lost:
+            case ce.ComputeClientLost() as lost:
                 self.feed_compute(lost)
             case lost:
                 self.feed(lost)
         return True
 
-    def _from_compute(self, tagged: Tagged, mark: list[Any] | None) -> None:
+    def _from_compute(self, tagged: TaggedCommand, mark: list[Any] | None) -> None:
         if not self._offers(tagged, mark):
             self._compute_lane.done()
 
-    def _offers(self, tagged: Tagged, mark: list[Any] | None) -> bool:
+    def _offers(self, tagged: TaggedCommand, mark: list[Any] | None) -> bool:
         effects = self.compute.handle(tagged)
         self._mark = mark
         self._perform_all(effects)
@@ -203,7 +205,7 @@ class Node:
         if isinstance(ordered.command, internal.ForStorage):
             command = ordered.command.command
             self.cause = self._named(command)
-            if isinstance(command, internal.DropDataflow):
+            if isinstance(command, internal.DropObjects):
                 count = self.world.schedule.setting.workers
                 mine = [id_ for id_ in command.ids if owner_of(id_, count) == self.index]
                 self.world.outside.dropped_for_good(mine)
@@ -234,7 +236,7 @@ class Node:
                 return frozenset((command.oneshot.uuid,))
             case internal.SuspendAndRestart():
                 return frozenset((command.id,))
-            case internal.DropDataflow():
+            case internal.DropObjects():
                 found = set(command.ids)
                 for id_, rendering in self.storage.renderings.current.items():
                     if found & set(rendering.ids):
@@ -271,7 +273,7 @@ class Node:
     def _perform_storage(self, effect: e.Effect) -> None:
         world = self.world
         match effect:
-            case e.Respond(response=response):
+            case e.SendStorageResponse(response=response):
                 client = self.storage.client
                 world.told.answered(
                     client.nonce, self._storage_outbox.nonce, client.muted, response
@@ -280,7 +282,7 @@ class Node:
                     world.blame.status(response)
                 world.told.sent(client.nonce or "", self.index, response)
                 self._storage_outbox.push(response)
-            case e.Offer(propose=propose):
+            case e.OfferStorageCommand(propose=propose):
                 require(self.index == 0, "order", "worker {} offers {}", self.index, propose)
                 assert isinstance(propose.command, internal.ForStorage)
                 command = propose.command.command
@@ -288,12 +290,12 @@ class Node:
                 if isinstance(command, internal.SuspendAndRestart):
                     world.blame.suspended(command)
                 world.proposals.append((propose, self._mark))
-            case e.Forward(forwarded=forwarded):
+            case e.ForwardCommand(forwarded=forwarded):
                 require(self.index != 0, "order", "worker 0 forwards {}", forwarded)
                 if isinstance(forwarded.command, internal.SuspendAndRestart):
                     world.blame.suspended(forwarded.command)
                 world.forwarded.append(forwarded)
-            case e.SwitchClient(nonce=nonce):
+            case e.SwitchStorageClient(nonce=nonce):
                 self._storage_outbox.switch(nonce)
             case e.LookUp():
                 world.outside.look_up(effect)
@@ -305,10 +307,10 @@ class Node:
             case e.StartIngestion() | e.StartSink():
                 world.blame.touched(effect.description.id, self.cause, "started")
                 world.outside.start(self, effect.number, effect.description)
-            case e.Stop(number=number, forget=forget):
+            case e.StopTask(number=number, forget=forget):
                 world.blame.touched(world.outside.tasks[number].id, self.cause, "stopped")
                 world.outside.stop(number, forget)
-            case e.Forget():
+            case e.CleanUpSource():
                 world.outside.forget(self, effect)
             case e.RestartLater(number=number):
                 world.outside.delayed.append(world.outside.tasks[number])
@@ -318,11 +320,11 @@ class Node:
             case e.AllowTaskCompaction(id=id_, frontier=frontier):
                 allowed = world.allowed.get(id_, 0)
                 world.holds.compaction(id_, frontier, allowed)
-            case e.Reconciled(refused=refused):
+            case e.LogStorageReconciliation(refused=refused):
                 world.struck["update refused"] += len(refused)
-            case e.Unfit():
+            case e.LogRefusedUpdate():
                 world.struck["update refused"] += 1
-            case e.Discard(batches=batches):
+            case e.DiscardParts(batches=batches):
                 world.told.discarded(batches)
 
     # -- the compute half --------------------------------------------------------------------------
@@ -342,41 +344,41 @@ class Node:
     def _perform(self, effect: ce.Effect, place: int) -> None:
         world = self.world
         match effect:
-            case ce.Respond(response=response, number=number, receipt=receipt):
+            case ce.SendComputeResponse(response=response, number=number, receipt=receipt):
                 state = self.compute
                 world.told.answered(state.nonce, self._outbox.nonce, state.muted, response)
                 world.told.reached(world.outside, state, response)
                 world.told.sent(state.nonce or "", self.index, response)
                 self._outbox.push(response, None if receipt is None else (number, receipt))
-            case ce.Offer(propose=propose):
+            case ce.OfferCommand(propose=propose):
                 require(self.index == 0, "order", "worker {} offers {}", self.index, propose)
                 world.proposals.append((propose, self._mark))
-            case ce.SwitchClient(nonce=nonce):
+            case ce.SwitchComputeClient(nonce=nonce):
                 self._deliver(self._outbox.switch(nonce))
-            case ce.Receipt(number=number, emitted=emitted):
+            case ce.AcknowledgeBatch(number=number, emitted=emitted):
                 self._deliver([(number, emitted)])
-            case ce.Render(number=number, description=description):
+            case ce.RenderDataflow(number=number, description=description):
                 world.logs.render(self.index, place, ("create", description.id, number))
                 world.wanted.rendered(self.index, number, description.id)
                 world.outside.render(self, effect)
-            case ce.DropDataflow(number=number):
+            case ce.StopDataflow(number=number):
                 world.logs.render(self.index, place, ("remove", "", number))
                 world.wanted.dropped(self.index, number)
                 world.outside.dropped(self, number)
-            case ce.Tell(number=number, message=message):
+            case ce.TellDataflow(number=number, message=message):
                 world.logs.render(self.index, place, (message, "", number))
                 if self.index == 0:
                     world.outside.heard(number, message)
-            case ce.Respawn(number=number):
+            case ce.RespawnDataflow(number=number):
                 world.respawns.append(number)
-            case ce.Compact():
+            case ce.CompactIndex():
                 world.outside.compacts(self, effect)
             case ce.StartPeek():
                 world.outside.read(self, effect)
             case ce.StopPeek(ticket=ticket):
                 world.outside.reads.pop((self.index, ticket), None)
 
-    def _deliver(self, receipts: list[tuple[int, Emitted]]) -> None:
+    def _deliver(self, receipts: list[tuple[int, BatchEmitted]]) -> None:
         for number, _ in receipts:
             self.world.outside.flows[number].waits = False
 

@@ -18,11 +18,11 @@ from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
 from actors.protocol.internal import (
     DataflowProgress,
+    DataflowScheduled,
     DataflowStatus,
-    Emit,
-    Scheduled,
+    EmitBatch,
 )
-from actors.protocol.storage import Staged, StagingFailed, Statistics
+from actors.protocol.storage import FilesStaged, ObjectStatistics, StagingFailed
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
 from actors.storage.renderings import owner_of
@@ -31,14 +31,14 @@ from actors.testing.halves.clients import AS_OF
 from actors.testing.halves.wishes import Shape, shapes
 
 if TYPE_CHECKING:
-    from actors.testing.halves.nodes import Node
-    from actors.testing.halves.run import World
+    from actors.testing.halves.nodes import WorkerNode
+    from actors.testing.halves.run import HalvesWorld
 
 T = TypeVar("T")
 STATED: Final = ("running", "running", "paused", "stalled")
 
 
-class Task(msgspec.Struct):
+class SimulatedTask(msgspec.Struct):
     """A task of the storage half, on its owner."""
 
     number: int
@@ -55,7 +55,7 @@ class Task(msgspec.Struct):
     round: int = 0
 
 
-class Dataflow(msgspec.Struct):
+class SimulatedDataflow(msgspec.Struct):
     """A dataflow, known by its number on all workers that have rendered it."""
 
     number: int
@@ -89,7 +89,7 @@ class Dataflow(msgspec.Struct):
         return isinstance(self.description.export, compute.IndexExport)
 
 
-class Read(msgspec.Struct):
+class SimulatedRead(msgspec.Struct):
     """A read under way on a worker."""
 
     node: Any
@@ -97,10 +97,10 @@ class Read(msgspec.Struct):
     incarnation: int
 
 
-class Outside:
+class SimulatedConnectors:
     """Shards, external systems, tasks, dataflows and reads; see the module's docstring."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: HalvesWorld) -> None:
         self._world = world
         self.durable: dict[Shape, Frontier] = {}
         self.clock = AS_OF
@@ -109,13 +109,13 @@ class Outside:
 
     def restart(self) -> None:
         """Forget all workers, and their tasks with them."""
-        self.tasks: dict[int, Task] = {}
+        self.tasks: dict[int, SimulatedTask] = {}
         self.look_ups: dict[int, tuple[e.LookUp, bool]] = {}
-        self.delayed: list[Task] = []
-        self._failures: list[Task] = []
-        self._crashes: list[Dataflow] = []
-        self.flows: dict[int, Dataflow] = {}
-        self.reads: dict[tuple[int, int], Read] = {}
+        self.delayed: list[SimulatedTask] = []
+        self._failures: list[SimulatedTask] = []
+        self._crashes: list[SimulatedDataflow] = []
+        self.flows: dict[int, SimulatedDataflow] = {}
+        self.reads: dict[tuple[int, int], SimulatedRead] = {}
         self.kept: set[ObjectId] = set()
         """Sources with external resources (a slot, a lock), since these workers began."""
         self.to_go: set[ObjectId] = set()
@@ -168,7 +168,7 @@ class Outside:
             if all(self._upper(shape) == EMPTY for shape in found.values()):
                 self.durable[remap] = EMPTY
 
-    def start(self, node: Node, number: int, what: Any) -> None:
+    def start(self, node: WorkerNode, number: int, what: Any) -> None:
         """Start a task of a worker."""
         id_ = what.uuid if isinstance(what, storage.RunOneshotIngestion) else what.id
         others = [task.number for task in self.tasks.values() if task.id == id_]
@@ -181,7 +181,9 @@ class Outside:
         )
         if isinstance(what, storage.IngestionDescription):
             self.kept.add(id_)
-        task = self.tasks[number] = Task(number, id_, what, node, node.storage.writes_allowed)
+        task = self.tasks[number] = SimulatedTask(
+            number, id_, what, node, node.storage.writes_allowed
+        )
         if isinstance(what, storage.SinkDescription):
             (shape,) = shapes(what).values()
             self._world.holds.sink(what, self._upper(shape), AS_OF)
@@ -194,7 +196,7 @@ class Outside:
         task.stopping, task.forgets = True, forget
         task.hangs = self._world.fault("stop")
 
-    def forget(self, node: Node, effect: e.Forget) -> None:
+    def forget(self, node: WorkerNode, effect: e.CleanUpSource) -> None:
         """Start to remove a source's external resources: no task may use them."""
         id_ = effect.description.id
         users = [task.number for task in self.tasks.values() if task.id == id_]
@@ -214,7 +216,7 @@ class Outside:
         index, number = self._world.pick(list(self.forgetting))
         id_ = self.forgetting.pop((index, number))
         self._gone(id_)
-        self._world.nodes[index].feed_about(id_, e.Stopped(number))
+        self._world.nodes[index].feed_about(id_, e.TaskStopped(number))
         return True
 
     def task_stops(self) -> bool:
@@ -226,7 +228,7 @@ class Outside:
         del self.tasks[task.number]
         if task.forgets:
             self._gone(task.id)
-        task.node.feed_about(task.id, e.Stopped(task.number))
+        task.node.feed_about(task.id, e.TaskStopped(task.number))
         return True
 
     def delay_is_over(self) -> bool:
@@ -237,7 +239,7 @@ class Outside:
         task.node.feed(e.RestartDue(task.number))
         return True
 
-    def _fail(self, task: Task) -> None:
+    def _fail(self, task: SimulatedTask) -> None:
         """Fail a task; its worker is told later."""
         task.failed = True
         self._failures.append(task)
@@ -250,16 +252,16 @@ class Outside:
         if isinstance(task.what, storage.RunOneshotIngestion):
             self.done(task, StagingFailed("PenstockError", text))
         else:
-            task.node.feed(e.Failed(task.number, text))
+            task.node.feed(e.TaskFailed(task.number, text))
         return True
 
-    def done(self, task: Task, result: storage.StagingResult) -> None:
+    def done(self, task: SimulatedTask, result: storage.StagingResult) -> None:
         """End a one-shot ingestion."""
         task.failed = True
         self._world.told.staged.setdefault(task.id, []).append(result)
         task.node.feed(e.OneshotDone(task.number, result))
 
-    def at_work(self) -> list[Task]:
+    def at_work(self) -> list[SimulatedTask]:
         """Return the tasks that can act."""
         return [t for t in self.tasks.values() if t.at_work and not (t.failed or t.stopping)]
 
@@ -270,7 +272,7 @@ class Outside:
             self._act(working[int(dice.random() * len(working))], dice)
         return bool(working)
 
-    def _act(self, task: Task, dice: random.Random) -> None:
+    def _act(self, task: SimulatedTask, dice: random.Random) -> None:
         which = dice.random()
         if isinstance(task.what, storage.RunOneshotIngestion):
             if which < 0.3:
@@ -293,41 +295,41 @@ class Outside:
         else:
             self._measure(task, ids)
 
-    def batch(self) -> Staged:
+    def batch(self) -> FilesStaged:
         """Return a staged batch with a fresh part."""
         self._parts += 1
-        return Staged((storage.StagedBatch(b"part %d" % self._parts, 1, 1),))
+        return FilesStaged((storage.StagedBatch(b"part %d" % self._parts, 1, 1),))
 
-    def reach(self, task: Task, upper: Frontier) -> None:
+    def reach(self, task: SimulatedTask, upper: Frontier) -> None:
         """Make a task's shapes durable below `upper`; complete ones stay complete."""
         for id_, shape in shapes(task.what).items():
             if upper == EMPTY and shape[0] == "remap":
                 continue
             now = self.durable[shape] = max(self._upper(shape), upper)
-            task.node.feed(e.Reached(task.number, id_, now))
+            task.node.feed(e.FrontierReached(task.number, id_, now))
 
-    def _observe(self, task: Task, ids: list[ObjectId], dice: random.Random) -> None:
+    def _observe(self, task: SimulatedTask, ids: list[ObjectId], dice: random.Random) -> None:
         task.round += 1
         seen = []
         for id_ in ids:
             status: Any = dice.choice(STATED)
             error = f"<{id_}>: no route" if status == "stalled" else None
-            seen.append(e.Observation(id_, status, error))
+            seen.append(e.HealthObservation(id_, status, error))
         gets_on = dice.random() < 0.5
-        task.node.feed(e.Observed(task.number, task.round, tuple(seen), gets_on))
+        task.node.feed(e.HealthObserved(task.number, task.round, tuple(seen), gets_on))
 
-    def _measure(self, task: Task, ids: Any) -> None:
+    def _measure(self, task: SimulatedTask, ids: Any) -> None:
         task.counted += 1
         for id_ in ids:
             self._world.told.measured[id_] += 1
-            task.node.feed(e.Measured(task.number, Statistics(id_, task.counted)))
+            task.node.feed(e.StatisticsMeasured(task.number, ObjectStatistics(id_, task.counted)))
 
     # -- dataflows ---------------------------------------------------------------------------------
 
-    def render(self, node: Node, effect: ce.Render) -> None:
+    def render(self, node: WorkerNode, effect: ce.RenderDataflow) -> None:
         """Render a dataflow on a worker; worker 0 runs its actor."""
         known = self.flows.get(effect.number)
-        flow = known or Dataflow(effect.number, effect.description)
+        flow = known or SimulatedDataflow(effect.number, effect.description)
         self.flows[effect.number] = flow
         if node.index == 0:
             flow.begun = True
@@ -337,7 +339,7 @@ class Outside:
 
     def heard(self, number: int, message: Any) -> None:
         """Take worker 0's message to a dataflow."""
-        if isinstance(message, Scheduled):
+        if isinstance(message, DataflowScheduled):
             self.flows[number].scheduled = True
 
     def flow_stops(self) -> bool:
@@ -351,7 +353,7 @@ class Outside:
                 continue
             index = self._world.pick(sorted(flow.dropping))
             flow.dropping.discard(index)
-            self._world.nodes[index].feed_compute(ce.Stopped(flow.number))
+            self._world.nodes[index].feed_compute(ce.DropCompleted(flow.number))
             return True
         return False
 
@@ -359,7 +361,7 @@ class Outside:
         """Tell worker 0 that a dataflow's actor has failed."""
         flow = self._crashes.pop(0)
         if self._lives(flow):
-            self._world.nodes[0].feed_compute(ce.Crashed(flow.number, "its actor failed"))
+            self._world.nodes[0].feed_compute(ce.DataflowCrashed(flow.number, "its actor failed"))
         return True
 
     def respawn(self, number: int) -> None:
@@ -369,12 +371,12 @@ class Outside:
         flow.incarnation += 1
         for node in self._world.nodes:
             if flow.is_index and flow.sealed.pop(node.index, None) is not None:
-                node.feed_compute(ce.Sealed(number, 0))
+                node.feed_compute(ce.IndexSealed(number, 0))
 
-    def _lives(self, flow: Dataflow) -> bool:
+    def _lives(self, flow: SimulatedDataflow) -> bool:
         return flow.begun and 0 not in flow.dropping and not flow.stopped
 
-    def living(self) -> list[Dataflow]:
+    def living(self) -> list[SimulatedDataflow]:
         """Return the dataflows that can act."""
         flows = self.flows.values()
         return [f for f in flows if self._lives(f) and f.scheduled and not f.crashed]
@@ -386,7 +388,7 @@ class Outside:
             self._flow_acts(living[int(dice.random() * len(living))], dice)
         return bool(living)
 
-    def _flow_acts(self, flow: Dataflow, dice: random.Random) -> None:
+    def _flow_acts(self, flow: SimulatedDataflow, dice: random.Random) -> None:
         which = dice.random()
         if which < 0.12:
             flow.crashed = True
@@ -398,7 +400,7 @@ class Outside:
             self.clock += 1
             self.get_on(flow, self.clock, lambda: dice.random() < 0.6)
 
-    def get_on(self, flow: Dataflow, upper: Frontier, hears: Callable[[], bool]) -> None:
+    def get_on(self, flow: SimulatedDataflow, upper: Frontier, hears: Callable[[], bool]) -> None:
         """Advance a dataflow to `upper`; report that to workers for which `hears()` is true."""
         export = flow.description.export
         if isinstance(export, compute.CopyToExport):
@@ -415,16 +417,18 @@ class Outside:
             if hears() and node.compute.by_number(flow.number) is not None:
                 self._tell(node, flow)
 
-    def _emit(self, flow: Dataflow, export: compute.SubscribeExport, upper: Frontier) -> None:
+    def _emit(
+        self, flow: SimulatedDataflow, export: compute.SubscribeExport, upper: Frontier
+    ) -> None:
         lower = flow.emitted or (0 if export.snapshot else flow.description.as_of + 1)
         if flow.waits or upper + 1 <= lower:
             return
         flow.emitted, flow.waits = upper + 1, True
         batch = compute.SubscribeBatch(lower, flow.emitted)
-        emit = Emit(flow.id, flow.incarnation, batch)
-        self._world.nodes[0].feed_compute(ce.Emitting(flow.number, emit))
+        emit = EmitBatch(flow.id, flow.incarnation, batch)
+        self._world.nodes[0].feed_compute(ce.SubscribeBatchReady(flow.number, emit))
 
-    def _tell(self, node: Node, flow: Dataflow) -> None:
+    def _tell(self, node: WorkerNode, flow: SimulatedDataflow) -> None:
         upper = flow.upper
         if flow.is_index:
             made = node.compute.by_number(flow.number)
@@ -435,17 +439,17 @@ class Outside:
             flow.sealed[node.index] = upper
             if first:
                 flow.since[node.index] = since
-            node.feed_compute(ce.Sealed(flow.number, upper, since))
+            node.feed_compute(ce.IndexSealed(flow.number, upper, since))
         progress = DataflowProgress(flow.id, upper, upper, upper)
-        node.feed_compute(ce.Progressed(flow.number, progress))
+        node.feed_compute(ce.DataflowProgressed(flow.number, progress))
 
-    def dropped(self, node: Node, number: int) -> None:
+    def dropped(self, node: WorkerNode, number: int) -> None:
         """Drop a dataflow on a worker."""
         self.flows[number].dropping.add(node.index)
 
     # -- reads -------------------------------------------------------------------------------------
 
-    def read(self, node: Node, start: ce.StartPeek) -> None:
+    def read(self, node: WorkerNode, start: ce.StartPeek) -> None:
         """Start a read on a worker."""
         incarnation = 0
         if start.number:
@@ -459,7 +463,7 @@ class Outside:
             require(
                 since <= time, "holds", "{} is read at {}, its since is {}", flow.id, time, since
             )
-        self.reads[node.index, start.ticket] = Read(node, start, incarnation)
+        self.reads[node.index, start.ticket] = SimulatedRead(node, start, incarnation)
 
     def read_ends(self) -> bool:
         """End a read with an answer, or without one if a snapshot has replaced its partition."""
@@ -471,7 +475,7 @@ class Outside:
         read.node.feed_compute(ce.PeekDone(ticket, rows))
         return True
 
-    def compacts(self, node: Node, effect: ce.Compact) -> None:
+    def compacts(self, node: WorkerNode, effect: ce.CompactIndex) -> None:
         """Compact a worker's partition."""
         flow = self.flows[effect.number]
         made = node.compute.by_number(effect.number)

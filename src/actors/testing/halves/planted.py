@@ -12,24 +12,24 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.channel_adapter import StashRules, Verdict
+from actors.channel_adapter import NonceVerdict, StashRules
 from actors.cluster import partitioned, storage_partitioned
 from actors.compute import reconcile as compute_reconcile
-from actors.compute.reads import Reads
-from actors.compute.reconcile import Flag
+from actors.compute.reads import PeekHolds
+from actors.compute.reconcile import ReconcileObstacle
 from actors.compute.state import ComputeState
 from actors.progress import Frontier
-from actors.protocol.compute import CreateDataflow, Tagged
+from actors.protocol.compute import CreateDataflow, TaggedCommand
 from actors.protocol.storage import SinkDescription, StorageTagged
-from actors.protocol.storage_internal import DropDataflow, RunSinkDataflow, SuspendAndRestart
+from actors.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
 from actors.storage import events as e
 from actors.storage import reconcile as storage_reconcile
 from actors.storage import state as storage_state
-from actors.storage.health import Health
-from actors.storage.pursuits import Pursuits
+from actors.storage.health import HealthBoard
+from actors.storage.pursuits import DesiredState
 from actors.storage.state import StorageState
-from actors.storage.statistics import Aggregate
-from actors.storage.tasks import Shape, Tasks
+from actors.storage.statistics import StatisticsSums
+from actors.storage.tasks import Shape, StorageTaskRunner
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def drop_when_told() -> Iterator[None]:
 
     def drop(self: StorageState, id: str) -> list[e.Effect]:
         effects = right(self, id)
-        self.renderings.apply(self.next_index, DropDataflow((id,)))
+        self.renderings.apply(self.next_index, DropObjects((id,)))
         return effects
 
     with mock.patch.object(StorageState, "_drop", drop):
@@ -51,7 +51,7 @@ def created_when_told() -> Iterator[None]:
     """Let worker 0 render a dataflow when its client creates it, the others when it is ordered."""
     right = ComputeState._tagged
 
-    def tagged(self: ComputeState, event: Tagged) -> Any:
+    def tagged(self: ComputeState, event: TaggedCommand) -> Any:
         effects = right(self, event)
         if effects and isinstance(event.command, CreateDataflow) and self.incoming is None:
             effects = [*effects, *self._create(event.command.dataflow)]
@@ -64,22 +64,22 @@ def created_when_told() -> Iterator[None]:
 @contextmanager
 def rendered_after_its_drop() -> Iterator[None]:
     """Render a sink that is suspended late again, though it was dropped meanwhile."""
-    right, dropped = Pursuits.suspended, Pursuits.drop
+    right, dropped = DesiredState.suspended, DesiredState.drop
     gone: dict[str, Any] = {}
 
-    def drop(self: Pursuits, *ids: str) -> Any:
+    def drop(self: DesiredState, *ids: str) -> Any:
         gone.update({id: self.get(id) for id in ids})
         return dropped(self, *ids)
 
-    def suspended(self: Pursuits, id: str) -> Any:
+    def suspended(self: DesiredState, id: str) -> Any:
         what = gone.get(id)
         if self.get(id) is None and isinstance(what, SinkDescription):
             return [RunSinkDataflow(what, 0)]
         return right(self, id)
 
     with (
-        mock.patch.object(Pursuits, "drop", drop),
-        mock.patch.object(Pursuits, "suspended", suspended),
+        mock.patch.object(DesiredState, "drop", drop),
+        mock.patch.object(DesiredState, "suspended", suspended),
     ):
         yield
 
@@ -101,7 +101,7 @@ def late_commands_offered() -> Iterator[None]:
     """Propose commands of a former client of the compute half to the one order."""
     right = ComputeState._tagged
 
-    def tagged(self: ComputeState, event: Tagged) -> Any:
+    def tagged(self: ComputeState, event: TaggedCommand) -> Any:
         return right(self, replace(event, nonce=self._offering or event.nonce))
 
     with mock.patch.object(ComputeState, "_tagged", tagged):
@@ -111,13 +111,13 @@ def late_commands_offered() -> Iterator[None]:
 @contextmanager
 def compaction_of_another() -> Iterator[None]:
     """Let the compaction of any object move the hold of every sink."""
-    right = Pursuits.allow
+    right = DesiredState.allow
 
-    def allow(self: Pursuits, id: str, frontier: Frontier) -> None:
+    def allow(self: DesiredState, id: str, frontier: Frontier) -> None:
         for each in self.running():
             right(self, each, frontier)
 
-    with mock.patch.object(Pursuits, "allow", allow):
+    with mock.patch.object(DesiredState, "allow", allow):
         yield
 
 
@@ -182,7 +182,7 @@ def reads_hold_nothing() -> Iterator[None]:
 
     with (
         mock.patch("actors.compute.pending.PendingPeeks.earliest", earliest),
-        mock.patch.object(Reads, "validate"),
+        mock.patch.object(PeekHolds, "validate"),
     ):
         yield
 
@@ -192,9 +192,9 @@ def stash_goes_to_anybody() -> Iterator[None]:
     """Let an adapter pass on responses for a client that it has not served yet."""
     right = StashRules.judge
 
-    def judge(self: StashRules, tagged: Any) -> Verdict:
+    def judge(self: StashRules, tagged: Any) -> NonceVerdict:
         strange = tagged.nonce not in self._served and self.connected
-        return Verdict.FORWARD if strange else right(self, tagged)
+        return NonceVerdict.FORWARD if strange else right(self, tagged)
 
     with mock.patch.object(StashRules, "judge", judge):
         yield
@@ -215,10 +215,10 @@ def proposals_not_counted() -> Iterator[None]:
         yield
 
 
-def _without(flag: Flag) -> Any:
+def _without(flag: ReconcileObstacle) -> Any:
     right = compute_reconcile.flags
 
-    def flags(*given: Any) -> tuple[Flag, ...]:
+    def flags(*given: Any) -> tuple[ReconcileObstacle, ...]:
         return tuple(each for each in right(*given) if each is not flag)
 
     return mock.patch.object(compute_reconcile, "flags", flags)
@@ -227,14 +227,14 @@ def _without(flag: Flag) -> Any:
 @contextmanager
 def compacted_kept() -> Iterator[None]:
     """Keep a dataflow that is no longer readable at the new client's as_of."""
-    with _without(Flag.COMPACTED):
+    with _without(ReconcileObstacle.COMPACTED):
         yield
 
 
 @contextmanager
 def other_imports_kept() -> Iterator[None]:
     """Keep a dataflow that reads another shard."""
-    with _without(Flag.IMPORTS):
+    with _without(ReconcileObstacle.IMPORTS):
         yield
 
 
@@ -250,33 +250,36 @@ def answers_while_initializing() -> Iterator[None]:
 def upper_of_another_shard() -> Iterator[None]:
     """Report the upper of another shard of the same id."""
 
-    def upper(self: Tasks, id: str, shape: Shape) -> Frontier | None:
+    def upper(self: StorageTaskRunner, id: str, shape: Shape) -> Frontier | None:
         found = self._uppers.get(id)
         return None if found is None else found[1]
 
-    with mock.patch.object(Tasks, "upper", upper):
+    with mock.patch.object(StorageTaskRunner, "upper", upper):
         yield
 
 
 @contextmanager
 def two_tasks_of_one() -> Iterator[None]:
     """Start a task while its object's former one is still stopping."""
-    right = Tasks._begin
+    right = StorageTaskRunner._begin
 
-    def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
+    def begin(self: StorageTaskRunner, rendering: Any) -> list[e.Effect]:
         with mock.patch.object(self, "stopping", {}):
             return right(self, rendering)
 
-    with mock.patch.object(Tasks, "_begin", begin), mock.patch.object(Tasks, "validate"):
+    with (
+        mock.patch.object(StorageTaskRunner, "_begin", begin),
+        mock.patch.object(StorageTaskRunner, "validate"),
+    ):
         yield
 
 
 @contextmanager
 def overtaken_look_up() -> Iterator[None]:
     """Answer a dropped object's look-up after its drop, and render the object."""
-    right = Pursuits.drop
+    right = DesiredState.drop
 
-    def drop(self: Pursuits, *ids: str) -> Any:
+    def drop(self: DesiredState, *ids: str) -> Any:
         kept = {id: self._all[id] for id in ids if id in self._all and self._all[id].ticket}
         steps = [each for each in right(self, *ids) if not isinstance(each, e.CancelLookUp)]
         for id, pursuit in kept.items():
@@ -286,20 +289,20 @@ def overtaken_look_up() -> Iterator[None]:
             steps.append(e.LookUp(self._last, pursuit.what, 0))  # type: ignore[arg-type]
         return steps
 
-    with mock.patch.object(Pursuits, "drop", drop):
+    with mock.patch.object(DesiredState, "drop", drop):
         yield
 
 
 @contextmanager
 def counted_twice() -> Iterator[None]:
     """Add measurements twice."""
-    right = Aggregate.absorb
+    right = StatisticsSums.absorb
 
-    def absorb(self: Aggregate, update: Any) -> None:
+    def absorb(self: StatisticsSums, update: Any) -> None:
         right(self, update)
         right(self, update)
 
-    with mock.patch.object(Aggregate, "absorb", absorb):
+    with mock.patch.object(StatisticsSums, "absorb", absorb):
         yield
 
 
@@ -318,13 +321,13 @@ def another_client_unseen() -> Iterator[None]:
 @contextmanager
 def never_forgotten() -> Iterator[None]:
     """Let a new object take over a dropped source's external resources with its id."""
-    right = Tasks._begin
+    right = StorageTaskRunner._begin
 
-    def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
+    def begin(self: StorageTaskRunner, rendering: Any) -> list[e.Effect]:
         self._forgetting.pop(rendering.id, None)
         return right(self, rendering)
 
-    with mock.patch.object(Tasks, "_begin", begin):
+    with mock.patch.object(StorageTaskRunner, "_begin", begin):
         yield
 
 
@@ -332,18 +335,18 @@ def never_forgotten() -> Iterator[None]:
 def forgotten_in_use() -> Iterator[None]:
     """Start a task while its predecessor's external resources are being removed."""
 
-    def forget(self: Tasks, what: Any) -> e.Forget:
+    def forget(self: StorageTaskRunner, what: Any) -> e.CleanUpSource:
         self._forgets += 1
-        return e.Forget(-self._forgets, what)
+        return e.CleanUpSource(-self._forgets, what)
 
-    with mock.patch.object(Tasks, "_forget", forget):
+    with mock.patch.object(StorageTaskRunner, "_forget", forget):
         yield
 
 
 @contextmanager
 def health_told_once() -> Iterator[None]:
     """Do not repeat to a new client the health that its predecessor was told."""
-    with mock.patch.object(Health, "forget_told"):
+    with mock.patch.object(HealthBoard, "forget_told"):
         yield
 
 
@@ -351,11 +354,11 @@ def health_told_once() -> Iterator[None]:
 def held_by_a_former_read() -> Iterator[None]:
     """Let a finished read still hold back the compaction of its index."""
 
-    def remove(self: Reads, pending: Any) -> list[Any]:
+    def remove(self: PeekHolds, pending: Any) -> list[Any]:
         self.pending.remove(pending)
         return []
 
-    with mock.patch.object(Reads, "_remove", remove):
+    with mock.patch.object(PeekHolds, "_remove", remove):
         yield
 
 

@@ -16,10 +16,10 @@ from actors.testing.halves.clients import ComputeClient, StorageClient
 from actors.testing.halves.wishes import shapes, timeless
 
 if TYPE_CHECKING:
-    from actors.testing.halves.run import World
+    from actors.testing.halves.run import HalvesWorld
 
 
-def storage_is_told(world: World, client: StorageClient) -> None:
+def storage_is_told(world: HalvesWorld, client: StorageClient) -> None:
     """Check that reported uppers are those of the shards, and that each one-shot ingestion is
     answered."""
     running = world.wants_storage.running
@@ -36,7 +36,7 @@ def storage_is_told(world: World, client: StorageClient) -> None:
     require(not unanswered, "told", "{} have no answer", sorted(unanswered))
 
 
-def health_is_told(world: World, client: StorageClient) -> None:
+def health_is_told(world: HalvesWorld, client: StorageClient) -> None:
     """Check that the latest status of an object is its owner's."""
     running = world.wants_storage.running
     for what in client.wish.objects.values():
@@ -50,7 +50,7 @@ def health_is_told(world: World, client: StorageClient) -> None:
             require(right, "told", "{} is {}, told is {}", id_, seen, told)
 
 
-def compute_is_told(world: World, client: ComputeClient) -> None:
+def compute_is_told(world: HalvesWorld, client: ComputeClient) -> None:
     """Check that every dataflow is reported up to the present time, and that reads and copies are
     answered."""
     require(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))

@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias, TypeVar
 
-from actors.channel_adapter import Connect, Disconnect
+from actors.channel_adapter import ConnectClient, DisconnectClient
 from actors.errors import PenstockError
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
-from actors.protocol.internal import Half, Propose
-from actors.protocol.storage_internal import Forwarded
-from actors.sequencer import Order
+from actors.protocol.internal import Half, ProposeCommand
+from actors.protocol.storage_internal import ForwardedCommand
+from actors.sequencer import CommandOrder
 from actors.storage import events as e
-from actors.testing.cluster import Report
+from actors.testing.cluster import RunReport
 from actors.testing.halves import schedule as plan
 from actors.testing.halves.checkers import (
     BlameChecker,
     DelayChecker,
-    HoldsChecker,
+    HalvesHoldsChecker,
+    HalvesToldChecker,
     OrderChecker,
-    ToldChecker,
     WantedChecker,
     nothing_is_left,
     require,
@@ -42,13 +42,13 @@ from actors.testing.halves.clients import (
     batch_commands,
     varied,
 )
-from actors.testing.halves.nodes import Late, Node
-from actors.testing.halves.outside import Outside
+from actors.testing.halves.nodes import LateCommand, WorkerNode
+from actors.testing.halves.outside import SimulatedConnectors
 from actors.testing.halves.rest import compute_is_told, health_is_told, storage_is_told
-from actors.testing.halves.schedule import Action, Schedule
+from actors.testing.halves.schedule import HalvesAction, HalvesSchedule
 from actors.testing.halves.wishes import ComputeTruth, StorageTruth
-from actors.testing.simulation.faults import Injector, Trace
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.faults import FaultInjector, TraceDigest
+from actors.testing.simulation.history import CheckerViolation
 
 T = TypeVar("T")
 Way: TypeAlias = tuple[Sized, Callable[[], bool]]
@@ -69,7 +69,7 @@ LOST_MAX: Final = 3
 """Most commands of a former client that are lost on their way to one worker, or come late."""
 
 
-class HalvesTrace(Trace):
+class HalvesTrace(TraceDigest):
     """Steps by their number: there is no clock."""
 
     def __init__(self, keep: bool) -> None:
@@ -84,19 +84,19 @@ class HalvesTrace(Trace):
             self._kept.append(f"{self.steps:6} {line}")
 
 
-class World:
+class HalvesWorld:
     """The workers, the order, the clients, and the messages under way between them."""
 
-    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+    def __init__(self, schedule: HalvesSchedule, keep_trace: bool) -> None:
         self.schedule = schedule
         self.trace = HalvesTrace(keep_trace)
-        self.injector = Injector(schedule.faults, self.trace)
+        self.injector = FaultInjector(schedule.faults, self.trace)
         self.dice = random.Random(schedule.seed)
         self.struck: Counter[str] = Counter()
         count = schedule.setting.workers
-        self.outside = Outside(self)
-        self.told = ToldChecker(count, self.outside.durable)
-        self.holds = HoldsChecker()
+        self.outside = SimulatedConnectors(self)
+        self.told = HalvesToldChecker(count, self.outside.durable)
+        self.holds = HalvesHoldsChecker()
         self.allowed: dict[ObjectId, Frontier] = {}
         """Furthest compaction that any client of the storage half has sent."""
         self.clients: dict[Half, Client | None] = {"compute": None, "storage": None}
@@ -113,9 +113,9 @@ class World:
     def _begin(self) -> None:
         """Begin a life of all workers."""
         setting = self.schedule.setting
-        self.order = Order()
-        self.proposals: deque[tuple[Propose, list[Any] | None]] = deque()
-        self.forwarded: deque[Forwarded] = deque()
+        self.order = CommandOrder()
+        self.proposals: deque[tuple[ProposeCommand, list[Any] | None]] = deque()
+        self.forwarded: deque[ForwardedCommand] = deque()
         self.respawns: list[int] = []
         self.logs = OrderChecker()
         self.blame = BlameChecker()
@@ -123,7 +123,7 @@ class World:
         self.wants_storage = StorageTruth()
         self.wants_compute = ComputeTruth()
         self.wanted = WantedChecker(self.wants_storage, self.wants_compute)
-        self.nodes = [Node(self, index) for index in range(setting.workers)]
+        self.nodes = [WorkerNode(self, index) for index in range(setting.workers)]
         outside = self.outside
         ways: list[Way] = [
             (self.proposals, self._sequence),
@@ -184,7 +184,7 @@ class World:
         self.trace.note("ordered", ordered.index, ordered.generation, ordered.command)
         if proposal.half == "compute":
             lot: Any = ordered.command
-            for command in lot.commands if isinstance(lot, compute.Lot) else (lot,):
+            for command in lot.commands if isinstance(lot, compute.CommandBatch) else (lot,):
                 self.wants_compute.order(command)
         for node in self.nodes:
             node.ordered.append(ordered)
@@ -236,7 +236,7 @@ class World:
                 while queue and way():
                     count, going = count + 1, True
             if count > DELIVERIES_MAX:
-                raise Violation(f"livelock: more than {DELIVERIES_MAX} deliveries")
+                raise CheckerViolation(f"livelock: more than {DELIVERIES_MAX} deliveries")
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -257,10 +257,10 @@ class World:
                 elif part == 0 and not hello:
                     to_first.append(split)
                 else:
-                    tagged = compute.Tagged(client.nonce, split)
+                    tagged = compute.TaggedCommand(client.nonce, split)
                     self.nodes[part].adapters[half].down.append(tagged)
         for lot in batch_commands(to_first, self.dice):
-            tagged = compute.Tagged(client.nonce, lot)
+            tagged = compute.TaggedCommand(client.nonce, lot)
             self.nodes[0].adapters[half].down.append(tagged)
 
     def _client(self, half: Half) -> Client:
@@ -276,7 +276,7 @@ class World:
         self.trace.note("connect", half, nonce)
         for node in self.nodes:
             to: Any = None
-            node.adapters[half].down.append(Connect(nonce, to))
+            node.adapters[half].down.append(ConnectClient(nonce, to))
         opening: list[Any] = [compute.Hello(nonce)]
         if isinstance(client, ComputeClient):
             opening.append(compute.CreateInstance(len(self.nodes)))
@@ -292,10 +292,10 @@ class World:
         for node in self.nodes:
             down = node.adapters[half].down
             for _ in range(int(self.dice.random() * (LOST_MAX + 1))):
-                if down and isinstance(down[-1], compute.Tagged | storage.StorageTagged):
+                if down and isinstance(down[-1], compute.TaggedCommand | storage.StorageTagged):
                     down.pop()
             if self.dice.random() < 0.7:
-                down.append(Disconnect(client.nonce))
+                down.append(DisconnectClient(client.nonce))
         self.clients[half] = None
 
     def displace(self, half: Half) -> None:
@@ -327,8 +327,8 @@ class World:
             for command in late[-1 - int(self.dice.random() * LOST_MAX) :]:
                 tagged: Any = storage.StorageTagged(former.nonce, command)
                 if half == "compute":
-                    tagged = compute.Tagged(former.nonce, command)
-                node.adapters[half].down.append(Late(tagged))
+                    tagged = compute.TaggedCommand(former.nonce, command)
+                node.adapters[half].down.append(LateCommand(tagged))
 
     def restart(self) -> None:
         """Kill all workers; messages under way are lost, durable state stays."""
@@ -343,7 +343,7 @@ class World:
     # -- the course --------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Drive the whole run. Raises `Violation`."""
+        """Drive the whole run. Raises `CheckerViolation`."""
         opening = (compute.InitializationComplete(), compute.AllowWrites())
         for half in self.clients:
             self.connect(half, opening if self.schedule.setting.opened else ())
@@ -358,7 +358,7 @@ class World:
         self._get_on()
         self._leave_nothing()
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: HalvesAction) -> None:
         kind, dice = action.kind, self.dice
         half = plan.HALF_OF.get(kind)
         if half is not None:
@@ -406,7 +406,7 @@ class World:
             self.say(half, [compute.AllowWrites()])
         client = self.clients["compute"]
         assert isinstance(client, ComputeClient)
-        self.say("compute", [compute.Schedule(id_) for id_ in client.exports])
+        self.say("compute", [compute.ScheduleDataflow(id_) for id_ in client.exports])
         self.settle()
         self.at_rest()
 
@@ -456,13 +456,13 @@ class World:
         require(not self.outside.tasks, "left", "tasks {} are there", list(self.outside.tasks))
 
 
-def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+def simulate(schedule: HalvesSchedule, *, keep_trace: bool = False) -> RunReport:
     """Run a schedule once."""
-    world = World(schedule, keep_trace)
+    world = HalvesWorld(schedule, keep_trace)
     violation = ""
     try:
         world.drive()
-    except Violation as found:
+    except CheckerViolation as found:
         violation = str(found)
     except (PenstockError, AssertionError, LookupError) as error:
         violation = f"{type(error).__name__}: {error}"
@@ -472,7 +472,7 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
     )
     if world.most_delayed == schedule.setting.window:
         struck["delayed by a whole window"] = 1
-    return Report(
+    return RunReport(
         schedule.seed,
         world.trace.hash,
         world.trace.steps,

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from actors.protocol.internal import Half
-from actors.testing.simulation.faults import FAIL, HANG, Fault
+from actors.testing.simulation.faults import FAIL, HANG, InjectedFault
 
 SAY_STORAGE: Final = "storage says"
 """The client of the storage half sends a few commands."""
@@ -82,7 +82,7 @@ dataflow crashes as it begins."""
 FAULT_AT_MAX: Final = 12
 
 
-class Action(msgspec.Struct, frozen=True):
+class HalvesAction(msgspec.Struct, frozen=True):
     """An action `kind`, then `steps` deliveries; both by dice of their own."""
 
     kind: str
@@ -90,7 +90,7 @@ class Action(msgspec.Struct, frozen=True):
     dice: int = 0
 
 
-class Setting(msgspec.Struct, frozen=True):
+class HalvesSetting(msgspec.Struct, frozen=True):
     """The settings of the world that a seed draws."""
 
     workers: int = 2
@@ -102,19 +102,19 @@ class Setting(msgspec.Struct, frozen=True):
     """True if the first clients complete at once, and allow writes."""
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class HalvesSchedule(msgspec.Struct, frozen=True):
     """A whole run."""
 
     seed: int
-    setting: Setting
-    operations: tuple[Action, ...]
-    faults: tuple[Fault, ...]
+    setting: HalvesSetting
+    operations: tuple[HalvesAction, ...]
+    faults: tuple[InjectedFault, ...]
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int) -> HalvesSchedule:
     """Return the schedule of a seed."""
     dice = random.Random(f"halves {seed}")
-    setting = Setting(
+    setting = HalvesSetting(
         workers=dice.choice((1, 2, 2, 3, 3, 4, 5)),
         window=dice.choice((1, 2, 4, 32)),
         responses=dice.choice((1, 2, 64)),
@@ -124,22 +124,22 @@ def draw(seed: int) -> Schedule:
     count = dice.randint(10, ACTIONS_MAX)
     chosen = dice.choices(kinds, weights, k=count)
     pace = dice.choice((STEPS, STEPS, STEPS[:4], STEPS[2:]))
-    actions = tuple(Action(kind, dice.choice(pace), dice.getrandbits(32)) for kind in chosen)
-    return Schedule(seed, setting, actions, tuple(_faults(seed)))
+    actions = tuple(HalvesAction(kind, dice.choice(pace), dice.getrandbits(32)) for kind in chosen)
+    return HalvesSchedule(seed, setting, actions, tuple(_faults(seed)))
 
 
-def describe(item: Action | Fault) -> str:
+def describe(item: HalvesAction | InjectedFault) -> str:
     """Return one line for an action or a fault."""
-    if isinstance(item, Fault):
+    if isinstance(item, InjectedFault):
         return f"fault: {item.kind} at {item.site} {item.at}"
     return f"{item.kind} (dice {item.dice}), then {item.steps} deliveries"
 
 
-def _faults(seed: int) -> list[Fault]:
+def _faults(seed: int) -> list[InjectedFault]:
     dice = random.Random(f"halves faults {seed}")
-    found: dict[tuple[str, int], Fault] = {}
+    found: dict[tuple[str, int], InjectedFault] = {}
     for _ in range(dice.choice((0, 0, 1, 2, 4, 8))):
         site = dice.choice((*SITES, "stop"))
         at = 1 + dice.randrange(FAULT_AT_MAX)
-        found[site, at] = Fault(site, at, HANG if site == "stop" else FAIL)
+        found[site, at] = InjectedFault(site, at, HANG if site == "stop" else FAIL)
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))

@@ -143,7 +143,7 @@ class StorageTruth:
         return {id_ for what in self.running.values() for id_ in shapes(what)}
 
 
-class Flow(msgspec.Struct):
+class ExpectedDataflow(msgspec.Struct):
     """One dataflow, by the commands of the one order."""
 
     number: int
@@ -161,7 +161,7 @@ class ComputeTruth:
     def __init__(self) -> None:
         self.nonce = ""
         self.incoming: list[compute.Command] | None = None
-        self.flows: dict[ObjectId, Flow] = {}
+        self.flows: dict[ObjectId, ExpectedDataflow] = {}
         self.numbers: dict[int, ObjectId] = {}
         """Number → id, of all dataflows that ever were."""
         self.dropped: set[int] = set()
@@ -185,8 +185,8 @@ class ComputeTruth:
             case compute.CreateDataflow(what) if what.id not in self.flows:
                 number = len(self.numbers) + 1
                 self.numbers[number] = what.id
-                self.flows[what.id] = Flow(number, what, what.as_of)
-            case compute.Schedule(id) if id in self.flows:
+                self.flows[what.id] = ExpectedDataflow(number, what, what.as_of)
+            case compute.ScheduleDataflow(id) if id in self.flows:
                 self.flows[id].scheduled = True
             case compute.AllowCompaction(id, frontier) if id in self.flows:
                 flow = self.flows[id]
@@ -202,7 +202,7 @@ class ComputeTruth:
         wanted.nonce = self.nonce
         for command in said:
             wanted._apply(command)
-        kept: dict[ObjectId, Flow] = {}
+        kept: dict[ObjectId, ExpectedDataflow] = {}
         for id_, flow in self.flows.items():
             new = wanted.flows.get(id_)
             if new is not None and _serves(flow, new):
@@ -216,11 +216,11 @@ class ComputeTruth:
             if id_ not in kept:
                 number = len(self.numbers) + 1
                 self.numbers[number] = id_
-                kept[id_] = Flow(number, new.description, new.allowed, new.scheduled)
+                kept[id_] = ExpectedDataflow(number, new.description, new.allowed, new.scheduled)
         self.writes |= wanted.writes
 
 
-def _serves(old: Flow, new: Flow) -> bool:
+def _serves(old: ExpectedDataflow, new: ExpectedDataflow) -> bool:
     """Return whether a running dataflow can go on as the wanted one."""
     return (
         not isinstance(new.description.export, _ONCE)

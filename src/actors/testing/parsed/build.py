@@ -18,25 +18,25 @@ from sqlglot import exp
 
 from actors.errors import InvalidUsage
 from actors.plan.relational import (
-    Aggregate,
     AggregateCall,
     AggregateFormula,
-    Distinct,
-    Key,
-    Named,
+    AggregationNode,
+    DistinctNode,
+    GroupKey,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
+    ProjectNode,
     SemiJoin,
     UnionAll,
     columns_of,
 )
 from actors.plan.relational_text import render
 from actors.plan.relational_walk import inputs_of, nodes, with_inputs
-from actors.plan.schema import Column, Schema, arrow_type
-from actors.testing.parsed.resolve import Resolved
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.testing.parsed.resolve import ResolvedQuery
 from actors.testing.parsed.subquery import check_claim
-from actors.testing.parsed.trees import Unsupported, quote, tree_of
+from actors.testing.parsed.trees import UnsupportedConstruct, quote, tree_of
 
 __all__ = ["OUTPUT_PREFIX", "build", "probe_texts", "quote"]
 
@@ -45,7 +45,7 @@ ANSI_PROBE: Final = "COALESCE(1, '1')"
 """A string without ANSI mode, a number with it."""
 
 
-def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]:
+def probe_texts(resolved: ResolvedQuery, sources: tuple[str, ...]) -> tuple[str, ...]:
     """Return texts to analyse; `build` reads the answers in the same order."""
     texts = [render(resolved.root, sources), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"]
     for node in nodes(resolved.root):
@@ -62,9 +62,13 @@ def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]
 
 
 def build(
-    resolved: Resolved, sources: tuple[str, ...], output: Schema, answers: dict[str, Schema]
-) -> Project:
-    """Return the plan with types, from Spark's schema of each probe. Raises `Unsupported`."""
+    resolved: ResolvedQuery,
+    sources: tuple[str, ...],
+    output: TableSchema,
+    answers: dict[str, TableSchema],
+) -> ProjectNode:
+    """Return the plan with types, from Spark's schema of each probe. Raises
+    `UnsupportedConstruct`."""
     _check_outputs(resolved, output, answers[render(resolved.root, sources)])
     ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"].columns[0].type
     for claim in resolved.claims:
@@ -73,14 +77,16 @@ def build(
         check_claim(claim, (left.type, left.nullable), (right.type, right.nullable))
     typer = _Typer(sources, answers, ansi=ansi != "string")
     columns = tuple(
-        Named(wanted.name, _cast(made.expression, wanted.type))
+        NamedExpression(wanted.name, _cast(made.expression, wanted.type))
         for made, wanted in zip(resolved.root.columns, output.columns, strict=True)
     )
-    return Project(typer.typed(resolved.root.input), columns)
+    return ProjectNode(typer.typed(resolved.root.input), columns)
 
 
 class _Typer:
-    def __init__(self, sources: tuple[str, ...], answers: dict[str, Schema], *, ansi: bool) -> None:
+    def __init__(
+        self, sources: tuple[str, ...], answers: dict[str, TableSchema], *, ansi: bool
+    ) -> None:
         self._sources = sources
         self._answers = answers
         self._ansi = ansi
@@ -90,12 +96,12 @@ class _Typer:
         inputs = tuple(self.typed(each) for each in inputs_of(plan))
         found = [self._answers[text].columns for text in _questions(plan, self._sources)]
         match plan:
-            case Aggregate():
+            case AggregationNode():
                 made: Plan = _typed_aggregate(plan, found, ansi=self._ansi)
-            case Distinct():
+            case DistinctNode():
                 columns = zip(plan.columns, found[0], strict=True)
                 keys = tuple(_typed_key(key, column, "DISTINCT") for key, column in columns)
-                made = Distinct(plan.input, keys)
+                made = DistinctNode(plan.input, keys)
             case OuterJoin() | SemiJoin():
                 made = msgspec.structs.replace(plan, types=_types_of(plan, found))
             case UnionAll():
@@ -108,7 +114,7 @@ class _Typer:
 
 
 def _types_of(
-    plan: OuterJoin | SemiJoin, found: list[tuple[Column, ...]]
+    plan: OuterJoin | SemiJoin, found: list[tuple[TableColumn, ...]]
 ) -> tuple[tuple[str, str], ...]:
     sides = zip((plan.left, plan.right), found, strict=True)
     return tuple(
@@ -121,12 +127,12 @@ def _types_of(
 def _questions(plan: Plan, sources: tuple[str, ...]) -> list[str]:
     """Return the texts whose types a node needs."""
     match plan:
-        case Aggregate():
+        case AggregationNode():
             parts = [key.expression for key in plan.keys]
             parts += [call.argument for call in plan.calls if call.argument is not None]
             asked = [_of(parts, plan.input, sources)] if parts else []
             return [*asked, *([render(plan, sources)] if plan.calls else [])]
-        case Distinct():
+        case DistinctNode():
             return [render(plan, sources)]
         case OuterJoin() | SemiJoin():
             return [render(plan.left, sources), render(plan.right, sources)]
@@ -136,9 +142,11 @@ def _questions(plan: Plan, sources: tuple[str, ...]) -> list[str]:
             return []
 
 
-def _typed_aggregate(plan: Aggregate, found: list[tuple[Column, ...]], *, ansi: bool) -> Aggregate:
+def _typed_aggregate(
+    plan: AggregationNode, found: list[tuple[TableColumn, ...]], *, ansi: bool
+) -> AggregationNode:
     has_parts = bool(plan.keys) or any(call.argument is not None for call in plan.calls)
-    parts: Iterator[Column] = iter(found[0] if has_parts else ())
+    parts: Iterator[TableColumn] = iter(found[0] if has_parts else ())
     keys = tuple(_typed_key(key, next(parts), "GROUP BY") for key in plan.keys)
     results = iter(found[-1][len(plan.keys) :] if plan.calls else ())
     calls = []
@@ -150,7 +158,7 @@ def _typed_aggregate(plan: Aggregate, found: list[tuple[Column, ...]], *, ansi: 
     return msgspec.structs.replace(plan, keys=keys, calls=tuple(calls), ansi=ansi)
 
 
-def _typed_call(call: AggregateCall, kind: str, argument: Column | None) -> AggregateCall:
+def _typed_call(call: AggregateCall, kind: str, argument: TableColumn | None) -> AggregateCall:
     replaced = msgspec.structs.replace
     if argument is None or (
         call.function == "count" and not call.distinct and not argument.nullable
@@ -172,35 +180,35 @@ def _afresh(call: AggregateCall) -> AggregateCall:
     return msgspec.structs.replace(call, formula=formula)
 
 
-def _typed_key(key: Key, column: Column, what: str) -> Key:
+def _typed_key(key: GroupKey, column: TableColumn, what: str) -> GroupKey:
     _check_groupable(column, what)
     return msgspec.structs.replace(key, type=column.type, nullable=column.nullable)
 
 
-def _check_groupable(column: Column, what: str) -> None:
+def _check_groupable(column: TableColumn, what: str) -> None:
     if "map<" in column.type:
-        raise Unsupported(f"{what} over {column.type}")
+        raise UnsupportedConstruct(f"{what} over {column.type}")
     try:
         arrow_type(column.type)
     except InvalidUsage:
-        raise Unsupported(f"{what} over {column.type}, which cannot be stored") from None
+        raise UnsupportedConstruct(f"{what} over {column.type}, which cannot be stored") from None
 
 
-def _widened(plan: Plan, wanted: tuple[Column, ...], found: tuple[Column, ...]) -> Plan:
-    assert isinstance(plan, Project)
+def _widened(plan: Plan, wanted: tuple[TableColumn, ...], found: tuple[TableColumn, ...]) -> Plan:
+    assert isinstance(plan, ProjectNode)
     columns = []
     for column, kind, own in zip(plan.columns, wanted, found, strict=False):
         same = kind.type == own.type
         cast = column.expression if same else f"CAST({column.expression} AS {kind.type})"
-        columns.append(Named(column.name, cast))
-    return Project(plan.input, tuple(columns))
+        columns.append(NamedExpression(column.name, cast))
+    return ProjectNode(plan.input, tuple(columns))
 
 
 def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """Return a union of unions as one, where the inner one's types are the outer's."""
     found: list[Plan] = []
     for each in inputs:
-        assert isinstance(each, Project)
+        assert isinstance(each, ProjectNode)
         inner = each.input
         if not isinstance(inner, UnionAll) or any(
             column.expression not in columns_of(inner) for column in each.columns
@@ -208,10 +216,10 @@ def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
             found.append(each)
             continue
         for branch in inner.inputs:
-            assert isinstance(branch, Project)
+            assert isinstance(branch, ProjectNode)
             made = {column.name: column.expression for column in branch.columns}
-            renamed = tuple(Named(c.name, made[c.expression]) for c in each.columns)
-            found.append(Project(branch.input, renamed))
+            renamed = tuple(NamedExpression(c.name, made[c.expression]) for c in each.columns)
+            found.append(ProjectNode(branch.input, renamed))
     return tuple(found)
 
 
@@ -230,9 +238,9 @@ def _cast(expression: str, kind: str) -> str:
 
 def _expressions(plan: Plan) -> list[str]:
     match plan:
-        case Project():
+        case ProjectNode():
             return [c.expression for c in plan.columns if c.name != c.expression]
-        case Aggregate():
+        case AggregationNode():
             written = [key.expression for key in plan.keys]
             return written + [call.argument for call in plan.calls if call.argument is not None]
         case _:
@@ -244,17 +252,17 @@ def _unknown_function(expression: str) -> bool:
     return tree_of(expression).find(exp.Anonymous) is not None
 
 
-def _check_outputs(resolved: Resolved, wanted: Schema, got: Schema) -> None:
-    """Raise `Unsupported` when the resolved query is not the view, by names and types."""
+def _check_outputs(resolved: ResolvedQuery, wanted: TableSchema, got: TableSchema) -> None:
+    """Raise `UnsupportedConstruct` when the resolved query is not the view, by names and types."""
     if len(resolved.names) != len(wanted.columns):
-        raise Unsupported(
+        raise UnsupportedConstruct(
             f"a select list of {len(resolved.names)} for {len(wanted.columns)} columns"
         )
     for name, column, again in zip(resolved.names, wanted.columns, got.columns, strict=True):
         if name and name != column.name.lower():
-            raise Unsupported(f"column {column.name}, which is named {name} as resolved")
+            raise UnsupportedConstruct(f"column {column.name}, which is named {name} as resolved")
         if column.type != again.type:
-            raise Unsupported(
+            raise UnsupportedConstruct(
                 f"column {column.name}, which Spark types {column.type} in the view "
                 f"and {again.type} as resolved"
             )

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Filter,
-    Join,
-    Key,
-    Named,
+    AggregationNode,
+    DistinctNode,
+    FilterNode,
+    GroupKey,
+    JoinNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
-    Scan,
+    ProjectNode,
+    ScanNode,
     SemiJoin,
 )
 from actors.plan.relational_walk import nodes
-from actors.plan.schema import Schema
-from actors.testing.parsed.trees import Unsupported, reads
+from actors.plan.schema import TableSchema
+from actors.testing.parsed.trees import UnsupportedConstruct, reads
 
 
-def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
-    """Raise `Unsupported` if an expression reads a CHAR(n) column of a source (by number).
+def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
+    """Raise `UnsupportedConstruct` if an expression reads a CHAR(n) column of a source (by number).
 
     Spark pads the values that the analysed text compares with such a column; a step's text is over
     columns that are plain strings. Rows, keys and arguments that are the column itself are exempt:
@@ -33,26 +33,28 @@ def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
     for node in nodes(root):
         read: frozenset[str] = frozenset()
         match node:
-            case Scan():
+            case ScanNode():
                 types = {
                     column.name: column.type.lower() for column in schemas[node.source].columns
                 }
                 chars |= {id_ for id_, name in node.columns if types[name].startswith("char(")}
-            case Filter():
+            case FilterNode():
                 read = reads(node.predicate)
-            case Join() | OuterJoin() | SemiJoin():
+            case JoinNode() | OuterJoin() | SemiJoin():
                 read = _union(node.residual)
                 read |= _union(side for each in node.equal for side in (each.left, each.right))
-            case Project() | Distinct():
+            case ProjectNode() | DistinctNode():
                 read = _read_and_named(chars, node.columns)
-            case Aggregate():
+            case AggregationNode():
                 arguments = [call.argument for call in node.calls if call.argument not in chars]
                 read = _read_and_named(chars, node.keys) | _union(arguments)
         if not chars.isdisjoint(read):
-            raise Unsupported("an expression over a CHAR column, which Spark compares filled up")
+            raise UnsupportedConstruct(
+                "an expression over a CHAR column, which Spark compares filled up"
+            )
 
 
-def _read_and_named(chars: set[str], made: Sequence[Named | Key]) -> frozenset[str]:
+def _read_and_named(chars: set[str], made: Sequence[NamedExpression | GroupKey]) -> frozenset[str]:
     """Return the columns that expressions read; an expression that is a column of `chars` is
     exempt, and its name joins `chars`."""
     same = {each.name for each in made if each.expression in chars}

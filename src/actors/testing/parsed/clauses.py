@@ -9,8 +9,8 @@ import msgspec
 from sqlglot import exp
 
 from actors.testing.parsed.parse import Tree
-from actors.testing.parsed.scope import Listing, Scope
-from actors.testing.parsed.trees import Unsupported, check_args, operand, present
+from actors.testing.parsed.scope import FromScope, Listing
+from actors.testing.parsed.trees import UnsupportedConstruct, check_args, operand, present
 
 ORDER: Final = {"order", "sort", "cluster", "distribute"}
 """Contents are a bag: an order without a limit changes nothing."""
@@ -18,22 +18,22 @@ _SELECT: Final = {"expressions", "from_", "joins", "where", "group", "having", "
 _CLAUSES: Final = {"laterals": "LATERAL VIEW", "windows": "WINDOW"}
 
 
-class Cte(msgspec.Struct):
+class TableExpression(msgspec.Struct):
     """A table expression, and the table expressions that its query sees."""
 
     tree: Tree
-    scope: dict[str, Cte]
+    scope: dict[str, TableExpression]
 
 
-def visible_ctes(tree: Tree, ctes: Mapping[str, Cte]) -> dict[str, Cte]:
+def visible_ctes(tree: Tree, ctes: Mapping[str, TableExpression]) -> dict[str, TableExpression]:
     """Return the table expressions that a query sees: its own, over those around it."""
     known = dict(ctes)
     with_ = tree.args.get("with_")
     if with_ is not None:
         if with_.args.get("recursive"):
-            raise Unsupported("WITH RECURSIVE")
+            raise UnsupportedConstruct("WITH RECURSIVE")
         for cte in with_.expressions:
-            known[cte.alias_or_name.lower()] = Cte(cte, dict(known))
+            known[cte.alias_or_name.lower()] = TableExpression(cte, dict(known))
     return known
 
 
@@ -44,17 +44,17 @@ def renamed(columns: Listing, tree: Tree) -> Listing:
     if not names:
         return columns
     if len(names) != len(columns):
-        raise Unsupported(f"{len(names)} names for {len(columns)} columns")
+        raise UnsupportedConstruct(f"{len(names)} names for {len(columns)} columns")
     return [(name, found) for name, (_, found) in zip(names, columns, strict=True)]
 
 
-def aliased(scope: Scope, tree: Tree) -> Scope:
+def aliased(scope: FromScope, tree: Tree) -> FromScope:
     """Return the columns of a parenthesised join, under its alias if it has one."""
     alias = tree.alias_or_name.lower() if tree.args.get("alias") else ""
     if not alias:
         return scope
     columns = renamed(scope.visible, tree)
-    return Scope(columns, {alias: columns})
+    return FromScope(columns, {alias: columns})
 
 
 def kind_of(join: Tree) -> str:
@@ -63,17 +63,19 @@ def kind_of(join: Tree) -> str:
     side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
     method = str(join.args.get("method") or "")
     if method not in ("", "NATURAL"):
-        raise Unsupported(f"{method} JOIN")
+        raise UnsupportedConstruct(f"{method} JOIN")
     if kind in ("SEMI", "ANTI") and side in ("", "LEFT"):
         return kind.lower()
     if side in ("LEFT", "RIGHT", "FULL") and kind in ("", "OUTER"):
         return side.lower()
     if not side and kind in ("", "INNER", "CROSS"):
         return "inner"
-    raise Unsupported(f"{' '.join(word for word in (method, side, kind) if word)} JOIN")
+    raise UnsupportedConstruct(f"{' '.join(word for word in (method, side, kind) if word)} JOIN")
 
 
-def using_of(join: Tree, how: str, left: Scope, right: Scope) -> tuple[dict[str, Tree], list[Tree]]:
+def using_of(
+    join: Tree, how: str, left: FromScope, right: FromScope
+) -> tuple[dict[str, Tree], list[Tree]]:
     """Return (expression of each name of USING or NATURAL, the equalities).
 
     Spark's columns are the left side's, the right side's for a right join, and for a full join the
@@ -96,14 +98,14 @@ def using_of(join: Tree, how: str, left: Scope, right: Scope) -> tuple[dict[str,
 
 
 def check_clauses(select: Tree, what: str) -> None:
-    """Raise `Unsupported` for a clause that no rule knows, and for window functions."""
+    """Raise `UnsupportedConstruct` for a clause that no rule knows, and for window functions."""
     found = present(select)
     if any(key in found for key in ("limit", "offset")):
-        raise Unsupported(f"LIMIT or OFFSET in {what}")
+        raise UnsupportedConstruct(f"LIMIT or OFFSET in {what}")
     for key in found:
         if key not in _SELECT | ORDER | {"distinct"}:
-            raise Unsupported(f"{_CLAUSES.get(key, key.rstrip('_').upper())} in {what}")
+            raise UnsupportedConstruct(f"{_CLAUSES.get(key, key.rstrip('_').upper())} in {what}")
     for projection in select.expressions:
         window = projection.find(exp.Window)
         if window is not None and window.find_ancestor(exp.Select) is select:
-            raise Unsupported(f"a window function in {what}")
+            raise UnsupportedConstruct(f"a window function in {what}")

@@ -12,12 +12,12 @@ from typing import Any, Final
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import AggregateCall, Key
-from actors.testing.parsed.joins import Fresh
+from actors.plan.relational import AggregateCall, GroupKey
+from actors.testing.parsed.joins import FreshColumnIds
 from actors.testing.parsed.parse import Tree
-from actors.testing.parsed.scope import Listing, Names
+from actors.testing.parsed.scope import Listing, NameReplacement
 from actors.testing.parsed.trees import (
-    Unsupported,
+    UnsupportedConstruct,
     bare,
     canonical_text,
     check_args,
@@ -56,10 +56,10 @@ _SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
 """Functions whose result repeated values do not change."""
 
 
-class Grouping(msgspec.Struct):
+class SelectGrouping(msgspec.Struct):
     """The grouping of a SELECT."""
 
-    keys: list[tuple[Key, Tree]]
+    keys: list[tuple[GroupKey, Tree]]
     calls: list[tuple[AggregateCall, Tree | None]]
     """Calls with their arguments' trees. Types are empty here: only Spark knows them."""
     outputs: Listing
@@ -103,10 +103,12 @@ def is_aggregate(select: Tree) -> bool:
     )
 
 
-def group(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> Grouping:
-    """Return the grouping of a SELECT with resolved outputs. Raises `Unsupported`."""
+def group(
+    select: Tree, outputs: Listing, names: NameReplacement, fresh: FreshColumnIds
+) -> SelectGrouping:
+    """Return the grouping of a SELECT with resolved outputs. Raises `UnsupportedConstruct`."""
     keys = _keys(select, outputs, names, fresh)
-    grouping = Grouping(keys, [], [], [])
+    grouping = SelectGrouping(keys, [], [], [])
     over = _Over(grouping, fresh)
     grouping.outputs = [(name, over.replaced(tree)) for name, tree in outputs]
     clause = select.args.get("having")
@@ -115,48 +117,50 @@ def group(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> Groupin
         having = over.replaced(names.resolve(clause.this))
         grouping.having = factored(having)
     if not keys and not grouping.calls:
-        raise Unsupported("GROUP BY without a key")
+        raise UnsupportedConstruct("GROUP BY without a key")
     return grouping
 
 
-def _keys(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> list[tuple[Key, Tree]]:
+def _keys(
+    select: Tree, outputs: Listing, names: NameReplacement, fresh: FreshColumnIds
+) -> list[tuple[GroupKey, Tree]]:
     clause = select.args.get("group")
     if clause is None:
         return []
     for key in present(clause):
         if key not in ("expressions", "all"):
-            raise Unsupported(f"GROUP BY with {key.replace('_', ' ').upper()}")
+            raise UnsupportedConstruct(f"GROUP BY with {key.replace('_', ' ').upper()}")
     found: list[Tree] = []
     if clause.args.get("all"):
         found = [tree for _, tree in outputs if not tree.find(exp.AggFunc)]
     for item in clause.expressions:
         if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
-            raise Unsupported(f"GROUP BY {text(item).split('(')[0].strip()}")
+            raise UnsupportedConstruct(f"GROUP BY {text(item).split('(')[0].strip()}")
         if isinstance(item, exp.Literal) and item.is_int:
             found.append(outputs[int(item.name) - 1][1].copy())
         else:
             found.append(names.resolve(item))
-    keys: list[tuple[Key, Tree]] = []
+    keys: list[tuple[GroupKey, Tree]] = []
     for tree in found:
         if tree.find(exp.AggFunc):
-            raise Unsupported("GROUP BY an aggregate")
+            raise UnsupportedConstruct("GROUP BY an aggregate")
         check_scalar(tree)
         if all(bare(tree) != bare(other) for _, other in keys):
-            keys.append((Key(fresh.name("k"), text(tree), ""), tree))
+            keys.append((GroupKey(fresh.name("k"), text(tree), ""), tree))
     return keys
 
 
 class _Over:
     """Replaces keys and calls in expressions by their names, noting the calls."""
 
-    def __init__(self, grouping: Grouping, fresh: Fresh) -> None:
+    def __init__(self, grouping: SelectGrouping, fresh: FreshColumnIds) -> None:
         self._grouping = grouping
         self._fresh = fresh
         self._keys = {canonical_text(tree): key.name for key, tree in reversed(grouping.keys)}
         self._written: dict[str, str] = {}
 
     def replaced(self, tree: Tree) -> Tree:
-        """Return the expression over keys and calls. Raises `Unsupported`."""
+        """Return the expression over keys and calls. Raises `UnsupportedConstruct`."""
         done = transform(tree, self._replace)
         check_scalar(done)
         return done
@@ -171,9 +175,9 @@ class _Over:
                 self._written[written] = self._call(node)
             return exp.column(self._written[written])
         if isinstance(node, exp.Window):
-            raise Unsupported("a window function")
+            raise UnsupportedConstruct("a window function")
         if isinstance(node, exp.Column):
-            raise Unsupported(f"{text(node)}, which is neither grouped nor aggregated")
+            raise UnsupportedConstruct(f"{text(node)}, which is neither grouped nor aggregated")
         return None
 
     def _call(self, node: Tree) -> str:
@@ -182,7 +186,7 @@ class _Over:
             node, condition = node.this, node.expression.this
         function = _FUNCTIONS.get(type(node))
         if function is None:
-            raise Unsupported(f"the aggregate {text(node).split('(')[0]}")
+            raise UnsupportedConstruct(f"the aggregate {text(node).split('(')[0]}")
         check_args(node, {"this", "expressions", "big_int"}, f"the aggregate {function}")
         arguments = [node.this, *node.expressions]
         distinct = isinstance(node.this, exp.Distinct)
@@ -190,7 +194,7 @@ class _Over:
             check_args(node.this, {"expressions"}, "DISTINCT")
             arguments = list(node.this.expressions)
             if function not in _DISTINCT | _SAME_DISTINCT or isinstance(node, exp.CountIf):
-                raise Unsupported(f"{type(node).__name__.upper()}(DISTINCT …)")
+                raise UnsupportedConstruct(f"{type(node).__name__.upper()}(DISTINCT …)")
         distinct = distinct and function in _DISTINCT
         argument = _argument(node, function, arguments, distinct)
         if condition is not None:
@@ -205,7 +209,7 @@ class _Over:
 
 def _argument(node: Tree, function: str, arguments: list[Tree], distinct: bool) -> Tree | None:
     if len(arguments) > 1 and function != "count":
-        raise Unsupported(f"{text(node)}: an aggregate of several arguments")
+        raise UnsupportedConstruct(f"{text(node)}: an aggregate of several arguments")
     if isinstance(node, exp.CountIf):
         return _when(node.this, exp.Literal.number(1))
     if len(arguments) > 1:

@@ -2,8 +2,8 @@
 
 A *block* is a FROM clause with its WHERE: inputs, and a conjunction over their columns. Inner joins
 only put blocks together. `close` makes a plan of one: a predicate over one input is pushed down to
-it, an equality between two inputs becomes an `Equal` (a side that is an expression is computed at
-its input as a column of its own), the rest is the join's residual.
+it, an equality between two inputs becomes an `ColumnEquality` (a side that is an expression is
+computed at its input as a column of its own), the rest is the join's residual.
 
 Pushdown is sound through an inner join, into the preserved side of an outer join and into the rows
 of a semi join, below a DISTINCT, and below a grouping for predicates over its keys; never into a
@@ -21,24 +21,24 @@ import msgspec
 from sqlglot import exp
 
 from actors.plan.relational import (
-    Aggregate,
-    Distinct,
-    Equal,
-    Filter,
-    Join,
-    Named,
+    AggregationNode,
+    ColumnEquality,
+    DistinctNode,
+    FilterNode,
+    JoinNode,
+    NamedExpression,
     OuterJoin,
     Plan,
-    Project,
+    ProjectNode,
     SemiJoin,
     columns_of,
 )
 from actors.testing.parsed.parse import Tree
-from actors.testing.parsed.scope import Scope
-from actors.testing.parsed.trees import Unsupported, all_of, ids, substituted, text
+from actors.testing.parsed.scope import FromScope
+from actors.testing.parsed.trees import UnsupportedConstruct, all_of, ids, substituted, text
 
 
-class Fresh:
+class FreshColumnIds:
     """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Fresh:
         return f"{prefix}{number}"
 
 
-class Block(msgspec.Struct):
+class JoinBlock(msgspec.Struct):
     """Inputs, their product restricted by a conjunction."""
 
     inputs: list[Plan]
@@ -60,7 +60,7 @@ class Block(msgspec.Struct):
     """Conjuncts of ON clauses, which are tested last: Spark, too, lets WHERE guard them."""
 
 
-class Split(msgspec.Struct):
+class JoinSplit(msgspec.Struct):
     """The predicates of a join between a left and a right side."""
 
     equal: list[tuple[Tree, Tree, bool]]
@@ -70,17 +70,17 @@ class Split(msgspec.Struct):
     rest: list[Tree]
 
 
-def merged(left: Block, right: Block, conjuncts: list[Tree]) -> Block:
+def merged(left: JoinBlock, right: JoinBlock, conjuncts: list[Tree]) -> JoinBlock:
     """Return an inner join by an ON clause."""
-    return Block(
+    return JoinBlock(
         [*left.inputs, *right.inputs],
         [*left.conjuncts, *right.conjuncts],
         [*left.on, *right.on, *conjuncts],
     )
 
 
-def close(block: Block, fresh: Fresh) -> Plan:
-    """Return the block as a plan. Raises `Unsupported` for names of an outer query."""
+def close(block: JoinBlock, fresh: FreshColumnIds) -> Plan:
+    """Return the block as a plan. Raises `UnsupportedConstruct` for names of an outer query."""
     inputs = list(block.inputs)
     owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
     edges: list[tuple[int, Tree, int, Tree, bool]] = []
@@ -110,16 +110,18 @@ def close(block: Block, fresh: Fresh) -> Plan:
         inputs[index], names = add_key_columns(inputs[index], trees, fresh)
         named.append(names)
     equal = [
-        Equal(named[left][text(left_tree)], named[right][text(right_tree)], safe)
+        ColumnEquality(named[left][text(left_tree)], named[right][text(right_tree)], safe)
         for left, left_tree, right, right_tree, safe in edges
     ]
-    return Join(tuple(inputs), tuple(dict.fromkeys(equal)), all_of(residual))
+    return JoinNode(tuple(inputs), tuple(dict.fromkeys(equal)), all_of(residual))
 
 
 def check_reads(tree: Tree, known: dict[str, int] | set[str]) -> None:
-    """Raise `Unsupported` for an expression that reads an outer query."""
+    """Raise `UnsupportedConstruct` for an expression that reads an outer query."""
     if any(name not in known for name in ids(tree)):
-        raise Unsupported("a correlated subquery whose correlation is not a conjunct of its WHERE")
+        raise UnsupportedConstruct(
+            "a correlated subquery whose correlation is not a conjunct of its WHERE"
+        )
 
 
 def _sides(tree: Tree) -> list[Tree]:
@@ -132,26 +134,28 @@ def filtered(plan: Plan, tree: Tree) -> Plan:
     """Return the plan's rows for which the predicate is true, tested as far down as is sound."""
     read = ids(tree)
     match plan:
-        case Filter():
-            return Filter(plan.input, f"{plan.predicate} AND ({text(tree)})")
+        case FilterNode():
+            return FilterNode(plan.input, f"{plan.predicate} AND ({text(tree)})")
         case OuterJoin(kind="left") | SemiJoin() if read and read <= set(columns_of(plan.left)):
             return msgspec.structs.replace(plan, left=filtered(plan.left, tree))
-        case Project() if read and read <= {c.name for c in plan.columns if c.name == c.expression}:
-            return Project(filtered(plan.input, tree), plan.columns)
-        case Join():
+        case ProjectNode() if read and read <= {
+            c.name for c in plan.columns if c.name == c.expression
+        }:
+            return ProjectNode(filtered(plan.input, tree), plan.columns)
+        case JoinNode():
             return _restricted(plan, tree, read)
-        case Distinct():
-            return Distinct(filtered(plan.input, tree), plan.columns)
-        case Aggregate() if read and read <= {key.name for key in plan.keys}:
+        case DistinctNode():
+            return DistinctNode(filtered(plan.input, tree), plan.columns)
+        case AggregationNode() if read and read <= {key.name for key in plan.keys}:
             keys = {key.name: key.expression for key in plan.keys}
             return msgspec.structs.replace(
                 plan, input=filtered(plan.input, substituted(tree, keys))
             )
         case _:
-            return Filter(plan, f"({text(tree)})")
+            return FilterNode(plan, f"({text(tree)})")
 
 
-def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
+def _restricted(plan: JoinNode, tree: Tree, read: set[str]) -> Plan:
     inputs = list(plan.inputs)
     for index, each in enumerate(inputs):
         if read <= set(columns_of(each)):
@@ -160,15 +164,17 @@ def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
     sides = _sides(tree)
     if sides and all(isinstance(side, exp.Column) for side in sides):
         # The columns are of two inputs: a predicate over one was pushed down above.
-        equal = Equal(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
+        equal = ColumnEquality(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
         return msgspec.structs.replace(plan, equal=(*plan.equal, equal))
     return msgspec.structs.replace(plan, residual=(*plan.residual, text(tree)))
 
 
-def add_key_columns(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:
+def add_key_columns(
+    plan: Plan, trees: list[Tree], fresh: FreshColumnIds
+) -> tuple[Plan, dict[str, str]]:
     """Return the plan with a column for each expression, and the columns' ids by the texts."""
     names: dict[str, str] = {}
-    made: list[Named] = []
+    made: list[NamedExpression] = []
     for tree in trees:
         written = text(tree)
         if written in names:
@@ -177,23 +183,25 @@ def add_key_columns(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, 
             names[written] = tree.name
         else:
             names[written] = fresh.name("c")
-            made.append(Named(names[written], written))
+            made.append(NamedExpression(names[written], written))
     if made:
-        passed = tuple(Named(name, name) for name in columns_of(plan))
-        plan = Project(plan, (*passed, *made))
+        passed = tuple(NamedExpression(name, name) for name in columns_of(plan))
+        plan = ProjectNode(plan, (*passed, *made))
     return plan, names
 
 
-def seal_expressions(block: Block, scope: Scope, fresh: Fresh) -> tuple[Plan, Scope]:
+def seal_expressions(
+    block: JoinBlock, scope: FromScope, fresh: FreshColumnIds
+) -> tuple[Plan, FromScope]:
     """Return the block as a plan that computes all expressions of its names."""
     plan, names = add_key_columns(close(block, fresh), scope.expressions(), fresh)
     return plan, scope.mapped({written: exp.column(name) for written, name in names.items()})
 
 
-def split(conjuncts: list[Tree], left: Plan, right: Plan) -> Split:
-    """Sort the predicates between two sides. Raises `Unsupported` for other names."""
+def split(conjuncts: list[Tree], left: Plan, right: Plan) -> JoinSplit:
+    """Sort the predicates between two sides. Raises `UnsupportedConstruct` for other names."""
     mine, theirs = set(columns_of(left)), set(columns_of(right))
-    found = Split([], [], [], [])
+    found = JoinSplit([], [], [], [])
     for tree in conjuncts:
         read = ids(tree)
         check_reads(tree, mine | theirs)
@@ -217,15 +225,15 @@ def _between(left: Tree, right: Tree, mine: set[str], theirs: set[str]) -> bool:
 
 
 def _tied(
-    left: Plan, right: Plan, found: Split, fresh: Fresh
-) -> tuple[Plan, Plan, tuple[Equal, ...]]:
+    left: Plan, right: Plan, found: JoinSplit, fresh: FreshColumnIds
+) -> tuple[Plan, Plan, tuple[ColumnEquality, ...]]:
     left, mine = add_key_columns(left, [tree for tree, _, _ in found.equal], fresh)
     right, theirs = add_key_columns(right, [tree for _, tree, _ in found.equal], fresh)
-    equal = [Equal(mine[text(a)], theirs[text(b)], safe) for a, b, safe in found.equal]
+    equal = [ColumnEquality(mine[text(a)], theirs[text(b)], safe) for a, b, safe in found.equal]
     return left, right, tuple(dict.fromkeys(equal))
 
 
-def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: Fresh) -> Plan:
+def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: FreshColumnIds) -> Plan:
     """Return a ``left`` or ``full`` outer join with an ON clause."""
     found = split(on, left, right)
     rest = [*found.left, *found.rest]
@@ -238,7 +246,7 @@ def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: Fresh)
     return OuterJoin(left, right, kind, equal, all_of(rest))
 
 
-def semi_join(left: Plan, right: Plan, anti: bool, on: list[Tree], fresh: Fresh) -> Plan:
+def semi_join(left: Plan, right: Plan, anti: bool, on: list[Tree], fresh: FreshColumnIds) -> Plan:
     """Return the rows of `left` with (or without) a match. Columns that are computed for the join
     stay in the output."""
     found = split(on, left, right)

@@ -17,7 +17,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected
-from actors.plan.schema import Schema
+from actors.plan.schema import TableSchema
 from actors.testing.parsed.dialect import VerbatimSpark
 
 DIALECT: Final = VerbatimSpark
@@ -31,12 +31,14 @@ class UnknownTable(Exception):
     it."""
 
 
-def lower_columns(schema: Schema) -> dict[str, str]:
+def lower_columns(schema: TableSchema) -> dict[str, str]:
     """Return lower-cased column name → its name."""
     return {name.lower(): name for name in schema.names}
 
 
-def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, str, tuple[str, ...]]:
+def read_tables(
+    sql: str, tables: Mapping[str, TableSchema]
+) -> tuple[Tree | None, str, tuple[str, ...]]:
     """Return (tree or None, reason for None, sources) of a query.
 
     Raises `QueryRejected` for a text that is no query, and `UnknownTable`.

@@ -13,13 +13,13 @@ import msgspec
 from sqlglot import exp
 
 from actors.testing.parsed.parse import Tree
-from actors.testing.parsed.trees import Unsupported, bare, present, text, transform
+from actors.testing.parsed.trees import UnsupportedConstruct, bare, present, text, transform
 
 Listing = list[tuple[str, Tree]]
 """Columns in order: lower-cased name (empty: cannot be named) and expression."""
 
 
-class Scope(msgspec.Struct):
+class FromScope(msgspec.Struct):
     """The columns that a FROM clause offers."""
 
     visible: Listing = msgspec.field(default_factory=list)
@@ -28,8 +28,8 @@ class Scope(msgspec.Struct):
     """Columns by alias, with those that USING hides."""
 
     def find(self, parts: list[str]) -> tuple[Tree, int] | None:
-        """Return (expression, number of parts it took). Raises `Unsupported` for an ambiguous
-        name."""
+        """Return (expression, number of parts it took). Raises `UnsupportedConstruct` for an
+        ambiguous name."""
         if len(parts) > 1 and parts[0] in self.qualified:
             found = [tree for name, tree in self.qualified[parts[0]] if name == parts[1]]
             if found:
@@ -38,19 +38,20 @@ class Scope(msgspec.Struct):
         return (_only(found, parts[0]), 1) if found else None
 
     def named(self, name: str) -> Tree:
-        """Return a column that USING names. Raises `Unsupported` when there is not just one."""
+        """Return a column that USING names. Raises `UnsupportedConstruct` when there is not just
+        one."""
         found = [tree for each, tree in self.visible if each == name]
         if not found:
-            raise Unsupported(f"USING {name}, which does not resolve to a column")
+            raise UnsupportedConstruct(f"USING {name}, which does not resolve to a column")
         return _only(found, name)
 
-    def mapped(self, replaced: dict[str, Tree]) -> Scope:
+    def mapped(self, replaced: dict[str, Tree]) -> FromScope:
         """Return the same names over other expressions, by the texts of the old."""
 
         def over(listing: Listing) -> Listing:
             return [(name, replaced.get(text(tree), tree)) for name, tree in listing]
 
-        return Scope(
+        return FromScope(
             over(self.visible), {alias: over(each) for alias, each in self.qualified.items()}
         )
 
@@ -62,36 +63,36 @@ class Scope(msgspec.Struct):
 
 def _only(found: list[Tree], name: str) -> Tree:
     if len({text(tree) for tree in found}) > 1:
-        raise Unsupported(f"the name {name}, which several sources have")
+        raise UnsupportedConstruct(f"the name {name}, which several sources have")
     return found[0]
 
 
-def joined(left: Scope, right: Scope, using: dict[str, Tree]) -> Scope:
+def joined(left: FromScope, right: FromScope, using: dict[str, Tree]) -> FromScope:
     """Return both sides' columns; those of `using` once, first, as the expressions given there."""
     for alias in left.qualified:
         if alias in right.qualified:
-            raise Unsupported(f"two sources named {alias}")
+            raise UnsupportedConstruct(f"two sources named {alias}")
     visible = list(using.items())
     visible += [(n, t) for n, t in [*left.visible, *right.visible] if n not in using]
-    return Scope(visible, {**left.qualified, **right.qualified})
+    return FromScope(visible, {**left.qualified, **right.qualified})
 
 
-class Names:
+class NameReplacement:
     """Replaces the names in expressions by the expressions that they refer to."""
 
-    def __init__(self, scope: Scope, outer: Names | None = None) -> None:
+    def __init__(self, scope: FromScope, outer: NameReplacement | None = None) -> None:
         self.scope = scope
         self._outer = outer
         self._aliases: dict[str, Tree] = {}
 
     def check_having(self, tree: Tree) -> None:
-        """Raise `Unsupported` where a name could mean a column or another alias."""
+        """Raise `UnsupportedConstruct` where a name could mean a column or another alias."""
         for column in tree.find_all(exp.Column):
             name = column.name.lower()
             alias = self._aliases.get(name)
             found = None if column.table else self.scope.find([name])
             if alias is not None and found is not None and bare(found[0]) != bare(alias):
-                raise Unsupported(f"HAVING {name}, which is both a column and an alias")
+                raise UnsupportedConstruct(f"HAVING {name}, which is both a column and an alias")
 
     def outputs(self, select: Tree) -> Listing:
         """Return the select list, stars expanded; later names may refer to aliases before them."""
@@ -111,37 +112,37 @@ class Names:
         star = tree.this if isinstance(tree, exp.Column) else tree
         for key in present(star):
             if key not in ("except_", "except"):
-                raise Unsupported(f"a star with {key.rstrip('_').upper()}")
+                raise UnsupportedConstruct(f"a star with {key.rstrip('_').upper()}")
         left_out: set[str] = set()
         for item in star.args.get("except_") or star.args.get("except") or []:
             if isinstance(item, exp.Column) and item.table:
-                raise Unsupported(f"a star EXCEPT {text(item)}")
+                raise UnsupportedConstruct(f"a star EXCEPT {text(item)}")
             left_out.add(item.name.lower())
         listing = self.scope.visible
         if isinstance(tree, exp.Column):
             alias = tree.table.lower()
             if tree.args.get("db") or alias not in self.scope.qualified:
-                raise Unsupported(f"{text(tree)}, which does not expand")
+                raise UnsupportedConstruct(f"{text(tree)}, which does not expand")
             listing = self.scope.qualified[alias]
         return [(name, copied(found)) for name, found in listing if name not in left_out]
 
     def resolve(self, tree: Tree) -> Tree:
-        """Return a copy of the expression over column ids. Raises `Unsupported`."""
+        """Return a copy of the expression over column ids. Raises `UnsupportedConstruct`."""
         return transform(tree, self._replace)
 
     def _replace(self, node: Tree) -> Tree | None:
         if isinstance(node, exp.Subquery | exp.Query):
-            raise Unsupported("a subquery expression")
+            raise UnsupportedConstruct("a subquery expression")
         if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
-            raise Unsupported("a subquery expression (EXISTS)")
+            raise UnsupportedConstruct("a subquery expression (EXISTS)")
         if not isinstance(node, exp.Column):
             return None
         if isinstance(node.this, exp.Star):
-            raise Unsupported(f"the star {text(node)} inside an expression")
+            raise UnsupportedConstruct(f"the star {text(node)} inside an expression")
         written = [part.name for part in node.parts]
         found = self._find([part.lower() for part in written])
         if found is None:
-            raise Unsupported(f"the name {text(node)}, which does not resolve to a column")
+            raise UnsupportedConstruct(f"the name {text(node)}, which does not resolve to a column")
         tree, taken = found
         tree = copied(tree)
         for field in written[taken:]:

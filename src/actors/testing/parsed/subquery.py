@@ -3,9 +3,9 @@
 The subquery is resolved with the names of the outer query in reach. Its conjuncts that read these
 are the correlation: predicates of a semi join. IN is one equality more for each column. NOT IN is
 an anti join only if no NULL can occur on either side: because other conjuncts exclude it, or by the
-types, which only Spark knows, so that a `Claim` is left for the probes to check. The same goes for
-the types of both sides of IN, which Spark compares by other rules than ``=`` when one of them is
-text.
+types, which only Spark knows, so that a `TypeClaim` is left for the probes to check. The same goes
+for the types of both sides of IN, which Spark compares by other rules than ``=`` when one of them
+is text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sqlglot import exp
 
 from actors.plan.relational import Plan
 from actors.testing.parsed.parse import Tree
-from actors.testing.parsed.trees import Unsupported, bare
+from actors.testing.parsed.trees import UnsupportedConstruct, bare
 
 
-class Matching(msgspec.Struct, frozen=True):
+class SubqueryMatch(msgspec.Struct, frozen=True):
     """A conjunct that is a subquery test."""
 
     query: Tree
@@ -27,7 +27,7 @@ class Matching(msgspec.Struct, frozen=True):
     anti: bool
 
 
-class Claim(msgspec.Struct, frozen=True):
+class TypeClaim(msgspec.Struct, frozen=True):
     """A condition on the types of ``left IN (right)`` under which the plan is right."""
 
     left: Plan
@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True):
     """(left, right): True if the query's own predicates exclude NULL from the value."""
 
 
-def matching(tree: Tree) -> Matching | None:
+def matching(tree: Tree) -> SubqueryMatch | None:
     """Return the subquery test that a conjunct of WHERE is; None for a plain predicate."""
     anti = False
     tree = tree.unnest()
@@ -47,11 +47,11 @@ def matching(tree: Tree) -> Matching | None:
         anti = not anti
         tree = tree.this.unnest()
     if isinstance(tree, exp.Exists) and isinstance(tree.this, exp.Query):
-        return Matching(tree.this, (), anti)
+        return SubqueryMatch(tree.this, (), anti)
     if isinstance(tree, exp.In) and tree.args.get("query") is not None:
         value = tree.this.unnest()
         values = tuple(value.expressions) if isinstance(value, exp.Tuple) else (value,)
-        return Matching(tree.args["query"], values, anti)
+        return SubqueryMatch(tree.args["query"], values, anti)
     return None
 
 
@@ -68,13 +68,13 @@ def never_null(conjuncts: list[Tree]) -> set[str]:
     return found
 
 
-def check_claim(claim: Claim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
-    """Raise `Unsupported` if the (type, nullable) of both sides break the claim."""
+def check_claim(claim: TypeClaim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
+    """Raise `UnsupportedConstruct` if the (type, nullable) of both sides break the claim."""
     text_sides = [kind == "string" for kind, _ in (left, right)]
     if text_sides[0] != text_sides[1]:
-        raise Unsupported(f"IN between {left[0]} and {right[0]}")
+        raise UnsupportedConstruct(f"IN between {left[0]} and {right[0]}")
     nullable = [
         can and not never for (_, can), never in zip((left, right), claim.present, strict=True)
     ]
     if claim.anti and any(nullable):
-        raise Unsupported("NOT IN where a NULL can occur")
+        raise UnsupportedConstruct("NOT IN where a NULL can occur")

@@ -2,7 +2,7 @@
 
 `SCALAR` lists the constructs whose text survives parsing and generating unchanged; functions that
 the parser does not know pass verbatim, and Spark says (`build.probe_texts`) whether they are
-scalar. `Unsupported` names the construct that no rule knows: the view is then opaque.
+scalar. `UnsupportedConstruct` names the construct that no rule knows: the view is then opaque.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from actors.plan.relational_text import quote as quote
 from actors.testing.parsed.parse import DIALECT, Tree
-from actors.views.unsupported import Unsupported as Unsupported
+from actors.views.unsupported import UnsupportedConstruct as UnsupportedConstruct
 
 _SCALAR_WORDS: Final = """
 Column Identifier Dot Literal RawString HexString Boolean Null Cast TryCast DataType
@@ -167,7 +167,7 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
 def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
     """Return a copy in which columns are the expressions that make them.
 
-    Raises `Unsupported` for an expression whose text does not survive parsing.
+    Raises `UnsupportedConstruct` for an expression whose text does not survive parsing.
     """
 
     def replace(node: Tree) -> Tree | None:
@@ -175,7 +175,7 @@ def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
             written = expressions[node.parts[0].name]
             made = tree_of(written)
             if text(made) != written:
-                raise Unsupported(f"{written}, which is parsed as {text(made)}")
+                raise UnsupportedConstruct(f"{written}, which is parsed as {text(made)}")
             return _with_fields(made, node.parts[1:])
         return None
 
@@ -197,23 +197,24 @@ def operand(tree: Tree) -> Tree:
 
 
 def check_scalar(tree: Tree) -> None:
-    """Accept an expression that a row alone determines. Raises `Unsupported` naming the
+    """Accept an expression that a row alone determines. Raises `UnsupportedConstruct` naming the
     construct."""
     for node in tree.walk():
         kind = type(node).__name__
         if isinstance(node, exp.Window):
-            raise Unsupported("a window function")
+            raise UnsupportedConstruct("a window function")
         if isinstance(node, exp.AggFunc):
-            raise Unsupported(f"the nested aggregate {text(node)}")
+            raise UnsupportedConstruct(f"the nested aggregate {text(node)}")
         if kind not in SCALAR:
-            raise Unsupported(f"the construct {kind} ({text(node)[:80]})")
+            raise UnsupportedConstruct(f"the construct {kind} ({text(node)[:80]})")
 
 
 def check_args(tree: Tree, known: set[str], what: str) -> None:
-    """Accept a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
+    """Accept a node with no parts beyond `known`. Raises `UnsupportedConstruct` naming the
+    others."""
     for key in present(tree):
         if key not in known:
-            raise Unsupported(f"{key.rstrip('_').upper()} on {what}")
+            raise UnsupportedConstruct(f"{key.rstrip('_').upper()} on {what}")
 
 
 def present(tree: Tree) -> list[str]:

@@ -1,6 +1,6 @@
 """Records every append with its answer, and checks that the answers are possible.
 
-Rules (`Violation` begins with the word):
+Rules (`CheckerViolation` begins with the word):
 
 - *appends*: one that was acknowledged became durable between its beginning and its end, once, with
   just its rows; one that failed determinately, or met another upper, never did; an upper in an
@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 
 from actors.testing.linearizability import is_linearizable
-from actors.testing.shards.truth import Shard
-from actors.testing.simulation.history import Violation
+from actors.testing.shards.truth import ShardTruth
+from actors.testing.simulation.history import CheckerViolation
 
 OPEN: Final = "open"
 DONE: Final = "appended"
@@ -29,7 +29,7 @@ OTHER: Final = "mismatch"
 NEVER: Final = "failed"
 
 
-class Interval(msgspec.Struct, frozen=True):
+class CallInterval(msgspec.Struct, frozen=True):
     """The part of a call that is for one shard."""
 
     lower: int
@@ -37,12 +37,12 @@ class Interval(msgspec.Struct, frozen=True):
     rows: frozenset[tuple[int, int, int]]
 
 
-class Call(msgspec.Struct):
+class AppendCall(msgspec.Struct):
     """One append, over one shard or several."""
 
     process: int
     began: int
-    intervals: dict[str, Interval]
+    intervals: dict[str, CallInterval]
     ended: int | None = None
     outcome: str = OPEN
     shard: str = ""
@@ -66,8 +66,8 @@ class _Seen(msgspec.Struct, frozen=True):
     current: int
 
 
-def check(calls: Iterable[Call], shards: dict[str, Shard]) -> None:
-    """Check all calls, when none is under way any more. Raises `Violation`."""
+def check(calls: Iterable[AppendCall], shards: dict[str, ShardTruth]) -> None:
+    """Check all calls, when none is under way any more. Raises `CheckerViolation`."""
     calls = list(calls)
     for call in calls:
         for name, interval in call.intervals.items():
@@ -81,28 +81,30 @@ def check(calls: Iterable[Call], shards: dict[str, Shard]) -> None:
             and (c.outcome != OTHER or c.shard == name)
         ]
         if not is_linearizable(told, shard.uppers[0][1], _applied):
-            raise Violation(f"linearizable: no order of the appends to {name} explains them all")
+            raise CheckerViolation(
+                f"linearizable: no order of the appends to {name} explains them all"
+            )
         _check_once(name, calls, shard)
 
 
-def _check_call(call: Call, name: str, interval: Interval, shard: Shard) -> None:
+def _check_call(call: AppendCall, name: str, interval: CallInterval, shard: ShardTruth) -> None:
     found = shard.appends.get(interval.lower)
     mine = found is not None and (found.upper, found.rows) == (interval.upper, interval.rows)
     # An interval without rows may be of another call: its presence proves nothing of this one.
     surely_mine = mine and bool(interval.rows)
     if call.outcome == DONE:
         if found is None or not mine:
-            raise Violation(f"appends: {call} was acknowledged; durable is {found}")
+            raise CheckerViolation(f"appends: {call} was acknowledged; durable is {found}")
         assert call.ended is not None, "it was answered"
         if not call.began <= found.at <= call.ended:
-            raise Violation(f"appends: {call} was durable at {found.at}, not meanwhile")
+            raise CheckerViolation(f"appends: {call} was durable at {found.at}, not meanwhile")
     elif call.outcome in (NEVER, OTHER) and surely_mine:
-        raise Violation(f"appends: {call} is durable all the same: {found}")
+        raise CheckerViolation(f"appends: {call} is durable all the same: {found}")
     if call.outcome == OTHER and call.shard == name and not _was(shard, call):
-        raise Violation(f"appends: {call}: that was not the upper of {name} meanwhile")
+        raise CheckerViolation(f"appends: {call}: that was not the upper of {name} meanwhile")
 
 
-def _was(shard: Shard, call: Call) -> bool:
+def _was(shard: ShardTruth, call: AppendCall) -> bool:
     """Return whether the mismatch's upper was the shard's, at any instant of the call."""
     assert call.ended is not None, "it was answered"
     ends = [at for at, _ in shard.uppers[1:]] + [call.ended + 1]
@@ -112,20 +114,20 @@ def _was(shard: Shard, call: Call) -> bool:
     return False
 
 
-def _check_once(name: str, calls: list[Call], shard: Shard) -> None:
+def _check_once(name: str, calls: list[AppendCall], shard: ShardTruth) -> None:
     """Check that each value was appended once, and only as requested."""
     asked = {
         (i.lower, i.upper, i.rows) for call in calls if (i := call.intervals.get(name)) is not None
     }
     for append in shard.appends.values():
         if (append.lower, append.upper, append.rows) not in asked:
-            raise Violation(f"appends: nobody asked for {append} of {name}")
+            raise CheckerViolation(f"appends: nobody asked for {append} of {name}")
     new = Counter(
         value for append in shard.appends.values() for value, _, n in append.rows if n > 0
     )
     twice = [value for value, count in new.items() if count > 1]
     if twice:
-        raise Violation(f"appends: the rows {twice} of {name} were appended twice")
+        raise CheckerViolation(f"appends: the rows {twice} of {name} were appended twice")
 
 
 def _applied(upper: int, call: _Seen) -> int | None:

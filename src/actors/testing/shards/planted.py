@@ -12,19 +12,19 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, LeaseLost, StorageError
+from actors.errors import CorruptData, LeaseLost, StorageError
 from actors.persist import PersistClient, appending, upkeep
-from actors.persist.change import Documents, Outcome
-from actors.persist.machine import Machine
-from actors.persist.orphans import Orphans, Suspects
+from actors.persist.change import ChangeOutcome, ShardDocuments
+from actors.persist.machine import ShardMachine
+from actors.persist.orphans import OrphanCollector, SuspectBlobs
 from actors.persist.part_lists import PartLists, list_lost_error
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import (
-    Batch,
-    Lease,
-    Part,
+    BatchPart,
     PartList,
+    ReaderLease,
+    ShardBatch,
     ShardState,
     compacted,
     renewed,
@@ -52,18 +52,18 @@ def own_readers_not_looked_at() -> Iterator[None]:
 @contextmanager
 def run_out_by_memory() -> Iterator[None]:
     """Delete a lease's blobs when it has expired by this process's cached state."""
-    right, maintain = LeaseBook.without_hold, upkeep.Upkeep.maintain
+    right, maintain = LeaseBook.without_hold, upkeep.ShardUpkeep.maintain
 
     def without(self: LeaseBook, state: ShardState) -> frozenset[str]:
         return right(self, state) | self._dead(state)
 
-    async def collecting_first(self: upkeep.Upkeep, shard: str) -> None:
+    async def collecting_first(self: upkeep.ShardUpkeep, shard: str) -> None:
         await self._collect(shard)
         await maintain(self, shard)
 
     with (
         mock.patch.object(LeaseBook, "without_hold", without),
-        mock.patch.object(upkeep.Upkeep, "maintain", collecting_first),
+        mock.patch.object(upkeep.ShardUpkeep, "maintain", collecting_first),
     ):
         yield
 
@@ -88,7 +88,7 @@ def retired_and_gone_is_damage() -> Iterator[None]:
     async def missing(self: PersistClient, shard: str, key: str) -> StorageError:
         state = await self._machine.refresh(shard)
         if state is not None and key in state.blob_keys():
-            return Corrupt(f"blob {key} is gone", determinate=True)
+            return CorruptData(f"blob {key} is gone", determinate=True)
         return LeaseLost(f"part {key} was deleted", determinate=True)
 
     with mock.patch.object(PersistClient, "_missing", missing):
@@ -134,15 +134,15 @@ def taken_for_an_earlier_attempt() -> Iterator[None]:
     right = upkeep._replace
 
     def replaced(
-        documents: Documents,
+        documents: ShardDocuments,
         shard: str,
-        inputs: Sequence[Batch],
-        parts: tuple[Part, ...],
+        inputs: Sequence[ShardBatch],
+        parts: tuple[BatchPart, ...],
         listed: PartList | None,
-    ) -> Outcome[bool]:
+    ) -> ChangeOutcome[bool]:
         state = documents.shards[shard]
         if state is not None and parts and any(b.parts == parts for b in state.batches):
-            return Outcome(True)
+            return ChangeOutcome(True)
         return right(documents, shard, inputs, parts, listed)
 
     with mock.patch.object(upkeep, "_replace", replaced):
@@ -159,12 +159,12 @@ def token_forgotten() -> Iterator[None]:
 @contextmanager
 def compaction_drops_a_batch() -> Iterator[None]:
     """Leave the last input out of a merge of more than two."""
-    right = upkeep.Upkeep._merge
+    right = upkeep.ShardUpkeep._merge
 
-    async def merge(self: Any, state: ShardState, inputs: Sequence[Batch], *more: Any) -> Any:
+    async def merge(self: Any, state: ShardState, inputs: Sequence[ShardBatch], *more: Any) -> Any:
         return await right(self, state, inputs[:-1] if len(inputs) > 2 else inputs, *more)
 
-    with mock.patch.object(upkeep.Upkeep, "_merge", merge):
+    with mock.patch.object(upkeep.ShardUpkeep, "_merge", merge):
         yield
 
 
@@ -181,8 +181,8 @@ def compaction_not_compared() -> Iterator[None]:
 
     def replaced(
         state: ShardState,
-        inputs: Sequence[Batch],
-        parts: tuple[Part, ...],
+        inputs: Sequence[ShardBatch],
+        parts: tuple[BatchPart, ...],
         listed: PartList | None,
     ) -> ShardState | None:
         bounds = (inputs[0].lower, inputs[-1].upper)
@@ -200,7 +200,7 @@ def since_goes_back() -> Iterator[None]:
     """Let the since follow the latest hold, not the least."""
 
     def hasty(
-        state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
+        state: ShardState, own: Mapping[str, ReaderLease], gone: frozenset[str], now_ms: int
     ) -> ShardState:
         then = renewed(state, own, gone, now_ms)
         held = [*then.holds.values(), *(lease.since for lease in then.leases.values())]
@@ -214,12 +214,12 @@ def since_goes_back() -> Iterator[None]:
 def pending_collected() -> Iterator[None]:
     """Collect unnamed blobs at once, even those that a writer has just written."""
 
-    def seen(self: Suspects, keys: Iterable[str], now_ms: float) -> list[str]:
+    def seen(self: SuspectBlobs, keys: Iterable[str], now_ms: float) -> list[str]:
         return list(keys)
 
     with (
         mock.patch.object(PartStore, "pending", return_value=False),
-        mock.patch.object(Suspects, "seen", seen),
+        mock.patch.object(SuspectBlobs, "seen", seen),
     ):
         yield
 
@@ -228,10 +228,10 @@ def pending_collected() -> Iterator[None]:
 def nothing_collected() -> Iterator[None]:
     """Never collect blobs that were never named."""
 
-    async def nothing(self: Orphans) -> int:
+    async def nothing(self: OrphanCollector) -> int:
         return 0
 
-    with mock.patch.object(Orphans, "collect", nothing):
+    with mock.patch.object(OrphanCollector, "collect", nothing):
         yield
 
 
@@ -254,35 +254,35 @@ def leases_of_others_run_out_early() -> Iterator[None]:
 @contextmanager
 def lost_answer_taken_for_done() -> Iterator[None]:
     """Count a set that timed out as done."""
-    right = Machine._set
+    right = ShardMachine._set
 
-    async def set_(self: Machine, *args: Any) -> bool:
+    async def set_(self: ShardMachine, *args: Any) -> bool:
         try:
             return await right(self, *args)
         except Exception:  # noqa: BLE001 - this is the bug
             return True
 
-    with mock.patch.object(Machine, "_set", set_):
+    with mock.patch.object(ShardMachine, "_set", set_):
         yield
 
 
 @contextmanager
 def stale_mismatch() -> Iterator[None]:
     """Report a cached upper, though other processes have moved it."""
-    right = Machine.change
+    right = ShardMachine.change
 
-    async def change(self: Machine, *args: Any, **more: Any) -> Any:
+    async def change(self: ShardMachine, *args: Any, **more: Any) -> Any:
         self._exclusive = True
         return await right(self, *args, **more)
 
-    with mock.patch.object(Machine, "change", change):
+    with mock.patch.object(ShardMachine, "change", change):
         yield
 
 
 @contextmanager
 def what_is_in_doubt_is_believed() -> Iterator[None]:
     """Keep the cached document in exclusive mode after a set with an unknown outcome."""
-    with mock.patch.object(Machine, "_doubt"):
+    with mock.patch.object(ShardMachine, "_doubt"):
         yield
 
 
@@ -290,7 +290,7 @@ def what_is_in_doubt_is_believed() -> Iterator[None]:
 def left_for_ever() -> Iterator[None]:
     """Keep the parts of an append without an answer from being collected."""
 
-    def leave(self: PartStore, parts: Iterable[Part | PartList], within_ms: int) -> None:
+    def leave(self: PartStore, parts: Iterable[BatchPart | PartList], within_ms: int) -> None:
         for part in parts:
             if part.key in self._pending:
                 self._pending[part.key].appending = True

@@ -15,19 +15,19 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.errors import Corrupt, StorageError
+from actors.errors import CorruptData, StorageError
 from actors.persist import PersistClient
-from actors.persist.reader import Reader
-from actors.testing.shards.schedule import Operation
+from actors.persist.reader import LeasedReader
+from actors.testing.shards.schedule import ShardOperation
 from actors.testing.shards.stores import ShardBlob, ShardConsensus
-from actors.testing.shards.work import Work
+from actors.testing.shards.work import ProcessWork
 from actors.testing.simulation.crash import LIFE, CrashableLoop
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.virtual_time import VirtualClock
 
 if TYPE_CHECKING:
-    from actors.persist.location import Cas
-    from actors.testing.shards.run import World
+    from actors.persist.location import CompareAndSet
+    from actors.testing.shards.run import ShardsWorld
 
 DOWN_S: Final = 0.005
 """Time between two lives, in s."""
@@ -35,10 +35,10 @@ COLLECT_S: Final = 0.7
 TASKS: Final = 3
 
 
-class Process:
+class ShardProcess:
     """One process; see the module's docstring."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: ShardsWorld, number: int) -> None:
         self.world = world
         self.number = number
         setting = world.schedule.setting
@@ -46,7 +46,7 @@ class Process:
         self.clock = VirtualClock(setting.skews_ms[number])
         self.client: PersistClient | None = None
         self.life = 0
-        self.programs: list[deque[Operation]] = [
+        self.programs: list[deque[ShardOperation]] = [
             deque(
                 each
                 for each in world.schedule.operations
@@ -73,7 +73,7 @@ class Process:
     def _open_leases(self) -> set[str]:
         return {reader.lease_id for reader in self.open_readers()}
 
-    def open_readers(self) -> list[Reader]:
+    def open_readers(self) -> list[LeasedReader]:
         """Return the open readers of the present life."""
         if self.client is None:
             return []
@@ -84,7 +84,7 @@ class Process:
         """Check documents that changed."""
         self.world.guarded(self._committed)(ops)
 
-    def _committed(self, ops: list[Cas]) -> None:
+    def _committed(self, ops: list[CompareAndSet]) -> None:
         self.world.truth.committed(ops, self)
 
     def missing(self, key: str) -> None:
@@ -111,7 +111,7 @@ class Process:
             self.client = None
             if self.life and task.done() and not task.cancelled() and task.exception():
                 error = task.exception()
-                self.world.fail(Violation(f"crash: {type(error).__name__}: {error}"))
+                self.world.fail(CheckerViolation(f"crash: {type(error).__name__}: {error}"))
             await asyncio.sleep(DOWN_S)
 
     async def _live(self, life: int) -> None:
@@ -125,7 +125,7 @@ class Process:
         client = self.client = self.open(life)
         await self.world.prepare(client)
         loop = asyncio.get_running_loop()
-        work = Work(self, client, life)
+        work = ProcessWork(self, client, life)
         stop: asyncio.Task[Any] = loop.create_task(self._stop.wait())
         background = loop.create_task(_all(self._background(client)))
         self._working = loop.create_task(_all([work.all_of(each) for each in self.programs]))
@@ -174,7 +174,7 @@ class Process:
         """Await `doing`; return whether it succeeded. A failure of the stores is excused."""
         try:
             await doing
-        except Corrupt:
+        except CorruptData:
             raise
         except StorageError as error:
             self.world.trace.note("excused", type(error).__name__)
@@ -211,7 +211,7 @@ class Process:
 
     def fail(self, what: str) -> None:
         """Note a violation."""
-        self.world.fail(Violation(what))
+        self.world.fail(CheckerViolation(what))
 
 
 async def _all(doing: list[Any]) -> None:

@@ -19,18 +19,18 @@ from typing import Any, Final
 from actors.errors import StorageError
 from actors.persist import NewShard, PersistClient
 from actors.settings import Settings
-from actors.testing.cluster import Report
+from actors.testing.cluster import RunReport
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.shards import calls
-from actors.testing.shards.process import COLLECT_S, TASKS, Process
-from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule, Setting
-from actors.testing.shards.truth import Truth, named
-from actors.testing.shards.work import SCHEMA, Work
-from actors.testing.simulation.crash import CrashableLoop, Livelock, undisturbed
-from actors.testing.simulation.faults import Injector, Trace
-from actors.testing.simulation.history import Violation
-from actors.testing.simulation.stores import Disk
-from actors.testing.virtual_time import Deadlock, VirtualClock
+from actors.testing.shards.process import COLLECT_S, TASKS, ShardProcess
+from actors.testing.shards.schedule import GRACE_MS, OPERATOR, ShardSchedule, ShardSetting
+from actors.testing.shards.truth import ShardsTruth, named
+from actors.testing.shards.work import SCHEMA, ProcessWork
+from actors.testing.simulation.crash import CrashableLoop, EndlessRun, undisturbed
+from actors.testing.simulation.faults import FaultInjector, TraceDigest
+from actors.testing.simulation.history import CheckerViolation
+from actors.testing.simulation.stores import SimulatedDisk
+from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 
 SHARDS: Final = ("s", "t")
 REST_S: Final = 300.0
@@ -54,7 +54,7 @@ KEPT_SETTINGS: Final = frozenset(
 """Settings that the schedule fixes, so that they are not drawn."""
 
 
-def settings_of(schedule: Schedule) -> Settings:
+def settings_of(schedule: ShardSchedule) -> Settings:
     """Return small limits, which a short run reaches; for some seeds more are drawn."""
     base = _base_settings(schedule.setting)
     if not schedule.setting.drawn:
@@ -62,12 +62,12 @@ def settings_of(schedule: Schedule) -> Settings:
     return draw_settings(schedule.seed, base, KEPT_SETTINGS)
 
 
-def settings_text(schedule: Schedule) -> str:
+def settings_text(schedule: ShardSchedule) -> str:
     """Return the settings that a schedule has drawn beside its setting."""
     return drawn_text(_base_settings(schedule.setting), settings_of(schedule))
 
 
-def _base_settings(setting: Setting) -> Settings:
+def _base_settings(setting: ShardSetting) -> Settings:
     return Settings(
         inline_part_bytes_max=1_000 if setting.inline else 1,
         inline_bytes_per_shard_max=3_000 if setting.inline else 1,
@@ -84,21 +84,23 @@ def _base_settings(setting: Setting) -> Settings:
     )
 
 
-class World:
+class ShardsWorld:
     """State that all processes of one run share."""
 
-    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+    def __init__(self, schedule: ShardSchedule, keep_trace: bool) -> None:
         self.schedule = schedule
         self.settings = settings_of(schedule)
-        self.trace = Trace(keep_trace)
-        self.injector = Injector(schedule.faults, self.trace)
-        self.disk = Disk(VirtualClock())
-        self.truth = Truth(self.disk, self.instant, self.settings.reader_lease_ms)
-        self.calls: list[calls.Call] = []
-        self.violation: Violation | None = None
+        self.trace = TraceDigest(keep_trace)
+        self.injector = FaultInjector(schedule.faults, self.trace)
+        self.disk = SimulatedDisk(VirtualClock())
+        self.truth = ShardsTruth(self.disk, self.instant, self.settings.reader_lease_ms)
+        self.calls: list[calls.AppendCall] = []
+        self.violation: CheckerViolation | None = None
         self._wrong = asyncio.Event()
         self._instant = self._lives = self._values = 0
-        self.processes = [Process(self, number) for number in range(schedule.setting.processes)]
+        self.processes = [
+            ShardProcess(self, number) for number in range(schedule.setting.processes)
+        ]
 
     def instant(self) -> int:
         """Return the next instant of the run."""
@@ -115,7 +117,7 @@ class World:
         self._values += 1
         return self._values
 
-    def fail(self, violation: Violation) -> None:
+    def fail(self, violation: CheckerViolation) -> None:
         """Note a violation, and end the run."""
         self.trace.note("violation", violation)
         self.violation = self.violation or violation
@@ -127,7 +129,7 @@ class World:
         def run(*args: Any) -> None:
             try:
                 check(*args)
-            except Violation as violation:
+            except CheckerViolation as violation:
                 self.fail(violation)
 
         return run
@@ -149,8 +151,8 @@ class World:
         if course.done() and course.exception() is not None:
             error = course.exception()
             assert error is not None, "it was just looked at"
-            found = error if isinstance(error, Violation) else None
-            self.fail(found or Violation(f"calm: {type(error).__name__}: {error}"))
+            found = error if isinstance(error, CheckerViolation) else None
+            self.fail(found or CheckerViolation(f"calm: {type(error).__name__}: {error}"))
         course.cancel()
 
     async def _course(self) -> None:
@@ -176,7 +178,7 @@ class World:
             kept = set() if process.client is None else set(process.client.pending_blobs())
             if kept - process.left:
                 keys = ", ".join(sorted(kept - process.left))
-                raise Violation(f"leak: process {process.number} keeps {keys}")
+                raise CheckerViolation(f"leak: process {process.number} keeps {keys}")
 
     async def _operate(self, task: int) -> None:
         for operation in self.schedule.operations:
@@ -198,10 +200,10 @@ class World:
         """Let every process append and read once more, then collect."""
         for process in self.processes:
             client = process.client = process.open(self.new_life())
-            work = Work(process, client, 0)
+            work = ProcessWork(process, client, 0)
             for shard in SHARDS:
                 if not await work.append([shard], 4, 2):
-                    raise Violation(f"calm: nothing can be appended to {shard}")
+                    raise CheckerViolation(f"calm: nothing can be appended to {shard}")
                 await work.subscribe(shard, 4)
             await client.close()
             process.client = None
@@ -221,8 +223,8 @@ class World:
                 break
             await asyncio.sleep(pause_s)
         else:
-            raise Violation(left)
-        work = Work(keeper, client, 0)
+            raise CheckerViolation(left)
+        work = ProcessWork(keeper, client, 0)
         for shard in SHARDS:
             await work.snapshot(shard, 0, slowly=False)
         await client.close()
@@ -245,8 +247,8 @@ class World:
         return f"leak: nothing names {sorted(left)}" if left else ""
 
 
-def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
-    """Run a schedule. Never raises for a fault of persist: see `Report.violation`."""
+def simulate(schedule: ShardSchedule, *, keep_trace: bool = False) -> RunReport:
+    """Run a schedule. Never raises for a fault of persist: see `RunReport.violation`."""
     collects = gc.isenabled()
     gc.disable()
     quiet = logging.getLogger("penstock")
@@ -255,14 +257,14 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
     loop = CrashableLoop(f"order {schedule.seed}")
     asyncio.set_event_loop(loop)
     try:
-        world = World(schedule, keep_trace)
+        world = ShardsWorld(schedule, keep_trace)
         try:
             with kernel_limits_of(world.settings):
                 loop.run_until_complete(world.drive())
-        except (Deadlock, Livelock) as error:
-            world.violation = world.violation or Violation(f"liveness: {error}")
+        except (VirtualDeadlock, EndlessRun) as error:
+            world.violation = world.violation or CheckerViolation(f"liveness: {error}")
         faults = Counter(fault.kind for fault in world.injector.struck)
-        return Report(
+        return RunReport(
             schedule.seed,
             world.trace.hash,
             world.trace.steps,

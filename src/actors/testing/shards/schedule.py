@@ -21,7 +21,7 @@ from actors.testing.simulation.faults import (
     LATE,
     LOST,
     LOST_ANSWER,
-    Fault,
+    InjectedFault,
 )
 
 OPERATOR: Final = -1
@@ -36,7 +36,7 @@ TASK: Final = "task"
 SCOPE: Final = "scope"
 
 
-class Operation(msgspec.Struct, frozen=True):
+class ShardOperation(msgspec.Struct, frozen=True):
     """Task `task` of process `process` waits `pause_ms` and does `kind` to `shard`."""
 
     process: int
@@ -52,7 +52,7 @@ class Operation(msgspec.Struct, frozen=True):
     cancel_ms: int = 0
 
 
-class Setting(msgspec.Struct, frozen=True):
+class ShardSetting(msgspec.Struct, frozen=True):
     """The settings of the world that a seed draws."""
 
     processes: int = 2
@@ -72,13 +72,13 @@ class Setting(msgspec.Struct, frozen=True):
     """True if all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class ShardSchedule(msgspec.Struct, frozen=True):
     """A whole run."""
 
     seed: int
-    setting: Setting
-    operations: tuple[Operation, ...]
-    faults: tuple[Fault, ...]
+    setting: ShardSetting
+    operations: tuple[ShardOperation, ...]
+    faults: tuple[InjectedFault, ...]
 
 
 _WORK: Final = (
@@ -116,7 +116,7 @@ _DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
 _CRASHES_MAX: Final = 3
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int) -> ShardSchedule:
     """Return the schedule of a seed."""
     work = random.Random(f"shards {seed}")
     processes = work.choice((1, 2, 2, 2, 3, 3))
@@ -124,7 +124,7 @@ def draw(seed: int) -> Schedule:
     skews = [0, 0, 0]
     if work.random() < 0.5:
         skews = [work.choice((-1, 0, 1)) * work.choice((20, lease_ms // 4)) for _ in range(3)]
-    setting = Setting(
+    setting = ShardSetting(
         processes=processes,
         inline=work.random() < 0.6,
         decoded=work.random() < 0.6,
@@ -137,12 +137,12 @@ def draw(seed: int) -> Schedule:
         drawn=random.Random(f"shard settings {seed}").random() < DRAWN_SHARE,
     )
     operations = _canceled(seed, _operations(work, processes))
-    return Schedule(seed, setting, tuple(operations), tuple(_faults(seed)))
+    return ShardSchedule(seed, setting, tuple(operations), tuple(_faults(seed)))
 
 
-def describe(item: Operation | Fault) -> str:
+def describe(item: ShardOperation | InjectedFault) -> str:
     """Return one line for an operation or a fault."""
-    if isinstance(item, Fault):
+    if isinstance(item, InjectedFault):
         delay = f", {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.kind} at operation {item.at} of {item.site}{delay}"
     ends = f", and is cancelled ({item.cancel}) after {item.cancel_ms} ms" if item.cancel else ""
@@ -150,13 +150,13 @@ def describe(item: Operation | Fault) -> str:
     return f"{who} waits {item.pause_ms} ms: {item.kind} {item.shard} {item.number}{ends}"
 
 
-def _operations(work: random.Random, processes: int) -> list[Operation]:
+def _operations(work: random.Random, processes: int) -> list[ShardOperation]:
     kinds, weights = zip(*_WORK, strict=True)
     found = []
     for _ in range(work.choice((8, 14, 14, 24))):
         kind = work.choices(kinds, weights)[0]
         found.append(
-            Operation(
+            ShardOperation(
                 work.randrange(processes),
                 work.randrange(3),
                 work.choice(_PAUSES_MS),
@@ -168,17 +168,17 @@ def _operations(work: random.Random, processes: int) -> list[Operation]:
     for _ in range(work.choice((0, 0, 1, 2))):
         kind = work.choice(("kill", "kill", "stop"))
         found.append(
-            Operation(
+            ShardOperation(
                 OPERATOR, 0, work.choice((5, 30, 100, 300)), kind, "", work.randrange(processes)
             )
         )
     if work.random() < 0.2:
         ahead = work.choice((-1, 1)) * work.choice((100, 3_000, 3_600_000))
-        found.append(Operation(OPERATOR, 1, work.choice((5, 30, 200)), "jump", "", ahead))
+        found.append(ShardOperation(OPERATOR, 1, work.choice((5, 30, 200)), "jump", "", ahead))
     return found
 
 
-def _canceled(seed: int, operations: list[Operation]) -> list[Operation]:
+def _canceled(seed: int, operations: list[ShardOperation]) -> list[ShardOperation]:
     """Return the operations, some of them cancelled in some runs."""
     dice = random.Random(f"shard cancels {seed}")
     chance = dice.choice((0, 0, 0.1, 0.4))
@@ -190,13 +190,13 @@ def _canceled(seed: int, operations: list[Operation]) -> list[Operation]:
     ]
 
 
-def _faults(seed: int) -> list[Fault]:
+def _faults(seed: int) -> list[InjectedFault]:
     """Return faults at some sites only, so that each kind of fault is also seen alone."""
     dice = random.Random(f"shard faults {seed}")
     if dice.random() < 0.1:
         return []
     sites = [site for site in _SITES if dice.random() < 0.5]
-    found: dict[tuple[str, int], Fault] = {}
+    found: dict[tuple[str, int], InjectedFault] = {}
     crashes = 0
     for _ in range(dice.choice((2, 5, 10, 20))):
         if not sites:
@@ -212,8 +212,8 @@ def _faults(seed: int) -> list[Fault]:
             if crashes > _CRASHES_MAX:
                 continue
         at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
-        found[site, at] = Fault(site, at, kind, delay)
+        found[site, at] = InjectedFault(site, at, kind, delay)
         if dice.random() < 0.25 and kind not in (CRASH, CRASH_AFTER, HANG):
             for more in range(1, dice.randrange(2, 10)):  # several operations in a row fail
-                found[site, at + more] = Fault(site, at + more, kind, delay)
+                found[site, at + more] = InjectedFault(site, at + more, kind, delay)
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))

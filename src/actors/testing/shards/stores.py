@@ -12,21 +12,21 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from actors.persist.location import Cas
+from actors.persist.location import CompareAndSet
 from actors.testing.simulation.crash import LIFE
-from actors.testing.simulation.faults import LATE, Fault, Injector
+from actors.testing.simulation.faults import LATE, FaultInjector, InjectedFault
 from actors.testing.simulation.stores import (
     WRITE_S,
-    Disk,
     FaultyBlob,
     FaultyConsensus,
+    SimulatedDisk,
 )
 
 
-class Watcher(Protocol):
+class StoreWatcher(Protocol):
     """Observer of the documents and blobs that one process makes durable."""
 
-    def committed(self, ops: Sequence[Cas], /) -> None:
+    def committed(self, ops: Sequence[CompareAndSet], /) -> None:
         """Observe documents that changed, all at once."""
         ...
 
@@ -46,7 +46,7 @@ class _Late:
         self._outlives = outlives
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, fault: Fault, effect: Callable[[], Awaitable[Any]]) -> None:
+    def begin(self, fault: InjectedFault, effect: Callable[[], Awaitable[Any]]) -> None:
         async def later() -> None:
             await asyncio.sleep(2 * fault.delay_ms / 1000)
             await effect()
@@ -61,11 +61,11 @@ class _Late:
 
 
 class ShardBlob(FaultyBlob):
-    """A `Blob` over a disk."""
+    """A `BlobStore` over a disk."""
 
     def __init__(
-        self, disk: Disk, injector: Injector, crash: Callable[[], None], watcher: Watcher,
-        *, outlives: bool,
+        self, disk: SimulatedDisk, injector: FaultInjector, crash: Callable[[], None], watcher:
+        StoreWatcher, *, outlives: bool,
     ) -> None:  # fmt: skip
         super().__init__(disk, injector, crash, watcher)
         self._watcher = watcher
@@ -96,16 +96,16 @@ class ShardBlob(FaultyBlob):
 
 
 class ShardConsensus(FaultyConsensus):
-    """A `Consensus` over a disk."""
+    """A `ConsensusStore` over a disk."""
 
     def __init__(
-        self, disk: Disk, injector: Injector, crash: Callable[[], None], watcher: Watcher,
-        *, outlives: bool,
+        self, disk: SimulatedDisk, injector: FaultInjector, crash: Callable[[], None], watcher:
+        StoreWatcher, *, outlives: bool,
     ) -> None:  # fmt: skip
         super().__init__(disk, injector, crash, watcher)
         self._late = _Late(outlives=outlives)
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Set all documents or none."""
         keys = ",".join(op.key for op in ops)
         fault = await self._begin("consensus.set", keys, WRITE_S)
@@ -117,7 +117,7 @@ class ShardConsensus(FaultyConsensus):
         await self._end(fault, "consensus.set", keys)
         return done
 
-    async def _set(self, ops: Sequence[Cas]) -> bool:
+    async def _set(self, ops: Sequence[CompareAndSet]) -> bool:
         done = await self._documents.compare_and_set(ops)
         self._injector.trace.note("set", ",".join(op.key for op in ops), done)
         if done:

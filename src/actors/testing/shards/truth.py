@@ -1,11 +1,11 @@
 """The durable state of every shard, change by change: the truth with which answers are compared.
 
-`Truth` sees each durable change of documents at its instant, before any process can act on it, and
-each deletion of a blob. It keeps every update ever appended, with its time, so that it knows the
-contents at any time, also below the since of a compaction. It shares the formats of documents and
-parts with persist, and none of its reading paths.
+`ShardsTruth` sees each durable change of documents at its instant, before any process can act on
+it, and each deletion of a blob. It keeps every update ever appended, with its time, so that it
+knows the contents at any time, also below the since of a compaction. It shares the formats of
+documents and parts with persist, and none of its reading paths.
 
-Rules that are checked here (`Violation` names the one that was broken):
+Rules that are checked here (`CheckerViolation` names the one that was broken):
 
 - *frontiers*: since and upper never go back, and no since passes a hold;
 - *durability*: every part that a state names is durable, and fits its description; so is every
@@ -28,18 +28,18 @@ from typing import Any
 import msgspec
 
 from actors.persist.documents import decode_shard
-from actors.persist.location import Cas
+from actors.persist.location import CompareAndSet
 from actors.persist.parts import decode
-from actors.persist.shard import Part, ShardState
+from actors.persist.shard import BatchPart, ShardState
 from actors.plan.schema import DIFF, TIME
-from actors.testing.simulation.history import Violation, whole
-from actors.testing.simulation.stores import Disk
+from actors.testing.simulation.history import CheckerViolation, whole
+from actors.testing.simulation.stores import SimulatedDisk
 
 Rows = Counter[tuple[int, int]]
 """Diffs by (value, time)."""
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommittedInterval(msgspec.Struct, frozen=True):
     """An interval that was appended."""
 
     lower: int
@@ -49,14 +49,14 @@ class Committed(msgspec.Struct, frozen=True):
     """Instant of the change."""
 
 
-class Shard:
+class ShardTruth:
     """The history of one shard."""
 
     def __init__(self, state: ShardState) -> None:
         self.state = state
         self.rows: Rows = Counter()
         """Rows of all appends, at their times; never compacted."""
-        self.appends: dict[int, Committed] = {}
+        self.appends: dict[int, CommittedInterval] = {}
         """Appends by their lower."""
         self.uppers: list[tuple[int, int]] = []
         """(instant, upper) of every change of the upper, in order."""
@@ -80,25 +80,25 @@ class Shard:
         )
 
 
-class Truth:
+class ShardsTruth:
     """The histories of all shards."""
 
-    def __init__(self, disk: Disk, instant: Callable[[], int], lease_ms: int) -> None:
+    def __init__(self, disk: SimulatedDisk, instant: Callable[[], int], lease_ms: int) -> None:
         self._disk = disk
         self._lease_ms = lease_ms
         self._instant = instant
         self._read: dict[tuple[str, int, int], Rows] = {}
-        self.shards: dict[str, Shard] = {}
+        self.shards: dict[str, ShardTruth] = {}
 
-    def committed(self, ops: Sequence[Cas], process: Any) -> None:
-        """Check and note documents that a process changed. Raises `Violation`."""
+    def committed(self, ops: Sequence[CompareAndSet], process: Any) -> None:
+        """Check and note documents that a process changed. Raises `CheckerViolation`."""
         for op in ops:
             assert op.data is not None, "no shard of a run is dropped"
             state = msgspec.structs.replace(decode_shard(op.key, op.data), seqno=op.seqno)
             state = whole(state, self._disk)
             held = self.shards.get(state.id)
             if held is None:
-                self.shards[state.id] = held = Shard(state)
+                self.shards[state.id] = held = ShardTruth(state)
                 held.uppers.append((self._instant(), state.upper))
                 continue
             old, held.state = held.state, state
@@ -111,7 +111,7 @@ class Truth:
                 rows = self._rows_of(state, fresh)
                 held.rows.update(rows)
                 flat = frozenset((value, time, n) for (value, time), n in rows.items())
-                made = Committed(old.upper, state.upper, flat, self._instant())
+                made = CommittedInterval(old.upper, state.upper, flat, self._instant())
                 held.appends[old.upper] = made
                 held.uppers.append((made.at, state.upper))
             if state.upper == old.upper and set(now) != known:
@@ -119,12 +119,12 @@ class Truth:
 
     def _check_frontiers(self, old: ShardState, new: ShardState) -> None:
         if new.since < old.since or new.upper < old.upper:
-            raise Violation(
+            raise CheckerViolation(
                 f"frontiers: shard {new.id} went from since {old.since} upper {old.upper}"
                 f" to since {new.since} upper {new.upper}"
             )
 
-    def _check_leases(self, held: Shard, old: ShardState, process: Any) -> None:
+    def _check_leases(self, held: ShardTruth, old: ShardState, process: Any) -> None:
         now_ms = process.clock.monotonic_ms()
         for name, lease in held.state.leases.items():
             if old.leases.get(name) != lease:
@@ -135,12 +135,12 @@ class Truth:
             held.lost.add(name)
             left = held.renewed_ms[name] + self._lease_ms - now_ms
             if left > 0 and not process.alone:
-                raise Violation(
+                raise CheckerViolation(
                     f"leases: process {process.number} dropped the lease {name} of shard"
                     f" {old.id} {left} ms too early"
                 )
 
-    def _rows_of(self, state: ShardState, parts: Iterable[Part]) -> Rows:
+    def _rows_of(self, state: ShardState, parts: Iterable[BatchPart]) -> Rows:
         found: Rows = Counter()
         for part in parts:
             key = (part.key, part.checksum, part.rows)
@@ -149,14 +149,16 @@ class Truth:
             found.update(self._read[key])
         return found
 
-    def _decode(self, state: ShardState, part: Part) -> Rows:
+    def _decode(self, state: ShardState, part: BatchPart) -> Rows:
         data = part.inline if part.inline is not None else self._disk.blobs.peek(part.key)
         if data is None:
-            raise Violation(f"durability: shard {state.id} names {part.key}, which is not durable")
+            raise CheckerViolation(
+                f"durability: shard {state.id} names {part.key}, which is not durable"
+            )
         table = decode(part, data, state.schema)
         return rows_of(table)
 
-    def _check_compaction(self, held: Shard) -> None:
+    def _check_compaction(self, held: ShardTruth) -> None:
         state = held.state
         now: Rows = Counter()
         parts = [part for batch in state.batches for part in batch.parts]
@@ -166,23 +168,27 @@ class Truth:
             now[value, max(time, state.since - 1)] -= diff
         wrong = {at: n for at, n in now.items() if n}
         if wrong:
-            raise Violation(
+            raise CheckerViolation(
                 f"compaction: shard {state.id} at since {state.since} differs by"
                 f" {dict(list(wrong.items())[:4])}"
             )
 
     def deleting(self, key: str, readers: Iterable[Any]) -> None:
         """Check the deletion of a blob against `readers` of all living processes. Raises
-        `Violation`."""
+        `CheckerViolation`."""
         shard = self.shards.get(key.partition("/")[0])
         if shard is None:
             return
         if key in named(shard.state):
-            raise Violation(f"deletion: {key} is deleted, and shard {shard.state.id} names it")
+            raise CheckerViolation(
+                f"deletion: {key} is deleted, and shard {shard.state.id} names it"
+            )
         for reader in readers:
             holds = reader.shard == shard.state.id and key in reader._keys
             if holds and not reader.lost and reader.lease_id in shard.state.leases:
-                raise Violation(f"deletion: {key} is deleted, and reader {reader.lease_id} has it")
+                raise CheckerViolation(
+                    f"deletion: {key} is deleted, and reader {reader.lease_id} has it"
+                )
 
 
 def named(state: ShardState) -> set[str]:

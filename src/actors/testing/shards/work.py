@@ -1,6 +1,6 @@
 """The operations of a process's tasks, and the checks of their answers.
 
-While faults strike an operation may end with a `StorageError` (but never with `Corrupt`), with
+While faults strike an operation may end with a `StorageError` (but never with `CorruptData`), with
 `ReadBelowSince` if the since has really passed the time, with `LeaseLost` if the lease was really
 dropped by another process. Rows that are read are compared with the truth at once: contents at a
 time that is sealed never change.
@@ -17,21 +17,28 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import pyarrow as pa
 
-from actors.errors import Closed, Corrupt, Fenced, LeaseLost, ReadBelowSince, StorageError
-from actors.persist import Append, Appended, Part, PersistClient, Reader
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.errors import (
+    CorruptData,
+    LeaseLost,
+    ReadBelowSince,
+    ResourceClosed,
+    StorageError,
+    WriterFenced,
+)
+from actors.persist import AppendCommitted, BatchPart, LeasedReader, PersistClient, ShardAppend
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY
-from actors.testing.shards.calls import DONE, NEVER, OTHER, Call, Interval
-from actors.testing.shards.schedule import SCOPE, TASK, Operation
+from actors.testing.shards.calls import DONE, NEVER, OTHER, AppendCall, CallInterval
+from actors.testing.shards.schedule import SCOPE, TASK, ShardOperation
 from actors.testing.shards.truth import Rows, rows_of
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 
 if TYPE_CHECKING:
-    from actors.testing.shards.process import Process
+    from actors.testing.shards.process import ShardProcess
 
 K = TypeVar("K", bound=Hashable)
 
-SCHEMA: Final = Schema((Column("a", "bigint"),))
+SCHEMA: Final = TableSchema((TableColumn("a", "bigint"),))
 OPERATION_S: Final = 120.0
 """Virtual time within which an operation ends, with success or failure."""
 PATIENCE_S: Final = 0.6
@@ -39,16 +46,16 @@ PATIENCE_S: Final = 0.6
 TRIES: Final = 4
 
 
-class Work:
+class ProcessWork:
     """The tasks of one life of a process."""
 
-    def __init__(self, process: Process, client: PersistClient, life: int) -> None:
+    def __init__(self, process: ShardProcess, client: PersistClient, life: int) -> None:
         self.process = process
         self.world = process.world
         self.client = client
         self.life = life
 
-    async def all_of(self, program: deque[Operation]) -> None:
+    async def all_of(self, program: deque[ShardOperation]) -> None:
         """Run all operations of one task, in order. One that was begun in a life is not
         repeated."""
         while program:
@@ -57,18 +64,18 @@ class Work:
             try:
                 async with asyncio.timeout(OPERATION_S):
                     await self._do_unless_canceled(operation)
-            except (Corrupt, Fenced) as error:
+            except (CorruptData, WriterFenced) as error:
                 self.process.fail(f"error: {operation}: {type(error).__name__}: {error}")
-            except (StorageError, Closed) as error:
+            except (StorageError, ResourceClosed) as error:
                 self.world.trace.note("excused", operation.kind, type(error).__name__)
             except TimeoutError:
                 self.process.fail(f"liveness: {operation} took more than {OPERATION_S} s")
-            except Violation as violation:
+            except CheckerViolation as violation:
                 self.world.fail(violation)
             except Exception as error:  # noqa: BLE001 - whatever else comes is a finding
                 self.process.fail(f"error: {operation}: {type(error).__name__}: {error}")
 
-    async def _do_unless_canceled(self, operation: Operation) -> None:
+    async def _do_unless_canceled(self, operation: ShardOperation) -> None:
         after_s = operation.cancel_ms / 1000
         if operation.cancel == SCOPE:
             with anyio.move_on_after(after_s):
@@ -84,7 +91,7 @@ class Work:
         else:
             await self.do(operation)
 
-    async def do(self, operation: Operation) -> None:
+    async def do(self, operation: ShardOperation) -> None:
         """Run one operation."""
         client, shard, number = self.client, operation.shard, operation.number
         self.world.trace.note("do", self.process.number, operation.kind, shard, number)
@@ -132,7 +139,7 @@ class Work:
             found[mine.pop(0), upper - 1] -= 1
         return found
 
-    async def write(self, shard: str, rows: Rows) -> tuple[Part, ...]:
+    async def write(self, shard: str, rows: Rows) -> tuple[BatchPart, ...]:
         """Write durable parts."""
         if not rows:
             return ()
@@ -149,18 +156,18 @@ class Work:
         acknowledged."""
         uppers = {shard: await self.client.upper(shard) for shard in shards}
         for _ in range(tries):
-            appends: list[Append] = []
-            intervals: dict[str, Interval] = {}
-            call: Call | None = None
+            appends: list[ShardAppend] = []
+            intervals: dict[str, CallInterval] = {}
+            call: AppendCall | None = None
             try:
                 for shard in shards:
                     lower = max(0, uppers[shard] + off)
                     upper = lower + 1 + number % 3
                     rows = self.rows(shard, lower, upper, count)
                     flat = frozenset((value, time, n) for (value, time), n in rows.items())
-                    intervals[shard] = Interval(lower, upper, flat)
-                    appends.append(Append(shard, lower, upper, await self.write(shard, rows)))
-                call = Call(self.process.number, self.world.instant(), intervals)
+                    intervals[shard] = CallInterval(lower, upper, flat)
+                    appends.append(ShardAppend(shard, lower, upper, await self.write(shard, rows)))
+                call = AppendCall(self.process.number, self.world.instant(), intervals)
                 self.world.calls.append(call)
                 outcome = await self.client.append(appends)
             except StorageError as error:
@@ -173,7 +180,7 @@ class Work:
                 if call is None:
                     self._abandon(part for append in appends for part in append.parts)
                 raise
-            if isinstance(outcome, Appended):
+            if isinstance(outcome, AppendCommitted):
                 call.done(self.world.instant(), DONE)
                 for shard, interval in intervals.items():
                     self.process.mine[shard] += [value for value, _, n in interval.rows if n > 0]
@@ -186,16 +193,16 @@ class Work:
             uppers[outcome.shard] = outcome.current
         return False
 
-    def _abandon(self, parts: Iterable[Part]) -> None:
+    def _abandon(self, parts: Iterable[BatchPart]) -> None:
         """Note parts that will never be appended or discarded."""
         self.process.left.update(part.key for part in parts)
 
-    async def _discard(self, appends: Sequence[Append]) -> None:
+    async def _discard(self, appends: Sequence[ShardAppend]) -> None:
         await self.client.discard_parts([part for append in appends for part in append.parts])
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def open_reader(self, shard: str) -> Reader:
+    async def open_reader(self, shard: str) -> LeasedReader:
         """Open a reader with a fresh name."""
         self.process.readers += 1
         name = f"p{self.process.number}-{self.life}-{self.process.readers}"
@@ -229,7 +236,7 @@ class Work:
         finally:
             await reader.close()
 
-    async def _contents(self, reader: Reader, as_of: int, pause_s: float = 0) -> bool:
+    async def _contents(self, reader: LeasedReader, as_of: int, pause_s: float = 0) -> bool:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 parts, upper = await reader.snapshot(as_of)
@@ -239,7 +246,9 @@ class Work:
             self._check_refusal(reader, as_of, error)
             return False
         if upper <= as_of:
-            raise Violation(f"snapshot: {reader.shard} at {as_of} is told to reach to {upper} only")
+            raise CheckerViolation(
+                f"snapshot: {reader.shard} at {as_of} is told to reach to {upper} only"
+            )
         rows = await self._fetched(reader, parts, pause_s)
         if rows is None:
             return False
@@ -250,13 +259,15 @@ class Work:
         found = Counter({value: n for value, n in found.items() if n})
         wanted = self.world.truth.shards[reader.shard].at(as_of)
         if found != wanted:
-            raise Violation(
+            raise CheckerViolation(
                 f"snapshot: {reader.shard} at {as_of} held {_few(found, wanted)}, since"
                 f" {self.world.truth.shards[reader.shard].state.since}"
             )
         return True
 
-    async def _changes(self, reader: Reader, frontier: int, count: int, pause_s: float = 0) -> None:
+    async def _changes(
+        self, reader: LeasedReader, frontier: int, count: int, pause_s: float = 0
+    ) -> None:
         for _ in range(count):
             try:
                 async with asyncio.timeout(PATIENCE_S):
@@ -273,14 +284,14 @@ class Work:
             found = Counter({key: n for key, n in rows.items() if frontier <= key[1] < upper and n})
             wanted = self.world.truth.shards[reader.shard].between(frontier, upper)
             if found != wanted:
-                raise Violation(
+                raise CheckerViolation(
                     f"listen: {reader.shard} from {frontier} to {upper} told {_few(found, wanted)}"
                 )
             await reader.downgrade(upper)
             frontier = upper
 
     async def _fetched(
-        self, reader: Reader, parts: list[Part] | tuple[Part, ...], pause_s: float
+        self, reader: LeasedReader, parts: list[BatchPart] | tuple[BatchPart, ...], pause_s: float
     ) -> Rows | None:
         """Return all rows; None when the lease was lost, which is checked."""
         rows: Rows = Counter()
@@ -294,13 +305,15 @@ class Work:
             return None
         return rows
 
-    def _check_refusal(self, reader: Reader, time: int, error: Exception) -> None:
+    def _check_refusal(self, reader: LeasedReader, time: int, error: Exception) -> None:
         shard = self.world.truth.shards[reader.shard]
         if isinstance(error, ReadBelowSince):
             if time >= shard.state.since:
-                raise Violation(f"refusal: {error}; its since is {shard.state.since}")
+                raise CheckerViolation(f"refusal: {error}; its since is {shard.state.since}")
         elif reader.lease_id not in shard.lost:
-            raise Violation(f"refusal: {error}; nobody has dropped the lease {reader.lease_id}")
+            raise CheckerViolation(
+                f"refusal: {error}; nobody has dropped the lease {reader.lease_id}"
+            )
 
 
 def _few(found: Counter[K], wanted: Counter[K]) -> str:

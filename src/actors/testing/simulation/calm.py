@@ -11,28 +11,28 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from actors.errors import (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
+    ConnectionBroken,
     DeadlineExceeded,
     EngineError,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
+    OperationCanceled,
     PenstockError,
     ReadBelowSince,
+    ResourceBusy,
+    ResourceClosed,
     StorageError,
     UnknownObject,
 )
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.rest import check_rest
 from actors.testing.simulation.schedule import SOURCE_EVENTS, TABLES
 from actors.testing.simulation.storage_checkers import upper_of
 
 if TYPE_CHECKING:
-    from actors.testing.cluster import World
-    from actors.testing.simulation.run import Worker, Workers
+    from actors.testing.cluster import SimulatedCluster
+    from actors.testing.simulation.run import SimulatedClient, SimulatedClients
 
 CALM_S: Final = 60.0
 """Virtual time within which all objects come to rest once faults have stopped."""
@@ -40,10 +40,10 @@ UNREAD: Final = ("index", "source", "sink")
 """Kinds of objects that have no contents of their own."""
 
 EXCUSED: Final = (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
+    ConnectionBroken,
+    ResourceBusy,
+    OperationCanceled,
+    ResourceClosed,
     DeadlineExceeded,
     EngineError,
     ObjectExists,
@@ -55,12 +55,14 @@ EXCUSED: Final = (
 """Errors that are no violation while faults strike; `InvalidUsage` of other kinds always is."""
 
 
-def doing(world: World) -> str:
+def doing(world: SimulatedCluster) -> str:
     """Return the state of every actor, for people."""
     return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
 
 
-async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
+async def calm_down(
+    world: SimulatedCluster, shared: SimulatedClients, worker: SimulatedClient
+) -> None:
     """Check that all objects can be written and read, and are right."""
     await worker.leave()
     # First without a write: an object must not need a later write to become readable.
@@ -76,7 +78,7 @@ async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
             break
         except EXCUSED as error:
             if attempt == 19:
-                world.fail(Violation(f"liveness: no write in the calm: {error!r}"))
+                world.fail(CheckerViolation(f"liveness: no write in the calm: {error!r}"))
                 return
             await worker.leave()
             await asyncio.sleep(0.5)
@@ -89,7 +91,9 @@ async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
             await client.peek(name)
     except PenstockError as error:
         world.fail(
-            Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}")
+            CheckerViolation(
+                f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}"
+            )
         )
         return
     for made in shared.subscriptions:
@@ -99,11 +103,11 @@ async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
     await _flowing(world, time)
     try:
         world.writes.check()
-    except Violation as violation:
+    except CheckerViolation as violation:
         world.fail(violation)
 
 
-async def _flowing(world: World, time: int) -> None:
+async def _flowing(world: SimulatedCluster, time: int) -> None:
     """Wait until the source has emitted its events, and every sink has written them."""
     rate = world.schedule.setting.source_rate
     catalog = world.history.catalog
@@ -118,7 +122,7 @@ async def _flowing(world: World, time: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _readable(world: World, worker: Worker, name: str) -> bool:
+async def _readable(world: SimulatedCluster, worker: SimulatedClient, name: str) -> bool:
     """Return whether it can be read; requests under way when the faults stopped may fail once
     more."""
     failed: PenstockError | None = None
@@ -133,11 +137,13 @@ async def _readable(world: World, worker: Worker, name: str) -> bool:
                 break
             await worker.leave()
             await asyncio.sleep(0.5)
-    world.fail(Violation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}"))
+    world.fail(
+        CheckerViolation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}")
+    )
     return False
 
 
-async def drop_all(world: World, worker: Worker) -> None:
+async def drop_all(world: SimulatedCluster, worker: SimulatedClient) -> None:
     """Drop all objects, the latest first, and wait until no trace of them is left."""
     shared = worker.shared
     for made in shared.subscriptions:
@@ -158,7 +164,7 @@ async def drop_all(world: World, worker: Worker) -> None:
                 await client.drop(entry.name)
         except (PenstockError, InvalidUsage) as error:
             if {each.id for each in world.history.catalog.objects} <= seen:
-                world.fail(Violation(f"liveness: drop {entry.name} in the calm: {error!r}"))
+                world.fail(CheckerViolation(f"liveness: drop {entry.name} in the calm: {error!r}"))
                 return
             # Retry: a statement whose client is gone has created an object meanwhile.
     await worker.leave()

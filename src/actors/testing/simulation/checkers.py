@@ -1,8 +1,8 @@
 """The checkers: one for each promise of the design that the service can break so far.
 
-Each sees the events that it checks and raises `Violation`, whose text begins with the checker's
-name. `History` is the truth with which they compare answers. Frontiers of shards, durability of
-named parts and compaction are checked there, at the instant of each durable change.
+Each sees the events that it checks and raises `CheckerViolation`, whose text begins with the
+checker's name. `ShardHistories` is the truth with which they compare answers. Frontiers of shards,
+durability of named parts and compaction are checked there, at the instant of each durable change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from actors.plan.updates import from_ipc
 from actors.progress import EMPTY
 from actors.protocol import storage
 from actors.protocol.api import (
-    Changes,
-    Contents,
-    Failed,
-    Read,
-    Subscribe,
-    Unsubscribe,
+    ClientHello,
+    EndRequest,
+    ReadContents,
+    ReadObject,
+    RequestFailed,
+    ServiceHello,
+    SubscribeChanges,
+    SubscribeObject,
     WaitFor,
-    Welcome,
-    Welcomed,
-    Written,
+    WriteCommitted,
 )
 from actors.protocol.compute import Command, PeekResponse, Response
 from actors.settings import Settings
-from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.history import CheckerViolation, ShardHistories
 from actors.testing.simulation.queries import Bag, Row, contents
 from actors.testing.simulation.schedule import WITHOUT_TABLES
 
@@ -60,7 +60,7 @@ class WritesChecker:
     share a time.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ShardHistories) -> None:
         self._history = history
         self.records: list[WriteRecord] = []
 
@@ -80,23 +80,25 @@ class WritesChecker:
             ]
             self._check_one(record, times)
         if found:
-            raise Violation(f"writes: nobody wrote {dict(list(found.items())[:3])}")
+            raise CheckerViolation(f"writes: nobody wrote {dict(list(found.items())[:3])}")
 
     def _check_one(self, record: WriteRecord, times: list[list[int]]) -> None:
         if any(len(each) > 1 for each in times):
-            raise Violation(f"writes: {record.changes} is there more than once: {times}")
+            raise CheckerViolation(f"writes: {record.changes} is there more than once: {times}")
         if not times:
             return
         flat = {each[0] if each else None for each in times}
         if record.time is not None and flat != {record.time}:
-            raise Violation(
+            raise CheckerViolation(
                 f"writes: {record.changes} was acknowledged at {record.time}, and is there at "
                 f"{sorted(flat, key=str)}"
             )
         if record.refused and flat != {None}:
-            raise Violation(f"writes: refused by {record.refused}, and is there: {record.changes}")
+            raise CheckerViolation(
+                f"writes: refused by {record.refused}, and is there: {record.changes}"
+            )
         if len(flat) > 1:
-            raise Violation(f"writes: only a part of {record.changes} is there: {times}")
+            raise CheckerViolation(f"writes: only a part of {record.changes} is there: {times}")
 
 
 class ViewsChecker:
@@ -107,7 +109,7 @@ class ViewsChecker:
     error updates (no row of a workload is bad; one that appears is a violation).
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ShardHistories) -> None:
         self._history = history
         self._sources = SourcesChecker(history)
 
@@ -129,7 +131,7 @@ class ViewsChecker:
                 tables = history.tables_at(time)
                 wanted, found = contents(name, tables), held.at(time)
                 if wanted != found:
-                    raise Violation(
+                    raise CheckerViolation(
                         f"views: {name} ({shard}) at {time}, appended [{lower}, {upper}): "
                         f"{difference(found, wanted)}"
                     )
@@ -142,7 +144,7 @@ class SourcesChecker:
     Does not cover: latency.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ShardHistories) -> None:
         self._history = history
 
     def check(self, grown: Iterable[tuple[str, int, int]]) -> None:
@@ -158,7 +160,7 @@ class SourcesChecker:
                 events = [json.loads(str(row[0]))["events"] for row in rows]
                 wanted: Bag = Counter({(n,): 1 for n in range(1, (events or [0])[0] + 1)})
                 if len(rows) > 1 or held.at(time) != wanted:
-                    raise Violation(
+                    raise CheckerViolation(
                         f"sources: {entry.name} at {time}, position {rows}: "
                         f"{difference(held.at(time), wanted)}"
                     )
@@ -175,23 +177,25 @@ class ReadsChecker:
     fault-free end of a run, where no error is).
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ShardHistories) -> None:
         self._history = history
         self.acknowledged = 0
         """The latest time that any client knows of."""
 
-    def answered(self, read: Read, least: int, answers: Sequence[Contents]) -> None:
+    def answered(self, read: ReadObject, least: int, answers: Sequence[ReadContents]) -> None:
         """Check an answer in all its pieces; `least`: latest acknowledged time when the read was
         sent."""
         answer = answers[-1]
         if any(piece.as_of != answer.as_of for piece in answers):
-            raise Violation(f"reads: {read.name} was answered at several times")
+            raise CheckerViolation(f"reads: {read.name} was answered at several times")
         if read.as_of is not None and answer.as_of != read.as_of:
-            raise Violation(f"reads: {read.name} asked at {read.as_of}, answered {answer.as_of}")
+            raise CheckerViolation(
+                f"reads: {read.name} asked at {read.as_of}, answered {answer.as_of}"
+            )
         if read.name in WITHOUT_TABLES:
             least = 0
         if read.as_of is None and answer.as_of < least:
-            raise Violation(
+            raise CheckerViolation(
                 f"reads: {read.name} answered at {answer.as_of}, when {least} was acknowledged"
             )
         if read.as_of is None and read.name not in WITHOUT_TABLES:
@@ -203,7 +207,9 @@ class ReadsChecker:
                 found[row[:-1]] += row[-1]
         wanted = contents(read.name, self._history.tables_at(answer.as_of))
         if found != wanted:
-            raise Violation(f"reads: {read.name} at {answer.as_of}: {difference(found, wanted)}")
+            raise CheckerViolation(
+                f"reads: {read.name} at {answer.as_of}: {difference(found, wanted)}"
+            )
 
 
 class SubscribeChecker:
@@ -214,7 +220,7 @@ class SubscribeChecker:
     Does not cover: latency; a resumption after a lost connection is a subscription anew.
     """
 
-    def __init__(self, history: History, request: Subscribe) -> None:
+    def __init__(self, history: ShardHistories, request: SubscribeObject) -> None:
         self._history = history
         self._name = request.name
         self._upper: int | None = None
@@ -222,13 +228,13 @@ class SubscribeChecker:
         """Times of the updates of pieces whose interval has not ended."""
         self._bag: Bag = Counter()
 
-    def told(self, changes: Changes) -> None:
+    def told(self, changes: SubscribeChanges) -> None:
         """Check the next answer."""
         name = self._name
         if changes.upper < changes.lower or (
             self._upper is not None and changes.lower != self._upper
         ):
-            raise Violation(
+            raise CheckerViolation(
                 f"subscribe: {name} was told up to {self._upper}, then [{changes.lower}, "
                 f"{changes.upper})"
             )
@@ -244,7 +250,7 @@ class SubscribeChecker:
         beyond = EMPTY if changes.partial else changes.upper
         wrong = [time for time in self._times if not changes.lower <= time < beyond]
         if wrong or (changes.partial and changes.upper != changes.lower):
-            raise Violation(
+            raise CheckerViolation(
                 f"subscribe: {name}: updates at {wrong[:4]} in [{changes.lower}, {changes.upper})"
                 f"{', a piece' if changes.partial else ''}"
             )
@@ -256,7 +262,9 @@ class SubscribeChecker:
         found: Bag = Counter({row: n for row, n in self._bag.items() if n})
         wanted = contents(name, self._history.tables_at(changes.upper - 1))
         if found != wanted:
-            raise Violation(f"subscribe: {name} below {changes.upper}: {difference(found, wanted)}")
+            raise CheckerViolation(
+                f"subscribe: {name} below {changes.upper}: {difference(found, wanted)}"
+            )
 
 
 class ExchangeChecker:
@@ -267,56 +275,56 @@ class ExchangeChecker:
     Does not cover: order between answers of different requests, which is free.
     """
 
-    def __init__(self, history: History, reads: ReadsChecker) -> None:
+    def __init__(self, history: ShardHistories, reads: ReadsChecker) -> None:
         self._history = history
         self._reads = reads
         self._open: dict[int, tuple[Any, int]] = {}
         self._subscribes: dict[int, SubscribeChecker] = {}
-        self._pieces: dict[int, list[Contents]] = {}
+        self._pieces: dict[int, list[ReadContents]] = {}
         self._welcomed = False
 
     def sent(self, message: Any) -> None:
         """Note a request that the client sends."""
-        if isinstance(message, Welcome):
+        if isinstance(message, ClientHello):
             return
         self._open[message.request] = (message, self._reads.acknowledged)
-        if isinstance(message, Subscribe) and message.from_ is None:
+        if isinstance(message, SubscribeObject) and message.from_ is None:
             self._subscribes[message.request] = SubscribeChecker(self._history, message)
 
     def received(self, message: Any) -> None:
         """Check an answer that the client receives."""
-        if isinstance(message, Welcomed) and not self._welcomed:
+        if isinstance(message, ServiceHello) and not self._welcomed:
             self._welcomed = True
             return
-        if isinstance(message, Failed) and message.request == 0:
-            raise Violation(f"exchange: the service closed the connection: {message.text}")
-        if isinstance(message, Failed) and message.text.startswith("internal fault"):
-            raise Violation(f"exchange: {message.text}")
+        if isinstance(message, RequestFailed) and message.request == 0:
+            raise CheckerViolation(f"exchange: the service closed the connection: {message.text}")
+        if isinstance(message, RequestFailed) and message.text.startswith("internal fault"):
+            raise CheckerViolation(f"exchange: {message.text}")
         request, least = self._open.get(message.request, (None, 0))
         if request is None:
-            raise Violation(f"exchange: {message!r} answers no open request")
-        if isinstance(message, Changes):
-            if not isinstance(request, Subscribe):
-                raise Violation(f"exchange: {request!r} was answered with changes")
+            raise CheckerViolation(f"exchange: {message!r} answers no open request")
+        if isinstance(message, SubscribeChanges):
+            if not isinstance(request, SubscribeObject):
+                raise CheckerViolation(f"exchange: {request!r} was answered with changes")
             if message.request in self._subscribes:
                 self._subscribes[message.request].told(message)
             return
         pieces = self._pieces.setdefault(message.request, [])
-        if isinstance(message, Contents):
+        if isinstance(message, ReadContents):
             pieces.append(message)
-            if message.more and isinstance(request, Read):
+            if message.more and isinstance(request, ReadObject):
                 return
         del self._open[message.request], self._pieces[message.request]
         self._subscribes.pop(message.request, None)
         match request, message:
-            case Read(), Contents():
+            case ReadObject(), ReadContents():
                 self._reads.answered(request, least, pieces)
-            case _, Written():
+            case _, WriteCommitted():
                 self._reads.acknowledged = max(self._reads.acknowledged, message.time)
-            case Read(), Failed():
+            case ReadObject(), RequestFailed():
                 pass
-            case Read(), _:
-                raise Violation(f"exchange: {request!r} was answered with {message!r}")
+            case ReadObject(), _:
+                raise CheckerViolation(f"exchange: {request!r} was answered with {message!r}")
             case _:
                 pass
 
@@ -326,7 +334,7 @@ class ExchangeChecker:
         return [
             request
             for request, _ in self._open.values()
-            if not isinstance(request, Unsubscribe | Subscribe | WaitFor)
+            if not isinstance(request, EndRequest | SubscribeObject | WaitFor)
         ]
 
 
@@ -356,7 +364,7 @@ class ReplicaChecker:
                 self._commands.check(message)
                 self._responses.heard(message)
         except (RemoteProtocolError, InvalidUsage) as error:
-            raise Violation(f"replica: {error}") from None
+            raise CheckerViolation(f"replica: {error}") from None
 
 
 class StorageChecker:
@@ -378,7 +386,7 @@ class StorageChecker:
                 self._commands.check(message)
                 self._responses.heard(message)
         except (RemoteProtocolError, InvalidUsage) as error:
-            raise Violation(f"storage: {error}") from None
+            raise CheckerViolation(f"storage: {error}") from None
 
 
 def difference(found: Bag, wanted: Bag) -> str:

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import Broken, Closed, PenstockError
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
 from actors.testing.simulation.checkers import WriteRecord
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.queries import Row
 
 if TYPE_CHECKING:
-    from actors.testing.simulation.run import Worker
+    from actors.testing.simulation.run import SimulatedClient
 
 COLUMNS = ("id", "k", "v")
 
 
-async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
+async def copy(worker: SimulatedClient, table: str, rows: list[Row], asked: int) -> None:
     """Copy rows, with up to `asked` requests until one is answered. Raises the client's errors; the
     copy is on record in any case."""
     world = worker.world
@@ -51,7 +51,7 @@ async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
             open_ = True
             if attempt + 1 == asked:
                 raise
-            if isinstance(error, Broken | Closed):
+            if isinstance(error, ConnectionBroken | ResourceClosed):
                 await worker.leave()
             await asyncio.sleep(0.05)
             continue
@@ -61,13 +61,13 @@ async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
         client = await worker.connected()
         again = await client.copy_from(table, str(path), "parquet", uuid=f"copy {number}")
         if (again.rows, again.time, again.repeated) != (len(rows), record.time, True):
-            raise Violation(f"copies: asked again, {record.time} became {again}")
+            raise CheckerViolation(f"copies: asked again, {record.time} became {again}")
     worker.mine[table] += rows
 
 
-def _note(worker: Worker, record: WriteRecord, rows: int, time: int) -> None:
+def _note(worker: SimulatedClient, record: WriteRecord, rows: int, time: int) -> None:
     (changes,) = record.changes.values()
     if rows != len(changes):
-        raise Violation(f"copies: {len(changes)} rows were copied, {rows} were told")
+        raise CheckerViolation(f"copies: {len(changes)} rows were copied, {rows} were told")
     record.time = time
     worker.shared.times.append(time)

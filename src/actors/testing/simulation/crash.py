@@ -33,7 +33,7 @@ CLOSES_MAX: Final = 20
 """Most awaits in a ``finally`` of one coroutine that is buried."""
 
 
-class Livelock(Exception):
+class EndlessRun(Exception):
     """Raised when a run does not end."""
 
 
@@ -107,7 +107,7 @@ class CrashableLoop(VirtualTimeLoop):
     def _run_once(self) -> None:
         self.turns += 1
         if self.turns > TURNS_MAX:
-            raise Livelock(f"no end in {TURNS_MAX} turns of the loop, at {self.time():.1f} s")
+            raise EndlessRun(f"no end in {TURNS_MAX} turns of the loop, at {self.time():.1f} s")
         if self._dead:
             self._drop()
         super()._run_once()

@@ -12,23 +12,31 @@ from typing import Any
 import msgspec
 
 from actors.errors import EngineLost
-from actors.plan.jobs import Analyze, Analyzed, Answer, Job, Prepare, Prepared
-from actors.testing.engine import Controls, InMemoryExecutor
-from actors.testing.simulation.faults import KILL, Injector
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    Answer,
+    Job,
+    PlanPrepared,
+    PreparePlan,
+    QueryAnalyzed,
+    kind_of,
+)
+from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.simulation.faults import KILL, FaultInjector
 
-_analyses: dict[bytes, Analyzed] = {}
+_analyses: dict[bytes, QueryAnalyzed] = {}
 _checked: set[bytes] = set()
 
 
-class _FaultyControls(Controls):
-    def __init__(self, injector: Injector) -> None:
+class _FaultyControls(EngineControls):
+    def __init__(self, injector: FaultInjector) -> None:
         super().__init__()
         self._injector = injector
 
     async def held(self, job: Job) -> None:
         self.jobs.clear()
         fault = self._injector.draw("engine")
-        self._injector.trace.note("engine", type(job).__name__)
+        self._injector.trace.note("engine", kind_of(job))
         if fault is None:
             return
         await asyncio.sleep(fault.delay_ms / 1000)
@@ -39,24 +47,24 @@ class _FaultyControls(Controls):
 class FaultyExecutor(InMemoryExecutor):
     """The in-memory engine under faults; see the module's docstring."""
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self, injector: FaultInjector) -> None:
         super().__init__(_FaultyControls(injector))
 
     def answer(self, job: Job) -> Answer:
         """Return the job's answer. Raises the errors that a job may fail with."""
-        if isinstance(job, Analyze):
+        if isinstance(job, AnalyzeStatement):
             key = _key(msgspec.structs.replace(job, job_id=""))
             if key not in _analyses:
                 found = super().answer(job)
-                assert isinstance(found, Analyzed), found
+                assert isinstance(found, QueryAnalyzed), found
                 _analyses[key] = found
             return msgspec.structs.replace(_analyses[key], job_id=job.job_id)
-        if isinstance(job, Prepare):
+        if isinstance(job, PreparePlan):
             key = _key(job.plan)
             if key not in _checked:
                 super().answer(job)
                 _checked.add(key)
-            return Prepared(job.job_id)
+            return PlanPrepared(job.job_id)
         return super().answer(job)
 
 

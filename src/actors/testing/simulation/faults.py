@@ -1,10 +1,10 @@
 """Faults: the operations that go wrong, and how; counted as they strike.
 
 Theory of operation. A place where a fault can strike is a *site* (``consensus.set``, ``link.up``).
-Its operations are counted from the start of a run, restarts included. A `Fault` names a site, the
-number of an operation there, and its effect. So a schedule of faults is a plain list: leaving one
-out leaves all others where they are, as long as the run before them is the same. Therefore a
-schedule can be shrunk.
+Its operations are counted from the start of a run, restarts included. A `InjectedFault` names a
+site, the number of an operation there, and its effect. So a schedule of faults is a plain list:
+leaving one out leaves all others where they are, as long as the run before them is the same.
+Therefore a schedule can be shrunk.
 
 Out of scope: drawing faults (`schedule` does), and carrying them out (the site does, as only it
 knows the meaning of a failure there).
@@ -42,7 +42,7 @@ KILL: Final = "kill"
 """The engine dies at this job."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class InjectedFault(msgspec.Struct, frozen=True):
     """Operation number `at` (from 1) of `site` goes wrong in the way of `kind`."""
 
     site: str
@@ -51,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True):
     delay_ms: int = 0
 
 
-class Trace:
+class TraceDigest:
     """A digest of all steps of a run, in order: equal for equal runs."""
 
     def __init__(self, keep: bool = False) -> None:
@@ -79,17 +79,17 @@ class Trace:
         return self._kept or []
 
 
-class Injector:
+class FaultInjector:
     """Assigns faults to operations. A site carries its fault out."""
 
-    def __init__(self, faults: Iterable[Fault], trace: Trace) -> None:
+    def __init__(self, faults: Iterable[InjectedFault], trace: TraceDigest) -> None:
         self._faults = {(fault.site, fault.at): fault for fault in faults}
         self._seen: Counter[str] = Counter()
         self.trace = trace
-        self.struck: list[Fault] = []
+        self.struck: list[InjectedFault] = []
         self.active = True
 
-    def draw(self, site: str) -> Fault | None:
+    def draw(self, site: str) -> InjectedFault | None:
         """Count an operation of `site`; return its fault, if it has one."""
         self._seen[site] += 1
         if not self.active:

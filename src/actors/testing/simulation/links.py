@@ -14,16 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from actors.channel_adapter import Connect
-from actors.cluster.address import Address as Place
+from actors.channel_adapter import ConnectClient
+from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.client import ClusterClient
-from actors.errors import Broken, Closed, PenstockError
-from actors.kernel import Address
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
+from actors.kernel import ActorAddress
 from actors.progress import Nonce
 from actors.protocol.compute import Command, Peek, PeekRows, Response
 from actors.protocol.storage import StorageTaggedResponse
 from actors.testing.encoding import carry_by_reference
-from actors.testing.simulation.faults import DISCONNECT, Fault, Injector
+from actors.testing.simulation.faults import DISCONNECT, FaultInjector, InjectedFault
 
 MESSAGES_MAX: Final = 64
 """Most messages in flight in one direction; further senders wait."""
@@ -34,7 +34,7 @@ ROUNDING_S: Final = 1e-6
 class _Direction:
     """One direction of a connection."""
 
-    def __init__(self, site: str, injector: Injector) -> None:
+    def __init__(self, site: str, injector: FaultInjector) -> None:
         self.site = site
         self._injector = injector
         self.queue: deque[tuple[float, Any]] = deque()
@@ -55,10 +55,10 @@ class _Direction:
         return True
 
 
-class Wire:
+class SimulatedWire:
     """A connection between a client and the service."""
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self, injector: FaultInjector) -> None:
         self.up = _Direction("link.up", injector)
         self.down = _Direction("link.down", injector)
         self.broken = False
@@ -78,10 +78,10 @@ class Wire:
             way.changed.set()
 
 
-class End:
+class WireEnd:
     """One end of a wire, with the interface that a `Client` or a session needs of a connection."""
 
-    def __init__(self, wire: Wire, peer: str, out: _Direction, into: _Direction) -> None:
+    def __init__(self, wire: SimulatedWire, peer: str, out: _Direction, into: _Direction) -> None:
         self.peer = peer
         self._wire = wire
         self._out = out
@@ -89,14 +89,15 @@ class End:
         self._closed = False
 
     async def send(self, message: Any) -> None:
-        """Send, waiting while too many messages are in flight. Raises `Closed` or `Broken`."""
+        """Send, waiting while too many messages are in flight. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         while len(self._out.queue) >= MESSAGES_MAX and not self._wire.ended:
             self._out.changed.clear()
             await self._out.changed.wait()
         self._check()
         if self._wire.ended or not self._out.put(message):
             self._wire.sever()
-            raise Broken(f"{self.peer} is gone")
+            raise ConnectionBroken(f"{self.peer} is gone")
 
     def offer(self, messages: Sequence[Any]) -> int:
         """Send messages without waiting, and return how many were sent. Raises as `send`."""
@@ -106,11 +107,12 @@ class End:
                 return count
             if not self._out.put(message):
                 self._wire.sever()
-                raise Broken(f"{self.peer} is gone")
+                raise ConnectionBroken(f"{self.peer} is gone")
         return len(messages)
 
     async def receive(self) -> Any:
-        """Return the next message. Raises `Closed` or `Broken`. Cancelling it loses nothing."""
+        """Return the next message. Raises `ResourceClosed` or `ConnectionBroken`. Cancelling it
+        loses nothing."""
         loop = asyncio.get_running_loop()
         while True:
             if self._into.queue:
@@ -124,7 +126,7 @@ class End:
                 continue
             self._check()
             if self._wire.ended:
-                raise Broken(f"{self.peer} is gone")
+                raise ConnectionBroken(f"{self.peer} is gone")
             self._into.changed.clear()
             await self._into.changed.wait()
 
@@ -136,7 +138,7 @@ class End:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed(f"the connection to {self.peer} was closed by this side")
+            raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
 
     async def aclose(self) -> None:
         """Close both directions; idempotent."""
@@ -149,7 +151,7 @@ class End:
         self._wire.sever()
 
 
-carry_by_reference(End)
+carry_by_reference(WireEnd)
 
 
 class MemoryListener:
@@ -157,23 +159,24 @@ class MemoryListener:
 
     address = Place(host="memory")
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self, injector: FaultInjector) -> None:
         self._injector = injector
-        self._arrivals: deque[tuple[Wire, End]] = deque()
+        self._arrivals: deque[tuple[SimulatedWire, WireEnd]] = deque()
         self._changed = asyncio.Event()
-        self.wires: list[Wire] = []
+        self.wires: list[SimulatedWire] = []
         self._closed = False
 
-    def dial(self) -> End:
-        """Return a client's end of a new connection. Raises `Broken` after `aclose` or `lost`."""
+    def dial(self) -> WireEnd:
+        """Return a client's end of a new connection. Raises `ConnectionBroken` after `aclose` or
+        `lost`."""
         if self._closed:
-            raise Broken("nobody listens")
-        wire = Wire(self._injector)
+            raise ConnectionBroken("nobody listens")
+        wire = SimulatedWire(self._injector)
         self.wires = [old for old in self.wires if not old.ended]
         self.wires.append(wire)
-        self._arrivals.append((wire, End(wire, "a client", wire.down, wire.up)))
+        self._arrivals.append((wire, WireEnd(wire, "a client", wire.down, wire.up)))
         self._changed.set()
-        return End(wire, "the service", wire.up, wire.down)
+        return WireEnd(wire, "the service", wire.up, wire.down)
 
     async def serve(self, converse: Callable[[Any], Awaitable[None]]) -> None:
         """Run `converse` for every connection, until `aclose`."""
@@ -199,8 +202,8 @@ class MemoryListener:
             wire.sever()
 
 
-async def _conversation(converse: Callable[[Any], Awaitable[None]], end: End) -> None:
-    with suppress(Closed, Broken):
+async def _conversation(converse: Callable[[Any], Awaitable[None]], end: WireEnd) -> None:
+    with suppress(ResourceClosed, ConnectionBroken):
         await converse(end)
 
 
@@ -216,7 +219,7 @@ class FaultyClusterClient:
     def __init__(
         self,
         inner: ClusterClient,
-        injector: Injector,
+        injector: FaultInjector,
         heard: Callable[[object], None],
         name: str = "replica",
     ) -> None:
@@ -225,26 +228,26 @@ class FaultyClusterClient:
         self._injector = injector
         self._heard = heard
         self._taken: Response | None = None
-        self._drawn: tuple[Command, Fault | None] | None = None
+        self._drawn: tuple[Command, InjectedFault | None] | None = None
         """Command that could not be sent at once, with its fault, which must not be drawn twice."""
         self._broken = asyncio.Event()
 
     async def _delay(self, site: str, what: object) -> None:
         if self._broken.is_set():
-            raise Broken("the connection to the cluster is gone")
+            raise ConnectionBroken("the connection to the cluster is gone")
         await self._suffer(self._draw(site, what))
 
-    def _draw(self, site: str, what: object) -> Fault | None:
+    def _draw(self, site: str, what: object) -> InjectedFault | None:
         fault = self._injector.draw(site)
         self._injector.trace.note(site, type(what).__name__)
         return fault
 
-    async def _suffer(self, fault: Fault | None) -> None:
+    async def _suffer(self, fault: InjectedFault | None) -> None:
         if fault is None:
             return
         if fault.kind == DISCONNECT:
             self._broken.set()
-            raise Broken("the connection to the cluster is gone")
+            raise ConnectionBroken("the connection to the cluster is gone")
         await asyncio.sleep(fault.delay_ms / 1000)
 
     async def send(self, command: Command) -> None:
@@ -262,7 +265,7 @@ class FaultyClusterClient:
         many were sent."""
         for count, command in enumerate(commands):
             if self._broken.is_set():
-                raise Broken("the connection to the cluster is gone")
+                raise ConnectionBroken("the connection to the cluster is gone")
             fault = self._draw(f"{self._name}.up", command)
             if fault is not None or not self._inner.offer((command,)):
                 self._drawn = (command, fault)
@@ -287,7 +290,7 @@ class FaultyClusterClient:
                 raise
             await self._delay(f"{self._name}.down", self._taken)
         if self._broken.is_set():
-            raise Broken("the connection to the cluster is gone")
+            raise ConnectionBroken("the connection to the cluster is gone")
         response, self._taken = self._taken, None
         self._heard(response)
         return response
@@ -325,7 +328,7 @@ class _Way:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(Closed, Broken):
+        with suppress(ResourceClosed, ConnectionBroken):
             while self._waiting:
                 due, message = self._waiting[0]
                 if due > loop.time():
@@ -334,7 +337,7 @@ class _Way:
                 self._waiting.popleft()
 
 
-class DelayedAddress(Address[Any]):
+class DelayedAddress(ActorAddress[Any]):
     """Delayed paths to one adapter, from the cluster's connections and from its worker, as if it
     were remote: each keeps its order, and one may overtake the other."""
 
@@ -342,8 +345,8 @@ class DelayedAddress(Address[Any]):
 
     def __init__(
         self,
-        inner: Address[Any],
-        injector: Injector,
+        inner: ActorAddress[Any],
+        injector: FaultInjector,
         sent: Callable[[str, Nonce, Any], None] = lambda adapter, nonce, response: None,
     ) -> None:
         """Wrap `inner`; `sent` is called with (adapter, nonce, response) for each response of a
@@ -366,7 +369,7 @@ class DelayedAddress(Address[Any]):
     async def send(self, message: Any) -> None:
         """Send, perhaps delayed."""
         delay_s = self._delay_s("adapter")
-        if isinstance(message, Connect):
+        if isinstance(message, ConnectClient):
             delay_s += self._delay_s("connect")
         if not self._from_client.take(message, delay_s):
             await super().send(message)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors.testing.simulation.checkers import ExchangeChecker
-from actors.testing.simulation.links import End
+from actors.testing.simulation.links import WireEnd
 
 if TYPE_CHECKING:
-    from actors.testing.cluster import World
+    from actors.testing.cluster import SimulatedCluster
 
 
 class ObservedLink:
     """A client's end with an `ExchangeChecker`. It is its own dialler, as `Client.in_process` needs
     one."""
 
-    def __init__(self, end: End, world: World) -> None:
+    def __init__(self, end: WireEnd, world: SimulatedCluster) -> None:
         self._end = end
         self.checker = ExchangeChecker(world.history, world.reads)
         self._sent = world.guarded(self.checker.sent)

@@ -1,7 +1,7 @@
 """The external systems of a simulated service: sources that fail by faults, and sinks into memory.
 
 Theory of operation. External systems outlive the service's lives: `SinksChecker` keeps one
-`Written` per sink, with all data ever committed to it. A `MemorySink` keeps the rules of
+`SinkWritten` per sink, with all data ever committed to it. A `MemorySink` keeps the rules of
 `sinks.sink`: a batch and its upper become visible together; opening it fences off earlier writers.
 At the instant of each commit its batch is compared with the truth (`SinksChecker`).
 
@@ -14,36 +14,36 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from actors.errors import Fenced
-from actors.kernel import Actor, Address, Clock
+from actors.errors import WriterFenced
+from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.progress import Frontier, ObjectId, ShardId
-from actors.protocol.storage import Configuration, SinkDescription
+from actors.protocol.storage import ConnectorConfiguration, SinkDescription
 from actors.settings import Settings
 from actors.sink_task import SinkTask
 from actors.sinks.messages import SinkWork
-from actors.sinks.sink import Sink, SinkStatistics
-from actors.sources.source import Export, Given, Lag, Source, Unreachable
-from actors.storage.half import Outside as Reach
-from actors.testing.simulation.faults import FAIL, LOST_ANSWER, Injector
-from actors.testing.simulation.history import History, Update, Violation
+from actors.sinks.sink import SinkConnector, SinkStatistics
+from actors.sources.source import Given, SourceConnector, SourceExport, SourceLag, SourceUnreachable
+from actors.storage.half import StorageConnectors as Reach
+from actors.testing.simulation.faults import FAIL, LOST_ANSWER, FaultInjector
+from actors.testing.simulation.history import CheckerViolation, ShardHistories, Update
 from actors.testing.simulation.queries import Bag
 
 MEMORY: Final = "memory"
 """Kind of these sinks."""
 
 
-class Written:
+class SinkWritten:
     """The data that one sink has made durable externally."""
 
     def __init__(self, id: ObjectId, shard: ShardId, as_of: Frontier = 0) -> None:
@@ -66,40 +66,46 @@ class SinksChecker:
     Does not cover: sinks of objects that were dropped meanwhile, and latency.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: ShardHistories) -> None:
         self._history = history
-        self.written: dict[ObjectId, Written] = {}
+        self.written: dict[ObjectId, SinkWritten] = {}
 
-    def found(self, made: SinkDescription) -> Written:
+    def found(self, made: SinkDescription) -> SinkWritten:
         """Return the data that a sink has written."""
-        new = Written(made.id, made.input.shard, made.as_of)
+        new = SinkWritten(made.id, made.input.shard, made.as_of)
         return self.written.setdefault(made.id, new)
 
     def check(
-        self, table: Written, lower: Frontier, upper: Frontier, batch: list[Update], times: bool
+        self, table: SinkWritten, lower: Frontier, upper: Frontier, batch: list[Update], times: bool
     ) -> None:
         """Check a batch that is about to become durable."""
         if upper <= lower or (table.upper is not None and lower != table.upper):
-            raise Violation(
+            raise CheckerViolation(
                 f"sinks: {table.id} stands below {table.upper} and commits [{lower}, {upper})"
             )
         held = self._history.shards.get(table.shard)
         if held is None:
             return
         if upper > self._history.sealed(held):
-            raise Violation(f"sinks: {table.id} commits up to {upper}, its object is not sealed")
+            raise CheckerViolation(
+                f"sinks: {table.id} commits up to {upper}, its object is not sealed"
+            )
         contents = Counter(table.contents)
         for row, _, diff in batch:
             contents[row] += diff
         wanted = held.at(upper - 1)
         if Counter({row: n for row, n in contents.items() if n}) != wanted:
-            raise Violation(f"sinks: {table.id} would hold {contents} below {upper}, not {wanted}")
+            raise CheckerViolation(
+                f"sinks: {table.id} would hold {contents} below {upper}, not {wanted}"
+            )
         if not times or table.upper is None:
             return
         found = _summed(batch)
         truth = _summed([each for each in held.updates if lower <= each[1] < upper])
         if found != truth:
-            raise Violation(f"sinks: {table.id} commits {found} for [{lower}, {upper}): {truth}")
+            raise CheckerViolation(
+                f"sinks: {table.id} commits {found} for [{lower}, {upper}): {truth}"
+            )
 
 
 def _summed(updates: Sequence[Update]) -> Counter[tuple[Any, int]]:
@@ -109,26 +115,26 @@ def _summed(updates: Sequence[Update]) -> Counter[tuple[Any, int]]:
     return Counter({at: n for at, n in found.items() if n})
 
 
-async def _suffer(injector: Injector, site: str) -> bool:
+async def _suffer(injector: FaultInjector, site: str) -> bool:
     """Carry out the fault of an operation, if it has one; return whether the answer is lost. Raises
-    `Unreachable`."""
+    `SourceUnreachable`."""
     fault = injector.draw(site)
     if fault is None:
         return False
     if fault.delay_ms:
         await asyncio.sleep(fault.delay_ms / 1000)
     if fault.kind == FAIL:
-        raise Unreachable(f"{site}: failed on purpose", "wait")
+        raise SourceUnreachable(f"{site}: failed on purpose", "wait")
     return fault.kind == LOST_ANSWER
 
 
 class MemorySink:
-    """A sink into memory; see `sinks.sink.Sink`. About half of the sinks keep times, by their
-    ids."""
+    """A sink into memory; see `sinks.sink.SinkConnector`. About half of the sinks keep times, by
+    their ids."""
 
     once = False
 
-    def __init__(self, table: Written, checker: SinksChecker, world: Any) -> None:
+    def __init__(self, table: SinkWritten, checker: SinksChecker, world: Any) -> None:
         self._table = table
         self._checker = checker
         self._world = world
@@ -136,10 +142,10 @@ class MemorySink:
         self._counts = SinkStatistics()
         self.keeps_times = zlib.crc32(table.id.encode()) % 2 == 1
 
-    async def check(self, schema: Schema) -> None:
+    async def check(self, schema: TableSchema) -> None:
         """Accept every schema."""
 
-    async def open(self, schema: Schema) -> Frontier | None:
+    async def open(self, schema: TableSchema) -> Frontier | None:
         """Fence off earlier writers, and return the upper."""
         await _suffer(self._world.injector, "sink.open")
         self._table.writer = self
@@ -159,7 +165,7 @@ class MemorySink:
         lost = await _suffer(self._world.injector, "sink.commit")
         table = self._table
         if table.writer is not self:
-            raise Fenced(f"{table.id}: another writes it now", determinate=True)
+            raise WriterFenced(f"{table.id}: another writes it now", determinate=True)
         self._world.trace.note("sink", table.id, "commits", lower, upper, len(self._batch))
         self._world.guarded(self._checker.check)(table, lower, upper, self._batch, self.keeps_times)
         for row, _, diff in self._batch:
@@ -170,7 +176,7 @@ class MemorySink:
         self._counts = SinkStatistics(commits=self._counts.commits + 1)
         await asyncio.sleep(0.001)
         if lost:
-            raise Unreachable("sink.commit: timed out on purpose", "wait")
+            raise SourceUnreachable("sink.commit: timed out on purpose", "wait")
 
     def statistics(self) -> SinkStatistics:
         """Return the number of commits."""
@@ -183,39 +189,41 @@ class MemorySink:
 class FaultySource:
     """A source that is unreachable now and then."""
 
-    def __init__(self, inner: Source, injector: Injector) -> None:
+    def __init__(self, inner: SourceConnector, injector: FaultInjector) -> None:
         self._inner = inner
         self._injector = injector
 
-    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
-        """Call the inner source; see `Source`."""
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
+        """Call the inner source; see `SourceConnector`."""
         return await self._inner.describe(wanted)
 
-    async def open(self, exports: Sequence[Export], position: str | None) -> None:
-        """Open the inner source, if no fault strikes; see `Source`."""
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
+        """Open the inner source, if no fault strikes; see `SourceConnector`."""
         await _suffer(self._injector, "source.open")
         self._injector.trace.note("source opens at", position)
         await self._inner.open(exports, position)
 
     async def next(self) -> Given:
-        """Call the inner source, if no fault strikes; see `Source`."""
+        """Call the inner source, if no fault strikes; see `SourceConnector`."""
         await _suffer(self._injector, "source.next")
         return await self._inner.next()
 
     async def taken(self, position: str) -> None:
-        """Call the inner source; see `Source`."""
+        """Call the inner source; see `SourceConnector`."""
         await self._inner.taken(position)
 
-    def lag(self) -> Lag:
-        """Call the inner source; see `Source`."""
+    def lag(self) -> SourceLag:
+        """Call the inner source; see `SourceConnector`."""
         return self._inner.lag()
 
     async def close(self) -> None:
-        """Call the inner source; see `Source`."""
+        """Call the inner source; see `SourceConnector`."""
         await self._inner.close()
 
     async def forget(self) -> None:
-        """Call the inner source; see `Source`."""
+        """Call the inner source; see `SourceConnector`."""
         await self._inner.forget()
 
 
@@ -226,9 +234,9 @@ class SimulatedOutside(WorldOutside):
         self,
         world: Any,
         settings: Settings,
-        clock: Clock,
+        clock: ActorClock,
         random: Random,
-        executor: Address[ExecutorMessage],
+        executor: ActorAddress[ExecutorMessage],
         scratch: Path,
     ) -> None:
         super().__init__(settings, clock, random, executor, scratch)
@@ -236,27 +244,29 @@ class SimulatedOutside(WorldOutside):
         self._places = scratch
         self._numbers = 0
 
-    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+    def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
         """Return the real source, with faults."""
         return FaultySource(super().source(configuration, id), self._world.injector)
 
-    def new_sink(self, kind: str, options: bytes) -> Configuration:
+    def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Return the configuration of a sink into memory, or of a real one."""
         if kind == MEMORY:
-            return Configuration(MEMORY, b"")
+            return ConnectorConfiguration(MEMORY, b"")
         return super().new_sink(kind, options)
 
-    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+    def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
         """Return a sink for the checks at a creation: it is never written to."""
-        return self._sink(Written(id, ""))
+        return self._sink(SinkWritten(id, ""))
 
-    def _sink(self, table: Written) -> Sink:
+    def _sink(self, table: SinkWritten) -> SinkConnector:
         return MemorySink(table, self._world.sinks, self._world)
 
     def half(self, persist: PersistClient) -> Reach:
         """Return the same for the storage halves of the workers."""
 
-        def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
+        def sink_task(
+            description: SinkDescription, number: int, owner: ActorAddress[Any]
+        ) -> Actor[Any]:
             id_, shard = description.id, description.input.shard
             work = SinkWork(
                 id_,
@@ -267,7 +277,10 @@ class SimulatedOutside(WorldOutside):
                 description.as_of,
             )
             self._numbers += 1
-            make: Callable[..., Sink] = lambda *_: self._sink(self._world.sinks.found(description))  # noqa: E731
+
+            def make(*_: object) -> SinkConnector:
+                return self._sink(self._world.sinks.found(description))
+
             return SinkTask(
                 work,
                 number,

@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from actors.channel_adapter import ChannelAdapter, Passed, StashRules, Verdict
-from actors.cluster.connection import Accept, Acceptor
-from actors.compute.reads import Reads
-from actors.dataflow.rivals import Appended, Follower
-from actors.errors import Displaced, PenstockError
+from actors.channel_adapter import ChannelAdapter, NonceVerdict, ResponsesForwarded, StashRules
+from actors.cluster.connection import AcceptConnection, ConnectionAcceptor
+from actors.compute.reads import PeekHolds
+from actors.dataflow.rivals import ReplicaAppend, ReplicaFollower
+from actors.errors import ConnectionDisplaced, PenstockError
 from actors.fetch_task import FetchTask
-from actors.kernel import Address
+from actors.kernel import ActorAddress
 from actors.listen_task import ListenTask
-from actors.persist.location import Cas, Consensus
-from actors.persist.machine import Machine
+from actors.persist.location import CompareAndSet, ConsensusStore
+from actors.persist.machine import ShardMachine
 from actors.plan.updates import empty_updates
 from actors.protocol.compute import TaggedResponse
-from actors.protocol.internal import Fetched
+from actors.protocol.internal import PartFetched
 from actors.testing.simulation import planted_storage
 
 
@@ -36,7 +36,7 @@ def no_nonce_check() -> Iterator[None]:
         if current is not None and self._rules.connected:
             self._forward(TaggedResponse(current, tagged.response, tagged.serial))
         else:
-            await self._down(Passed(tagged.nonce, (tagged.serial,)))
+            await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
 
     with mock.patch.object(ChannelAdapter, "_from_worker", from_worker):
         yield
@@ -48,9 +48,9 @@ def past_a_failed_fetch() -> Iterator[None]:
 
     def failed(self: FetchTask, job: Any, error: PenstockError) -> None:
         self._finish(job)
-        consumer: Address[Any] = self._consumer
+        consumer: ActorAddress[Any] = self._consumer
         consumer.reply(
-            Fetched(
+            PartFetched(
                 dataflow=self._dataflow,
                 incarnation=self._incarnation,
                 source=self._index,
@@ -67,11 +67,11 @@ def past_a_failed_fetch() -> Iterator[None]:
 class _Hasty:
     """A consensus that reports success before the set has happened."""
 
-    def __init__(self, inner: Consensus, lock: asyncio.Lock) -> None:
+    def __init__(self, inner: ConsensusStore, lock: asyncio.Lock) -> None:
         self._inner = inner
         self._lock = lock
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         async def later() -> None:
             async with self._lock:
                 await self._inner.compare_and_set(ops)
@@ -87,9 +87,9 @@ class _Hasty:
 @contextmanager
 def acknowledged_before_durable() -> Iterator[None]:
     """Show and acknowledge a change of documents while it is still being written."""
-    right = Machine._set
+    right = ShardMachine._set
 
-    async def set_(self: Machine, *args: Any) -> bool:
+    async def set_(self: ShardMachine, *args: Any) -> bool:
         real, lock = self._consensus, self.__dict__.setdefault("planted", asyncio.Lock())
         self._consensus = _Hasty(real, lock)
         try:
@@ -97,7 +97,7 @@ def acknowledged_before_durable() -> Iterator[None]:
         finally:
             self._consensus = real
 
-    with mock.patch.object(Machine, "_set", set_):
+    with mock.patch.object(ShardMachine, "_set", set_):
         yield
 
 
@@ -120,11 +120,11 @@ def stash_forgotten() -> Iterator[None]:
     """Let the adapter drop responses for a connection that it does not serve yet."""
     right = StashRules.judge
 
-    def judge(self: StashRules, tagged: TaggedResponse) -> Verdict:
+    def judge(self: StashRules, tagged: TaggedResponse) -> NonceVerdict:
         verdict = right(self, tagged)
-        if verdict is Verdict.STASH:
+        if verdict is NonceVerdict.STASH:
             self.clear()
-            return Verdict.DROP
+            return NonceVerdict.DROP
         return verdict
 
     with mock.patch.object(StashRules, "judge", judge):
@@ -134,48 +134,48 @@ def stash_forgotten() -> Iterator[None]:
 @contextmanager
 def displaced_unproved() -> Iterator[None]:
     """Let a newcomer displace the active client before its two first commands are checked."""
-    right = Acceptor._accept
+    right = ConnectionAcceptor._accept
 
-    async def accept(self: Acceptor, message: Accept) -> None:
+    async def accept(self: ConnectionAcceptor, message: AcceptConnection) -> None:
         if self._current is not None:
             nonce = message.hello.nonce
-            await self._release(Displaced(f"a newer connection ({nonce}) took over"))
+            await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
         await right(self, message)
 
-    with mock.patch.object(Acceptor, "_accept", accept):
+    with mock.patch.object(ConnectionAcceptor, "_accept", accept):
         yield
 
 
 @contextmanager
 def nonce_used_again() -> Iterator[None]:
     """Let the acceptor forget the used nonces."""
-    right = Acceptor._accept
+    right = ConnectionAcceptor._accept
 
-    async def accept(self: Acceptor, message: Accept) -> None:
+    async def accept(self: ConnectionAcceptor, message: AcceptConnection) -> None:
         self._nonces.clear()
         await right(self, message)
 
-    with mock.patch.object(Acceptor, "_accept", accept):
+    with mock.patch.object(ConnectionAcceptor, "_accept", accept):
         yield
 
 
 @contextmanager
 def peeks_not_forgotten() -> Iterator[None]:
     """Let a worker go on with the peeks of a client that is gone."""
-    with mock.patch.object(Reads, "forget", return_value=[]):
+    with mock.patch.object(PeekHolds, "forget", return_value=[]):
         yield
 
 
 @contextmanager
 def winner_not_read() -> Iterator[None]:
     """Let a replica that lost a race go on as if the winner had appended no hidden state."""
-    right = Follower.read
+    right = ReplicaFollower.read
 
-    async def read(self: Follower, lo: int, hi: int) -> Appended:
+    async def read(self: ReplicaFollower, lo: int, hi: int) -> ReplicaAppend:
         found = await right(self, lo, hi)
-        return Appended(tuple(each.slice(0, 0) for each in found.hidden), found.errors)
+        return ReplicaAppend(tuple(each.slice(0, 0) for each in found.hidden), found.errors)
 
-    with mock.patch.object(Follower, "read", read):
+    with mock.patch.object(ReplicaFollower, "read", read):
         yield
 
 

@@ -9,19 +9,19 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.channel_adapter import Passed, StorageAdapter
+from actors.channel_adapter import ResponsesForwarded, StorageAdapter
 from actors.dataflow import commit
 from actors.ingest.shards import IngestShards
 from actors.ingest_task import IngestRunning, IngestTask
 from actors.protocol.storage import StorageTaggedResponse
-from actors.protocol.storage_internal import CreateIngestionDataflow, DropDataflow
+from actors.protocol.storage_internal import CreateIngestionDataflow, DropObjects
 from actors.sink_task import SinkTask, _Driver
 from actors.sinks.messages import hold_of
 from actors.storage.events import CancelLookUp
 from actors.storage.half import StorageHalf
-from actors.storage.pursuits import Pursuits
+from actors.storage.pursuits import DesiredState
 from actors.storage.reconcile import reconcile
-from actors.storage.renderings import Ended
+from actors.storage.renderings import RenderingEnded
 from actors.storage.state import StorageState
 from actors.storage.telling import dataflow_rows, id_of
 
@@ -35,7 +35,7 @@ def storage_nonce_unchecked() -> Iterator[None]:
         if current is not None and self._rules.connected:
             self._forward(StorageTaggedResponse(current, tagged.response, tagged.serial))
         else:
-            await self._down(Passed(tagged.nonce, (tagged.serial,)))
+            await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
 
     with mock.patch.object(StorageAdapter, "_from_worker", from_worker):
         yield
@@ -44,20 +44,23 @@ def storage_nonce_unchecked() -> Iterator[None]:
 @contextmanager
 def rendered_after_its_drop() -> Iterator[None]:
     """Keep the look-up of a dropped object, whose answer then renders the object."""
-    right_drop, right_found = Pursuits.drop, Pursuits.found
+    right_drop, right_found = DesiredState.drop, DesiredState.found
 
-    def drop(self: Pursuits, *ids: str) -> list[Any]:
+    def drop(self: DesiredState, *ids: str) -> list[Any]:
         late = {t: self._all[id].what for t, id in self._tickets.items() if id in ids}
         self.__dict__.setdefault("planted", {}).update(late)
         return [each for each in right_drop(self, *ids) if not isinstance(each, CancelLookUp)]
 
-    def found(self: Pursuits, ticket: int, resume: Any) -> list[Any]:
+    def found(self: DesiredState, ticket: int, resume: Any) -> list[Any]:
         what = self.__dict__.get("planted", {}).pop(ticket, None)
         if what is not None:
             return [CreateIngestionDataflow(what, ticket, resume)]
         return right_found(self, ticket, resume)
 
-    with mock.patch.object(Pursuits, "drop", drop), mock.patch.object(Pursuits, "found", found):
+    with (
+        mock.patch.object(DesiredState, "drop", drop),
+        mock.patch.object(DesiredState, "found", found),
+    ):
         yield
 
 
@@ -69,8 +72,8 @@ def dropped_out_of_order() -> Iterator[None]:
     def drop(self: StorageState, id: str) -> list[Any]:
         effects = right(self, id)
         if self.index != 0:
-            for change in self.renderings.apply(self.next_index, DropDataflow((id,))):
-                if isinstance(change, Ended):
+            for change in self.renderings.apply(self.next_index, DropObjects((id,))):
+                if isinstance(change, RenderingEnded):
                     effects += self._ended(change)
         return effects
 

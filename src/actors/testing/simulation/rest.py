@@ -9,8 +9,8 @@ import asyncio
 import re
 from typing import Final
 
-from actors.testing.cluster import World
-from actors.testing.simulation.history import Violation
+from actors.testing.cluster import SimulatedCluster
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.storage_checkers import leftovers
 
 WAIT_S: Final = 10.0
@@ -18,7 +18,7 @@ WAIT_S: Final = 10.0
 ROUND_S: Final = 0.25
 
 
-async def check_rest(world: World) -> None:
+async def check_rest(world: SimulatedCluster) -> None:
     """Wait until nothing is left; anything left after `WAIT_S` has leaked."""
     left: list[str] = []
     for _ in range(int(WAIT_S / ROUND_S)):
@@ -26,7 +26,7 @@ async def check_rest(world: World) -> None:
         if not left:
             return
         await asyncio.sleep(ROUND_S)
-    world.fail(Violation(f"leaks: {'; '.join(left)}"))
+    world.fail(CheckerViolation(f"leaks: {'; '.join(left)}"))
 
 
 _REPLICA: Final = re.compile(r"^/r\d+(?=/)")
@@ -35,7 +35,7 @@ _CONTROLLER: Final = re.compile(
 )
 
 
-async def left_behind(world: World) -> list[str]:
+async def left_behind(world: SimulatedCluster) -> list[str]:
     """Return the leaks, for people."""
     left = []
     if world.history.shards:

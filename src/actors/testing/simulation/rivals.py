@@ -1,7 +1,7 @@
 """Raw clients of the cluster that come beside the service's own controller and displace it.
 
 Theory of operation. A rival speaks the replica protocol itself, over the cluster's in-process
-client with delays and breaks of its own. It knows the controller's commands (`Rivalry`), as a
+client with delays and breaks of its own. It knows the controller's commands (`RivalLedger`), as a
 second controller with the same catalog would, and never requests less history than these: it
 compacts nothing. Its connection is one *visit*, by the kind of its operation:
 
@@ -28,10 +28,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from actors.cluster.client import ClusterClient
 from actors.compute.history import ComputeHistory
-from actors.errors import Broken, Closed, Displaced, InvalidUsage, PenstockError
+from actors.errors import (
+    ConnectionBroken,
+    ConnectionDisplaced,
+    InvalidUsage,
+    PenstockError,
+    ResourceClosed,
+)
 from actors.errors import RemoteProtocolError as ProtocolError
 from actors.plan.updates import from_ipc
-from actors.protocol.api import Changes, Subscribe
+from actors.protocol.api import SubscribeChanges, SubscribeObject
 from actors.protocol.compute import (
     CancelPeek,
     Command,
@@ -45,7 +51,7 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     PeekRows,
-    Schedule,
+    ScheduleDataflow,
     ShardTarget,
     SubscribeBatch,
     SubscribeExport,
@@ -53,13 +59,13 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.testing.simulation.checkers import ReplicaChecker, SubscribeChecker, difference
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.links import FaultyClusterClient
 from actors.testing.simulation.queries import Bag, contents
-from actors.testing.simulation.schedule import Operation
+from actors.testing.simulation.schedule import ClientOperation
 
 if TYPE_CHECKING:
-    from actors.testing.cluster import World
+    from actors.testing.cluster import SimulatedCluster
 
 VISIT_S: Final = 30.0
 """Virtual time within which a visit ends."""
@@ -69,7 +75,7 @@ NEVER_IN_POWER: Final = "visitor"
 """Prefix of the nonces of clients that must not displace another."""
 
 
-class Rivalry:
+class RivalLedger:
     """Knowledge that the rivals of a run share."""
 
     def __init__(self) -> None:
@@ -105,7 +111,7 @@ class Rivalry:
 class ControllerWatch:
     """Checks one connection of the controller, and notes its commands for the rivals."""
 
-    def __init__(self, world: World, life: int, *, heard: bool) -> None:
+    def __init__(self, world: SimulatedCluster, life: int, *, heard: bool) -> None:
         """Watch a connection; `heard`: it is to the replica that the rivals visit, so its commands
         are noted for them."""
         self._told = heard
@@ -117,8 +123,8 @@ class ControllerWatch:
 
     def heard(self, message: object) -> None:
         """Check a command, a response, or the error that ended the connection."""
-        if isinstance(message, Displaced) and f"({NEVER_IN_POWER}" in str(message):
-            raise Violation(f"rivals: the controller lost its place to a visitor: {message}")
+        if isinstance(message, ConnectionDisplaced) and f"({NEVER_IN_POWER}" in str(message):
+            raise CheckerViolation(f"rivals: the controller lost its place to a visitor: {message}")
         self._checker.heard(message)
         if not self._told:
             return
@@ -141,10 +147,12 @@ class ControllerWatch:
             self._rivalry.add(command)
 
 
-class Rival:
+class RivalConnection:
     """One connection of a raw client; see the module's docstring."""
 
-    def __init__(self, world: World, inner: ClusterClient, operation: Operation) -> None:
+    def __init__(
+        self, world: SimulatedCluster, inner: ClusterClient, operation: ClientOperation
+    ) -> None:
         self._world = world
         self._operation = operation
         self._checker = ReplicaChecker(world.settings)
@@ -168,7 +176,7 @@ class Rival:
                 if batch.parts:  # stashed results are checked at the clients
                     del self._streams[id_]
                     return
-                changes = Changes(0, batch.lower, batch.upper, batch.arrow)
+                changes = SubscribeChanges(0, batch.lower, batch.upper, batch.arrow)
                 self._streams[id_].told(changes)
             case _:
                 pass
@@ -181,11 +189,11 @@ class Rival:
                 found[row[:-1]] += row[-1]
         wanted = contents(name, self._world.history.tables_at(time))
         if found != wanted:
-            raise Violation(f"rivals: {name} at {time}: {difference(found, wanted)}")
+            raise CheckerViolation(f"rivals: {name} at {time}: {difference(found, wanted)}")
 
     async def visit(self) -> None:
-        """Run the whole visit. Raises the error that ended it early; `Violation` for a forbidden
-        one."""
+        """Run the whole visit. Raises the error that ended it early; `CheckerViolation` for a
+        forbidden one."""
         kind = self._operation.kind
         refused: tuple[type[PenstockError], ...] = ()
         if kind == "misfit":
@@ -202,7 +210,7 @@ class Rival:
             stay_s = STAYS_MS[(self._operation.number - 1) % len(STAYS_MS)] / 1000
             await asyncio.wait((listening,), timeout=VISIT_S if refused else stay_s)
             if refused and not listening.done():
-                raise Violation(f"rivals: a {kind} was neither served nor refused")
+                raise CheckerViolation(f"rivals: a {kind} was neither served nor refused")
         finally:
             listening.cancel()
             await asyncio.wait((listening,))
@@ -212,22 +220,24 @@ class Rival:
             await self._client.close()
 
     async def _listen(self, refused: tuple[type[PenstockError], ...]) -> None:
-        """Receive responses. Raises `Violation` unless the connection ends as it should."""
+        """Receive responses. Raises `CheckerViolation` unless the connection ends as it should."""
         kind = self._operation.kind
         while True:
             try:
                 response = await self._client.receive()
-            except Displaced:
+            except ConnectionDisplaced:
                 if refused:
-                    raise Violation(f"rivals: a {kind} was served, and then displaced") from None
+                    raise CheckerViolation(
+                        f"rivals: a {kind} was served, and then displaced"
+                    ) from None
                 return
             except PenstockError as error:
-                if isinstance(error, (Broken, Closed, *refused)):
+                if isinstance(error, (ConnectionBroken, ResourceClosed, *refused)):
                     return
                 name = type(error).__name__
-                raise Violation(f"rivals: a {kind} was ended by {name}: {error}") from None
+                raise CheckerViolation(f"rivals: a {kind} was ended by {name}: {error}") from None
             if refused:
-                raise Violation(f"rivals: a {kind} was answered: {response}")
+                raise CheckerViolation(f"rivals: a {kind} was answered: {response}")
 
     # -- its commands ----------------------------------------------------------------------------
 
@@ -282,13 +292,13 @@ class Rival:
         if name is None:
             return []
         id_ = self._world.rivalry.fresh("rival-subscribe")
-        self._streams[id_] = SubscribeChecker(self._world.history, Subscribe(0, name))
+        self._streams[id_] = SubscribeChecker(self._world.history, SubscribeObject(0, name))
         export = SubscribeExport(source.schema)
         wanted = DataflowDescription(id_, id_, (source,), export, made.as_of)
-        return [CreateDataflow(wanted), Schedule(id_)]
+        return [CreateDataflow(wanted), ScheduleDataflow(id_)]
 
 
-async def compete(world: World, operations: list[Operation]) -> None:
+async def compete(world: SimulatedCluster, operations: list[ClientOperation]) -> None:
     """Run all visits of one rival, one after the other."""
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)
@@ -297,32 +307,34 @@ async def compete(world: World, operations: list[Operation]) -> None:
         except PenstockError:
             continue
         world.trace.note("rival", operation.client, operation.kind)
-        await run_visit(world, Rival(world, inner, operation), operation)
+        await run_visit(world, RivalConnection(world, inner, operation), operation)
 
 
-class Visitor(Protocol):
+class RivalVisitor(Protocol):
     """A client that makes a visit."""
 
     async def visit(self) -> None:
-        """Run the visit; see `Rival.visit`."""
+        """Run the visit; see `RivalConnection.visit`."""
         ...
 
 
-async def run_visit(world: World, rival: Visitor, operation: Operation) -> None:
+async def run_visit(
+    world: SimulatedCluster, rival: RivalVisitor, operation: ClientOperation
+) -> None:
     """Run one visit; the death of the service ends it."""
     loop = asyncio.get_running_loop()
     visit = loop.create_task(rival.visit())
     ended = loop.create_task(world.ended.wait())
     await asyncio.wait((visit, ended), timeout=2 * VISIT_S, return_when=asyncio.FIRST_COMPLETED)
     if not visit.done() and not ended.done():
-        world.fail(Violation(f"liveness: the visit of a {operation.kind} does not end"))
+        world.fail(CheckerViolation(f"liveness: the visit of a {operation.kind} does not end"))
     for task in (visit, ended):
         task.cancel()
     await asyncio.wait((visit, ended))
     if visit.cancelled():
         return
     error = visit.exception()
-    if isinstance(error, Violation):
+    if isinstance(error, CheckerViolation):
         world.fail(error)
     elif error is not None and not isinstance(error, PenstockError):
         raise error

@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import Final
 
 from actors.client import Client, TableWrite
-from actors.errors import Broken, Closed, ObjectExists, PenstockError
-from actors.testing.cluster import World
+from actors.errors import ConnectionBroken, ObjectExists, PenstockError, ResourceClosed
+from actors.testing.cluster import SimulatedCluster
 from actors.testing.simulation.calm import CALM_S, EXCUSED, calm_down, doing, drop_all
 from actors.testing.simulation.checkers import WriteRecord
 from actors.testing.simulation.copies import copy
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.observed import ObservedLink
 from actors.testing.simulation.outside import MEMORY
 from actors.testing.simulation.queries import Row
@@ -32,7 +32,7 @@ from actors.testing.simulation.schedule import (
     STORAGE_RIVAL,
     TABLES,
     VIEWS,
-    Operation,
+    ClientOperation,
 )
 from actors.testing.simulation.storage_rivals import compete_for_storage
 
@@ -41,14 +41,14 @@ OPERATION_S: Final = 60.0
 KEYS: Final = 3
 
 
-class Workers:
+class SimulatedClients:
     """The clients of one run, and their shared knowledge."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedCluster) -> None:
         self.world = world
         self.next_id = 0
         self.times: list[int] = []
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[FollowedSubscription] = []
         self.calm = False
 
     def fresh_row(self, number: int) -> Row:
@@ -57,7 +57,7 @@ class Workers:
         return (self.next_id, (self.next_id * 7 + number) % KEYS, self.next_id)
 
 
-class Subscription:
+class FollowedSubscription:
     """A subscription that a client follows until it ends."""
 
     def __init__(self, name: str) -> None:
@@ -73,10 +73,10 @@ class Subscription:
                 self.upper = change.upper
 
 
-class Worker:
+class SimulatedClient:
     """One client, with its operations."""
 
-    def __init__(self, shared: Workers, number: int) -> None:
+    def __init__(self, shared: SimulatedClients, number: int) -> None:
         self.shared = shared
         self.world = shared.world
         self.number = number
@@ -100,7 +100,7 @@ class Worker:
                 await asyncio.sleep(0.02)
         return self.client
 
-    async def work(self, operations: list[Operation]) -> None:
+    async def work(self, operations: list[ClientOperation]) -> None:
         """Run all operations, in order."""
         for operation in operations:
             await asyncio.sleep(operation.pause_ms / 1000)
@@ -112,12 +112,12 @@ class Worker:
             except TimeoutError:
                 what = f"{operation.kind} {operation.name}"
                 self.world.fail(
-                    Violation(
+                    CheckerViolation(
                         f"liveness: {what} took more than {OPERATION_S} s; {doing(self.world)}"
                     )
                 )
 
-    async def do(self, operation: Operation) -> None:
+    async def do(self, operation: ClientOperation) -> None:
         """Run one operation; an excused failure ends it."""
         self.world.trace.note("client", self.number, operation.kind, operation.name)
         try:
@@ -126,13 +126,13 @@ class Worker:
             self.world.trace.note("client", self.number, type(error).__name__)
             if self.shared.calm or not isinstance(error, EXCUSED):
                 self.world.fail(
-                    Violation(
+                    CheckerViolation(
                         f"errors: {operation.kind} {operation.name}"
                         f"{' in the calm' if self.shared.calm else ''}: "
                         f"{type(error).__name__}: {error}"
                     )
                 )
-            if isinstance(error, Broken | Closed):
+            if isinstance(error, ConnectionBroken | ResourceClosed):
                 await self.leave()
 
     async def leave(self) -> None:
@@ -145,7 +145,7 @@ class Worker:
         open_ = self.link.checker.unanswered if self.link is not None else []
         left, self.left = self.left, False
         if self.idle and open_ and not left:
-            self.world.fail(Violation(f"exchange: never answered: {open_}"))
+            self.world.fail(CheckerViolation(f"exchange: never answered: {open_}"))
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Worker:
                 except ObjectExists:
                     break
                 except EXCUSED as error:
-                    if isinstance(error, Broken | Closed):
+                    if isinstance(error, ConnectionBroken | ResourceClosed):
                         await self.leave()
                     await asyncio.sleep(0.01)
                     continue
@@ -203,73 +203,73 @@ class Worker:
         taken, self.mine[table] = self.mine[table][:count], self.mine[table][count:]
         return taken
 
-    async def _insert(self, operation: Operation) -> None:
+    async def _insert(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]
         await self.write({operation.name: rows}, {})
 
-    async def _delete(self, operation: Operation) -> None:
+    async def _delete(self, operation: ClientOperation) -> None:
         rows = self.take(operation.name, operation.number)
         if rows:
             await self.write({}, {operation.name: rows})
 
-    async def _update(self, operation: Operation) -> None:
+    async def _update(self, operation: ClientOperation) -> None:
         rows = self.take(operation.name, 1)
         new = [self.shared.fresh_row(operation.number) for _ in rows]
         await self.write({operation.name: new}, {operation.name: rows} if rows else {})
 
-    async def _both(self, operation: Operation) -> None:
+    async def _both(self, operation: ClientOperation) -> None:
         await self.write({table: [self.shared.fresh_row(1)] for table in TABLES}, {})
 
-    async def _peek(self, operation: Operation) -> None:
+    async def _peek(self, operation: ClientOperation) -> None:
         client = await self.connected()
         await client.peek(operation.name, deadline_ms=15_000)
 
-    async def _peek_at(self, operation: Operation) -> None:
+    async def _peek_at(self, operation: ClientOperation) -> None:
         if not self.shared.times:
             return
         time = self.shared.times[-min(operation.number, len(self.shared.times))]
         client = await self.connected()
         await client.peek(operation.name, as_of=time, deadline_ms=15_000)
 
-    async def _wait(self, operation: Operation) -> None:
+    async def _wait(self, operation: ClientOperation) -> None:
         if self.shared.times:
             client = await self.connected()
             await client.wait_for(operation.name, self.shared.times[-1], deadline_ms=15_000)
 
-    async def _subscribe(self, operation: Operation) -> None:
+    async def _subscribe(self, operation: ClientOperation) -> None:
         client = await self.connected()
-        made = Subscription(operation.name)
+        made = FollowedSubscription(operation.name)
         made.task = asyncio.get_running_loop().create_task(made.follow(client))
         self.shared.subscriptions.append(made)
 
-    async def _reconnect(self, operation: Operation) -> None:
+    async def _reconnect(self, operation: ClientOperation) -> None:
         await self.leave()
 
-    async def _create_view(self, operation: Operation) -> None:
+    async def _create_view(self, operation: ClientOperation) -> None:
         view = next(v for v in (*VIEWS, *SOURCE_VIEWS) if v.name == operation.name)
         client = await self.connected()
         await client.create_view(view.name, view.sql)
 
-    async def _index(self, operation: Operation) -> None:
+    async def _index(self, operation: ClientOperation) -> None:
         key = {"by_k": "k", "by_w": "w", "busy": "k"}.get(operation.name, "id")
         client = await self.connected()
         await client.create_index(f"{operation.name}_index", operation.name, [key])
 
-    async def _create_source(self, operation: Operation) -> None:
+    async def _create_source(self, operation: ClientOperation) -> None:
         client = await self.connected()
         rate = self.world.schedule.setting.source_rate
         config = {"kind": "counter", "rate": rate, "up_to": SOURCE_EVENTS}
         await client.create_source(operation.name, config)
 
-    async def _copy(self, operation: Operation) -> None:
+    async def _copy(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]
         await copy(self, operation.name, rows, asked=1)
 
-    async def _copy_again(self, operation: Operation) -> None:
+    async def _copy_again(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]
         await copy(self, operation.name, rows, asked=4)
 
-    async def _leave_copy(self, operation: Operation) -> None:
+    async def _leave_copy(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]
         try:
             async with asyncio.timeout(operation.number / 1000):
@@ -277,43 +277,43 @@ class Worker:
         except TimeoutError:
             self.left = True  # its answer, if any, is not read
 
-    async def _drop_source(self, operation: Operation) -> None:
+    async def _drop_source(self, operation: ClientOperation) -> None:
         client = await self.connected()
         await client.drop_source(operation.name)
 
-    async def _create_sink(self, operation: Operation) -> None:
+    async def _create_sink(self, operation: ClientOperation) -> None:
         client = await self.connected()
         await client.create_sink(f"{operation.name}_sink", operation.name, MEMORY)
 
-    async def _drop_sink(self, operation: Operation) -> None:
+    async def _drop_sink(self, operation: ClientOperation) -> None:
         client = await self.connected()
         await client.drop_sink(f"{operation.name}_sink")
 
-    async def _drop(self, operation: Operation) -> None:
+    async def _drop(self, operation: ClientOperation) -> None:
         client = await self.connected()
         await client.drop(operation.name)
 
 
-_KINDS: Final[dict[str, Callable[[Worker, Operation], Awaitable[None]]]] = {
-    "insert": Worker._insert,
-    "delete": Worker._delete,
-    "update": Worker._update,
-    "both": Worker._both,
-    "peek": Worker._peek,
-    "peek at": Worker._peek_at,
-    "wait": Worker._wait,
-    "subscribe": Worker._subscribe,
-    "reconnect": Worker._reconnect,
-    "create view": Worker._create_view,
-    "drop view": Worker._drop,
-    "create source": Worker._create_source,
-    "drop source": Worker._drop_source,
-    "create sink": Worker._create_sink,
-    "drop sink": Worker._drop_sink,
-    "copy": Worker._copy,
-    "copy again": Worker._copy_again,
-    "leave a copy": Worker._leave_copy,
-    "index": Worker._index,
+_KINDS: Final[dict[str, Callable[[SimulatedClient, ClientOperation], Awaitable[None]]]] = {
+    "insert": SimulatedClient._insert,
+    "delete": SimulatedClient._delete,
+    "update": SimulatedClient._update,
+    "both": SimulatedClient._both,
+    "peek": SimulatedClient._peek,
+    "peek at": SimulatedClient._peek_at,
+    "wait": SimulatedClient._wait,
+    "subscribe": SimulatedClient._subscribe,
+    "reconnect": SimulatedClient._reconnect,
+    "create view": SimulatedClient._create_view,
+    "drop view": SimulatedClient._drop,
+    "create source": SimulatedClient._create_source,
+    "drop source": SimulatedClient._drop_source,
+    "create sink": SimulatedClient._create_sink,
+    "drop sink": SimulatedClient._drop_sink,
+    "copy": SimulatedClient._copy,
+    "copy again": SimulatedClient._copy_again,
+    "leave a copy": SimulatedClient._leave_copy,
+    "index": SimulatedClient._index,
 }
 
 
@@ -321,26 +321,26 @@ def _dicts(rows: list[Row] | None) -> list[dict[str, int]] | None:
     return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows] if rows else None
 
 
-async def drive(world: World) -> None:
+async def drive(world: SimulatedCluster) -> None:
     """Drive a whole run; it ends early at the first violation."""
     body = asyncio.get_running_loop().create_task(_course(world))
     failed = asyncio.get_running_loop().create_task(world.failed.wait())
     await asyncio.wait((body, failed), return_when=asyncio.FIRST_COMPLETED)
     if body.done() and (error := body.exception()) is not None:
-        world.fail(Violation(f"errors: {type(error).__name__}: {error}"))
+        world.fail(CheckerViolation(f"errors: {type(error).__name__}: {error}"))
 
 
-async def _course(world: World) -> None:
+async def _course(world: SimulatedCluster) -> None:
     loop = asyncio.get_running_loop()
     supervisor = loop.create_task(world.supervise())
-    shared = Workers(world)
-    by_client: dict[int, list[Operation]] = {}
+    shared = SimulatedClients(world)
+    by_client: dict[int, list[ClientOperation]] = {}
     for operation in world.schedule.operations:
         by_client.setdefault(operation.client, []).append(operation)
     operator = loop.create_task(_operate(world, by_client.pop(OPERATOR, [])))
     rivals = {number: by_client.pop(number) for number in sorted(by_client) if number <= RIVAL}
-    workers = {number: Worker(shared, number) for number in by_client}
-    first = Worker(shared, 99)
+    workers = {number: SimulatedClient(shared, number) for number in by_client}
+    first = SimulatedClient(shared, 99)
     await first.create_tables()
     tasks = [loop.create_task(workers[n].work(todo)) for n, todo in by_client.items()]
     for number, todo in rivals.items():
@@ -358,13 +358,13 @@ async def _course(world: World) -> None:
                 await worker.leave()
             await drop_all(world, first)
     except TimeoutError:
-        world.fail(Violation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
+        world.fail(CheckerViolation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
         return
     world.stop(for_good=True)
     await supervisor
 
 
-async def _operate(world: World, operations: list[Operation]) -> None:
+async def _operate(world: SimulatedCluster, operations: list[ClientOperation]) -> None:
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)
         world.trace.note("operator", operation.kind)

@@ -1,8 +1,9 @@
 """Schedules of a run: operations of clients and of the operator, and faults, all from one seed.
 
 A seed has several streams of randomness: the order of the loop, the workload, the faults, the
-rivals, the replicas, the source, both halves. A `Schedule` holds the draws of all but the first, as
-plain lists: a removed entry leaves all others unchanged, and the order's stream goes on by itself.
+rivals, the replicas, the source, both halves. A `ClusterSchedule` holds the draws of all but the
+first, as plain lists: a removed entry leaves all others unchanged, and the order's stream goes on
+by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from actors.testing.simulation.faults import (
     KILL,
     LOST,
     LOST_ANSWER,
-    Fault,
+    InjectedFault,
 )
 
 OPERATOR: Final = -1
@@ -75,7 +76,7 @@ DRAWN_SHARE: Final = 0.5
 """Share of seeds with drawn settings; the others keep the settings that found most mutants."""
 
 
-class Operation(msgspec.Struct, frozen=True):
+class ClientOperation(msgspec.Struct, frozen=True):
     """Client `client` waits `pause_ms` and does `kind` to `name`."""
 
     client: int
@@ -86,7 +87,7 @@ class Operation(msgspec.Struct, frozen=True):
     """Number of rows, index of an earlier time, or pause, by the kind."""
 
 
-class Setting(msgspec.Struct, frozen=True):
+class ClusterSetting(msgspec.Struct, frozen=True):
     """The settings that a seed draws."""
 
     workers: int = 1
@@ -109,19 +110,19 @@ class Setting(msgspec.Struct, frozen=True):
     """True if all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class ClusterSchedule(msgspec.Struct, frozen=True):
     """A whole run."""
 
     seed: int
-    setting: Setting
-    operations: tuple[Operation, ...]
-    faults: tuple[Fault, ...]
+    setting: ClusterSetting
+    operations: tuple[ClientOperation, ...]
+    faults: tuple[InjectedFault, ...]
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int) -> ClusterSchedule:
     """Return the schedule of a seed."""
     work = random.Random(f"workload {seed}")
-    setting = Setting(
+    setting = ClusterSetting(
         workers=work.choice((1, 1, 1, 2, 2, 3)),
         inline=work.random() < 0.7,
         decoded=work.random() < 0.6,
@@ -144,7 +145,7 @@ def draw(seed: int) -> Schedule:
     setting, operations = _copies(seed, setting, operations)
     drawn = random.Random(f"settings {seed}").random() < DRAWN_SHARE
     setting = msgspec.structs.replace(setting, drawn=drawn)
-    return Schedule(seed, setting, tuple(operations), (*faults, *more))
+    return ClusterSchedule(seed, setting, tuple(operations), (*faults, *more))
 
 
 def has_source(seed: int) -> bool:
@@ -168,12 +169,12 @@ _WORK: Final = (
 )
 
 
-def _operations(work: random.Random) -> list[Operation]:
+def _operations(work: random.Random) -> list[ClientOperation]:
     chosen = [view for view in VIEWS if work.random() < 0.25]
     if work.random() < 0.9 and not chosen:
         chosen = [work.choice(VIEWS[:4])]
     first = [view.name for view in VIEWS if _wanted(view.name, chosen)]
-    found = [Operation(0, 0, "create view", name) for name in first]
+    found = [ClientOperation(0, 0, "create view", name) for name in first]
     clients = work.choice((1, 2, 3))
     kinds, weights = zip(*_WORK, strict=True)
     for _ in range(work.randrange(4, 15)):
@@ -185,10 +186,10 @@ def _operations(work: random.Random) -> list[Operation]:
         elif kind == "index":
             name = work.choice(first or ["a"])
         pause = work.choice((0, 0, 1, 5, 20, 60, 300))
-        found.append(Operation(client, pause, kind, name, work.randrange(1, 6)))
+        found.append(ClientOperation(client, pause, kind, name, work.randrange(1, 6)))
     for _ in range(work.choice((0, 0, 0, 1, 1, 2))):
         kind = work.choice(("restart", "kill", "kill"))
-        found.append(Operation(OPERATOR, work.choice((5, 30, 100, 400)), kind, "", 20))
+        found.append(ClientOperation(OPERATOR, work.choice((5, 30, 100, 400)), kind, "", 20))
     return found
 
 
@@ -220,13 +221,13 @@ there."""
 _DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
 
 
-def _faults(seed: int) -> dict[tuple[str, int], Fault]:
+def _faults(seed: int) -> dict[tuple[str, int], InjectedFault]:
     """Return faults at some sites only, so that each kind of fault is also seen alone."""
     dice = random.Random(f"faults {seed}")
     if dice.random() < 0.1:
         return {}
     sites = [site for site in _SITES if dice.random() < 0.4]
-    found: dict[tuple[str, int], Fault] = {}
+    found: dict[tuple[str, int], InjectedFault] = {}
     crashes = 0
     for _ in range(dice.choice((1, 3, 6, 12, 24))):
         if not sites:
@@ -245,18 +246,20 @@ def _faults(seed: int) -> dict[tuple[str, int], Fault]:
             crashes += 1
             if crashes > 2:
                 continue
-        found[site, at] = Fault(site, at, kind, delay)
+        found[site, at] = InjectedFault(site, at, kind, delay)
         if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER, HANG):
             for more in range(1, dice.randrange(2, 8)):  # several operations in a row fail
-                found[site, at + more] = Fault(site, at + more, kind, delay)
+                found[site, at + more] = InjectedFault(site, at + more, kind, delay)
     return found
 
 
-def _aimed(seed: int, setting: Setting) -> tuple[Setting, dict[tuple[str, int], Fault]]:
+def _aimed(
+    seed: int, setting: ClusterSetting
+) -> tuple[ClusterSetting, dict[tuple[str, int], InjectedFault]]:
     """Aim some seeds at combinations of faults that chance alone seldom draws."""
     dice = random.Random(f"joint {seed}")
     chance = dice.random()
-    faults: list[Fault] = []
+    faults: list[InjectedFault] = []
     if chance < 0.15:
         setting = msgspec.structs.replace(setting, workers=dice.choice((2, 2, 3)))
         faults = _connections(dice)
@@ -266,32 +269,32 @@ def _aimed(seed: int, setting: Setting) -> tuple[Setting, dict[tuple[str, int], 
     return setting, {(fault.site, fault.at): fault for fault in faults}
 
 
-def _connections(dice: random.Random) -> list[Fault]:
+def _connections(dice: random.Random) -> list[InjectedFault]:
     """Return faults that break the cluster's connection, show its successor late to some adapters,
     and deliver the workers' responses to its predecessor later still."""
     found = []
     for _ in range(dice.randrange(1, 4)):
         at = dice.randrange(5, 60)
-        found.append(Fault("replica.up", at, DISCONNECT))
+        found.append(InjectedFault("replica.up", at, DISCONNECT))
         if dice.random() < 0.6:  # the successor's history comes late
-            found.append(Fault("replica.up", at + dice.randrange(2, 6), DELAY, 30))
+            found.append(InjectedFault("replica.up", at + dice.randrange(2, 6), DELAY, 30))
     found += [
-        Fault("connect", at, DELAY, dice.choice((1, 5, 30, 100)))
+        InjectedFault("connect", at, DELAY, dice.choice((1, 5, 30, 100)))
         for at in range(1, 13)
         if dice.random() < 0.4
     ]
     for _ in range(dice.randrange(1, 4)):
         at, delay = dice.randrange(1, 100), dice.choice((2, 10, 30))
         length = dice.randrange(1, 40)
-        found += [Fault("worker.up", at + more, DELAY, delay) for more in range(length)]
+        found += [InjectedFault("worker.up", at + more, DELAY, delay) for more in range(length)]
     return found
 
 
-def _slow_reads(dice: random.Random) -> list[Fault]:
+def _slow_reads(dice: random.Random) -> list[InjectedFault]:
     """Return faults that read parts so slowly that these are compacted, and deleted, meanwhile."""
     at = dice.randrange(1, 30)
     return [
-        Fault("blob.get", at + more, HANG, dice.choice((100, 300, 1_000)))
+        InjectedFault("blob.get", at + more, HANG, dice.choice((100, 300, 1_000)))
         for more in range(dice.randrange(1, 12))
     ]
 
@@ -316,32 +319,32 @@ _RIVAL_SITES: Final = (
 
 
 def _rivals(
-    seed: int, setting: Setting
-) -> tuple[Setting, list[Operation], dict[tuple[str, int], Fault]]:
+    seed: int, setting: ClusterSetting
+) -> tuple[ClusterSetting, list[ClientOperation], dict[tuple[str, int], InjectedFault]]:
     """Add raw clients that displace the controller and one another, and more workers, to some
     seeds, by a stream of their own, so that other seeds are unchanged."""
     dice = random.Random(f"rivals {seed}")
     if dice.random() < 0.15:
         setting = msgspec.structs.replace(setting, workers=dice.choice((4, 5)))
-    visits: list[Operation] = []
-    faults: list[Fault] = []
+    visits: list[ClientOperation] = []
+    faults: list[InjectedFault] = []
     if dice.random() < 0.35:
         kinds, weights = zip(*_VISITS, strict=True)
         for rival in range(dice.choice((1, 1, 2, 3))):
             for _ in range(dice.randrange(1, 5)):
                 pause = dice.choice((0, 1, 5, 20, 60, 300))
                 kind = dice.choices(kinds, weights)[0]
-                visits.append(Operation(RIVAL - rival, pause, kind, "", dice.randrange(1, 7)))
+                visits.append(ClientOperation(RIVAL - rival, pause, kind, "", dice.randrange(1, 7)))
         for _ in range(dice.choice((0, 1, 3, 8, 16))):
             site, kinds_of = dice.choice(_RIVAL_SITES)
             at, delay = dice.randrange(1, 60), dice.choice(_DELAYS_MS)
-            faults.append(Fault(site, at, dice.choice(kinds_of), delay))
+            faults.append(InjectedFault(site, at, dice.choice(kinds_of), delay))
     return setting, visits, {(fault.site, fault.at): fault for fault in faults}
 
 
 def _replicas(
-    seed: int, setting: Setting, operations: list[Operation]
-) -> tuple[Setting, list[Operation]]:
+    seed: int, setting: ClusterSetting, operations: list[ClientOperation]
+) -> tuple[ClusterSetting, list[ClientOperation]]:
     """Add several replicas, which crash one by one, to some seeds, by a stream of their own."""
     dice = random.Random(f"number of replicas {seed}")
     if dice.random() >= 0.15:
@@ -353,7 +356,7 @@ def _replicas(
     operations = [each for each in operations if each.kind != "used nonce"]
     for _ in range(dice.choice((1, 3, 6))):
         name, pause = f"r{dice.randrange(setting.replicas) + 1}", dice.choice((10, 60, 100, 200))
-        crash = Operation(OPERATOR, pause, "crash", name, dice.randrange(1, 20))
+        crash = ClientOperation(OPERATOR, pause, "crash", name, dice.randrange(1, 20))
         operations.insert(dice.randrange(len(operations) + 1), crash)
     return setting, operations
 
@@ -368,31 +371,31 @@ _SOURCE_SITES: Final = (
 
 
 def _source(
-    seed: int, setting: Setting, operations: list[Operation]
-) -> tuple[Setting, list[Operation], list[Fault]]:
+    seed: int, setting: ClusterSetting, operations: list[ClientOperation]
+) -> tuple[ClusterSetting, list[ClientOperation], list[InjectedFault]]:
     """Add a source, views on it, and faults of the storage half's connection, to every seventh
     seed, by a stream of their own."""
     dice = random.Random(f"source {seed}")
     if not has_source(seed):
         return setting, operations, []
     setting = msgspec.structs.replace(setting, source_rate=dice.choice((20, 200, 2_000)))
-    made = [Operation(0, dice.choice((0, 0, 20)), "create source", SOURCE)]
+    made = [ClientOperation(0, dice.choice((0, 0, 20)), "create source", SOURCE)]
     chosen = [view.name for view in SOURCE_VIEWS if dice.random() < 0.5]
-    made += [Operation(0, dice.choice((0, 30)), "create view", name) for name in chosen]
+    made += [ClientOperation(0, dice.choice((0, 30)), "create view", name) for name in chosen]
     for _ in range(dice.randrange(2, 8)):
         kind = dice.choice(("peek", "peek", "peek at", "subscribe", "wait"))
         made.append(
-            Operation(0, dice.choice((0, 20, 100)), kind, dice.choice((SOURCE, *chosen)), 1)
+            ClientOperation(0, dice.choice((0, 20, 100)), kind, dice.choice((SOURCE, *chosen)), 1)
         )
     if dice.random() < 0.3:
-        made.append(Operation(0, dice.choice((0, 60)), "drop source", SOURCE))
-        made.append(Operation(0, dice.choice((0, 60)), "create source", SOURCE))
+        made.append(ClientOperation(0, dice.choice((0, 60)), "drop source", SOURCE))
+        made.append(ClientOperation(0, dice.choice((0, 60)), "create source", SOURCE))
     at = dice.randrange(len(operations) + 1)
-    faults: dict[tuple[str, int], Fault] = {}
+    faults: dict[tuple[str, int], InjectedFault] = {}
     for _ in range(dice.choice((0, 1, 4, 10))):
         site, kinds = dice.choice(_SOURCE_SITES)
         where, delay = dice.randrange(1, 40), dice.choice(_DELAYS_MS)
-        faults[site, where] = Fault(site, where, dice.choice(kinds), delay)
+        faults[site, where] = InjectedFault(site, where, dice.choice(kinds), delay)
     return setting, [*operations[:at], *made, *operations[at:]], list(faults.values())
 
 
@@ -421,8 +424,8 @@ _HALVES_SITES: Final = (
 
 
 def _halves(
-    seed: int, setting: Setting, operations: list[Operation]
-) -> tuple[Setting, list[Operation], list[Fault]]:
+    seed: int, setting: ClusterSetting, operations: list[ClientOperation]
+) -> tuple[ClusterSetting, list[ClientOperation], list[InjectedFault]]:
     """Add raw clients that displace the controller on the storage half's connection, sinks, and
     external systems that fail, to seeds with a source, by a stream of their own."""
     dice = random.Random(f"halves {seed}")
@@ -432,7 +435,7 @@ def _halves(
     for on in sorted({SOURCE, "a", *made}):
         if dice.random() >= 0.4:
             continue
-        created = Operation(0, dice.choice((0, 20, 60)), "create sink", on)
+        created = ClientOperation(0, dice.choice((0, 20, 60)), "create sink", on)
         first = max(
             (i for i, each in enumerate(operations) if each.name == on and "create" in each.kind),
             default=-1,
@@ -441,8 +444,8 @@ def _halves(
         operations.insert(at, created)
         if dice.random() < 0.3:
             at = dice.randrange(at + 1, len(operations) + 1)
-            operations.insert(at, Operation(0, dice.choice((0, 60)), "drop sink", on))
-    faults: list[Fault] = []
+            operations.insert(at, ClientOperation(0, dice.choice((0, 60)), "drop sink", on))
+    faults: list[InjectedFault] = []
     if dice.random() < 0.7:
         kinds, weights = zip(*_STORAGE_VISITS, strict=True)
         for rival in range(dice.choice((1, 1, 2, 3))):
@@ -451,26 +454,28 @@ def _halves(
                 pause = dice.choice((0, 5, 20, 60, 300))
                 # A rebuilt replica has forgotten the nonces that were used.
                 if setting.replicas == 1 or kind != "storage used nonce":
-                    operations.append(Operation(STORAGE_RIVAL - rival, pause, kind, "", number))
+                    operations.append(
+                        ClientOperation(STORAGE_RIVAL - rival, pause, kind, "", number)
+                    )
     for _ in range(dice.choice((0, 1, 3, 8, 16))):
         site, kinds_of = dice.choice(_HALVES_SITES)
         at, delay = dice.randrange(1, 60), dice.choice(_DELAYS_MS)
         if site.endswith("open"):
             at = dice.randrange(1, 10)
-        faults.append(Fault(site, at, dice.choice(kinds_of), delay))
+        faults.append(InjectedFault(site, at, dice.choice(kinds_of), delay))
     if dice.random() < 0.4:  # look-ups answer when their object is dropped already
         at, delay = dice.randrange(1, 30), dice.choice((5, 30, 100))
-        faults += [Fault("persist.state", at + more, DELAY, delay) for more in range(20)]
+        faults += [InjectedFault("persist.state", at + more, DELAY, delay) for more in range(20)]
     if dice.random() < 0.3:  # only the sinks' uncommitted batches hold back the since
         setting = msgspec.structs.replace(setting, retain_history_ms=50)
         at, delay = dice.randrange(1, 20), dice.choice((100, 400))
-        faults += [Fault("sink.commit", at + more, DELAY, delay) for more in range(6)]
+        faults += [InjectedFault("sink.commit", at + more, DELAY, delay) for more in range(6)]
     return setting, operations, faults
 
 
 def _copies(
-    seed: int, setting: Setting, operations: list[Operation]
-) -> tuple[Setting, list[Operation]]:
+    seed: int, setting: ClusterSetting, operations: list[ClientOperation]
+) -> tuple[ClusterSetting, list[ClientOperation]]:
     """Add copies from files, to every fifth of the seeds with a source, by a stream of their
     own."""
     if not setting.source_rate or seed % 5 != 0:
@@ -481,14 +486,14 @@ def _copies(
     for _ in range(dice.randrange(2, 9)):
         pause, count = dice.choice((0, 1, 5, 20, 100)), dice.choice((0, 1, 3, 8, 20))
         kind = dice.choice(("copy", "copy", "copy again", "leave a copy"))
-        made = Operation(dice.choice(clients), pause, kind, dice.choice(TABLES), count)
+        made = ClientOperation(dice.choice(clients), pause, kind, dice.choice(TABLES), count)
         operations.insert(dice.randrange(len(operations) + 1), made)
     return msgspec.structs.replace(setting, copies=True), operations
 
 
 def describe(item: Any) -> str:
     """Return one line for an operation or a fault."""
-    if isinstance(item, Fault):
+    if isinstance(item, InjectedFault):
         delay = f" {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.site} no. {item.at}: {item.kind}{delay}"
     who = "operator" if item.client == OPERATOR else f"client {item.client}"

@@ -3,8 +3,8 @@ early.
 
 They inspect the workers of the service's present life after each durable change and each message of
 a storage client (`RenderingsChecker`), the responses that workers send and clients receive
-(`ToldChecker`), and every durable change (`HoldsChecker`). `outside.SinksChecker` compares sinks
-with the truth, `checkers.SourcesChecker` sources.
+(`StorageToldChecker`), and every durable change (`StorageHoldsChecker`). `outside.SinksChecker`
+compares sinks with the truth, `checkers.SourcesChecker` sources.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.kernel.cell import Cell
+from actors.kernel.cell import ActorCell
 from actors.progress import EMPTY, Frontier, Nonce, ObjectId
 from actors.protocol.relations import PREFIX
 from actors.protocol.storage import (
@@ -27,7 +27,7 @@ from actors.sequencer import Sequencer
 from actors.storage.renderings import LogEntry
 from actors.storage.state import StorageState
 from actors.storage.telling import id_of
-from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.history import CheckerViolation, ShardHistories
 from actors.testing.simulation.outside import SinksChecker
 from actors.worker import Worker
 
@@ -36,7 +36,7 @@ Half: TypeAlias = tuple[list[Worker], Sequencer | None]
 DATAFLOWS: Final = f"{PREFIX}dataflows"
 
 
-class ToldChecker:
+class StorageToldChecker:
     """Checks that a storage client receives only responses that workers sent to it: a frontier is
     the least that all of them sent under its nonce, a one-shot ingestion is answered when all of
     them answered it under that nonce, any other response passes unchanged. And no frontier is sent
@@ -45,7 +45,7 @@ class ToldChecker:
     Does not cover: responses of workers that no client receives (displaced clients), and latency.
     """
 
-    def __init__(self, workers: int, history: History, sinks: SinksChecker) -> None:
+    def __init__(self, workers: int, history: ShardHistories, sinks: SinksChecker) -> None:
         self._workers = workers
         self._history = history
         self._sinks = sinks
@@ -69,15 +69,19 @@ class ToldChecker:
             response = FrontierUpper(response.uuid, EMPTY)  # merged as one
         if not isinstance(response, FrontierUpper):
             if msgspec.msgpack.encode(response) not in self._sent.get(nonce, ()):
-                raise Violation(f"nonces: {nonce} was told what nobody sent to it: {response}")
+                raise CheckerViolation(
+                    f"nonces: {nonce} was told what nobody sent to it: {response}"
+                )
             return
         id_, upper = response.id, response.upper
         uppers = self._uppers.get((nonce, id_), {})
         if len(uppers) < self._workers or min(uppers.values()) < upper:
-            raise Violation(f"nonces: {nonce} was told {id_} below {upper}, workers sent {uppers}")
+            raise CheckerViolation(
+                f"nonces: {nonce} was told {id_} below {upper}, workers sent {uppers}"
+            )
         durable = self._durable(id_)
         if durable is not None and upper > durable:
-            raise Violation(f"told: {id_} below {upper}, and it is durable below {durable}")
+            raise CheckerViolation(f"told: {id_} below {upper}, and it is durable below {durable}")
 
     def _durable(self, id_: ObjectId) -> Frontier | None:
         held = self._history.shards.get(id_)
@@ -87,14 +91,14 @@ class ToldChecker:
         return None if written is None else written.upper or written.as_of
 
 
-class HoldsChecker:
+class StorageHoldsChecker:
     """Checks that the since of a shard is never beyond the committed upper of a sink on it, nor
     beyond the time from which a view on it would resume after a restart.
 
     Does not cover: indexes and subscribes, which may begin anew at any readable time.
     """
 
-    def __init__(self, history: History, sinks: SinksChecker) -> None:
+    def __init__(self, history: ShardHistories, sinks: SinksChecker) -> None:
         self._history = history
         self._sinks = sinks
 
@@ -114,7 +118,7 @@ class HoldsChecker:
             for on in entry.depends:
                 held = history.shards.get(shards.get(on) or "")
                 if held is not None and held.state.since > needed:
-                    raise Violation(
+                    raise CheckerViolation(
                         f"holds: {entry.name} needs shard {held.state.id} from {needed} on, and "
                         f"its since is {held.state.since}"
                     )
@@ -159,7 +163,7 @@ class RenderingsChecker:
             try:
                 state.validate()
             except AssertionError as error:
-                raise Violation(f"renderings: worker {state.index}: {error!r}") from None
+                raise CheckerViolation(f"renderings: worker {state.index}: {error!r}") from None
         self._check_relations(workers)
         if sequencer is not None and len(states) == len(workers):
             self._check_settled(states, sequencer)
@@ -171,7 +175,7 @@ class RenderingsChecker:
         for place, entry in enumerate(new, log.length - len(new)):
             if place < len(order.entries):
                 if order.entries[place] != entry:
-                    raise Violation(
+                    raise CheckerViolation(
                         f"renderings: worker {index} has {entry} where another has "
                         f"{order.entries[place]}"
                     )
@@ -179,7 +183,7 @@ class RenderingsChecker:
                 order.entries.append(entry)
         order.seen[index] = log.length
         if order.digests.setdefault(log.length, log.digest) != log.digest:
-            raise Violation(
+            raise CheckerViolation(
                 f"renderings: the log of worker {index} differs within {log.length} changes"
             )
 
@@ -187,7 +191,7 @@ class RenderingsChecker:
         for number, made in worker._state._numbers.items():
             what = (made.description.id, type(made.description.export).__name__)
             if order.dataflows.setdefault(number, what) != what:
-                raise Violation(
+                raise CheckerViolation(
                     f"renderings: worker {worker._index} has {what} as number {number}, another "
                     f"{order.dataflows[number]}"
                 )
@@ -204,13 +208,15 @@ class RenderingsChecker:
             both = mine & {made.description.id for made in worker._state._numbers.values()}
             missing = {id_of(half._described[number]) for number in half._tasks} - mine
             if both or missing or len(rows) - len(theirs) < len(mine):
-                raise Violation(
+                raise CheckerViolation(
                     f"relations: worker {index} shows {rows}; of both halves {both}, not shown "
                     f"{missing}"
                 )
             for id_ in mine:
                 if shown.setdefault(id_, index) != index:
-                    raise Violation(f"relations: workers {shown[id_]} and {index} both show {id_}")
+                    raise CheckerViolation(
+                        f"relations: workers {shown[id_]} and {index} both show {id_}"
+                    )
 
     def _check_settled(self, states: Sequence[StorageState], sequencer: Sequencer) -> None:
         first = states[0]
@@ -218,7 +224,7 @@ class RenderingsChecker:
             return
         wanted, running = first.client.wanted, first.pursuits.running()
         if running.keys() != {*wanted.ingestions, *wanted.sinks}:
-            raise Violation(
+            raise CheckerViolation(
                 f"renderings: {sorted(running)} are to run, the client wants "
                 f"{sorted((*wanted.ingestions, *wanted.sinks))}"
             )
@@ -228,12 +234,14 @@ class RenderingsChecker:
             if id_ not in first.pursuits.oneshots
         }
         if rendered.keys() != running.keys():
-            raise Violation(
+            raise CheckerViolation(
                 f"renderings: {sorted(rendered)} are rendered, {sorted(running)} are to run"
             )
         for id_, what in rendered.items():
             if isinstance(what, IngestionDescription) and what != running[id_]:
-                raise Violation(f"renderings: {id_} is rendered as {what}, not {running[id_]}")
+                raise CheckerViolation(
+                    f"renderings: {id_} is rendered as {what}, not {running[id_]}"
+                )
 
 
 def settled(states: Sequence[StorageState], sequencer: Sequencer) -> bool:
@@ -265,7 +273,7 @@ def upper_of(id_: ObjectId, sinks: SinksChecker) -> Frontier:
     return EMPTY if written is None else written.upper or 0
 
 
-def halves_of(cells: Mapping[str, Cell[Any]], count: int) -> list[Half]:
+def halves_of(cells: Mapping[str, ActorCell[Any]], count: int) -> list[Half]:
     """Return both halves of every cluster all of whose `count` workers have begun."""
     found: dict[str, tuple[list[Worker], list[Sequencer]]] = {}
     for path, cell in cells.items():

@@ -31,33 +31,33 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from actors.cluster.client import ClusterClient
-from actors.errors import Broken, Closed, Displaced, PenstockError
+from actors.errors import ConnectionBroken, ConnectionDisplaced, PenstockError, ResourceClosed
 from actors.errors import RemoteProtocolError as ProtocolError
 from actors.progress import EMPTY, ObjectId
 from actors.protocol.compute import AllowCompaction, AllowWrites, Hello, InitializationComplete
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    Configuration,
+    ConnectorConfiguration,
     DroppedId,
     IngestionDescription,
     Response,
-    Retry,
+    RetryDelays,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    UpdateConfiguration,
+    UpdateStorageConfiguration,
 )
 from actors.storage.history import StorageHistory
 from actors.testing.simulation.checkers import StorageChecker
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.simulation.links import FaultyClusterClient
 from actors.testing.simulation.rivals import NEVER_IN_POWER, STAYS_MS, VISIT_S, run_visit
-from actors.testing.simulation.schedule import Operation
+from actors.testing.simulation.schedule import ClientOperation
 
 if TYPE_CHECKING:
-    from actors.testing.cluster import World
+    from actors.testing.cluster import SimulatedCluster
 
 DROP_S: Final = 10.0
 """Virtual time within which the drop of an object is reported, unless the rival is displaced."""
@@ -96,7 +96,7 @@ class StorageRivalry:
 class StorageWatch:
     """Checks one connection to a storage half, the controller's or a rival's."""
 
-    def __init__(self, world: World, life: int, *, controller: bool) -> None:
+    def __init__(self, world: SimulatedCluster, life: int, *, controller: bool) -> None:
         self._world = world
         self._life = life
         self._controller = controller
@@ -107,8 +107,8 @@ class StorageWatch:
 
     def heard(self, message: Any) -> None:
         """Check a command, a response, or the error that ended the connection."""
-        if isinstance(message, Displaced) and f"({NEVER_IN_POWER}" in str(message):
-            raise Violation(f"rivals: the controller lost its place to a visitor: {message}")
+        if isinstance(message, ConnectionDisplaced) and f"({NEVER_IN_POWER}" in str(message):
+            raise CheckerViolation(f"rivals: the controller lost its place to a visitor: {message}")
         self._checker.heard(message)
         if isinstance(message, Response):
             self._world.told.told(self._nonce, message)
@@ -135,7 +135,9 @@ class StorageWatch:
 class StorageRival:
     """One connection of a raw client; see the module's docstring."""
 
-    def __init__(self, world: World, inner: ClusterClient, operation: Operation) -> None:
+    def __init__(
+        self, world: SimulatedCluster, inner: ClusterClient, operation: ClientOperation
+    ) -> None:
         self._world = world
         self._operation = operation
         self._watch = StorageWatch(world, world.life, controller=False)
@@ -151,8 +153,8 @@ class StorageRival:
         self._news.set()
 
     async def visit(self) -> None:
-        """Run the whole visit. Raises the error that ended it early; `Violation` for a forbidden
-        one."""
+        """Run the whole visit. Raises the error that ended it early; `CheckerViolation` for a
+        forbidden one."""
         kind, number = self._operation.kind, self._operation.number
         refused = kind == "storage used nonce"
         if refused and not self._used:
@@ -166,7 +168,7 @@ class StorageRival:
                 await self._drop_all(listening)
             await asyncio.wait((listening,), timeout=VISIT_S if refused else stay_s)
             if refused and not listening.done():
-                raise Violation(f"rivals: a {kind} was neither served nor refused")
+                raise CheckerViolation(f"rivals: a {kind} was neither served nor refused")
         finally:
             listening.cancel()
             await asyncio.wait((listening,))
@@ -176,22 +178,26 @@ class StorageRival:
             await self._client.close()
 
     async def _listen(self, refused: bool) -> None:
-        """Receive responses. Raises `Violation` unless the connection ends as it should."""
+        """Receive responses. Raises `CheckerViolation` unless the connection ends as it should."""
         kind = self._operation.kind
         while True:
             try:
                 response = await self._client.receive()
-            except Displaced:
+            except ConnectionDisplaced:
                 if refused:
-                    raise Violation(f"rivals: a {kind} was served, and then displaced") from None
+                    raise CheckerViolation(
+                        f"rivals: a {kind} was served, and then displaced"
+                    ) from None
                 return
             except PenstockError as error:
-                if isinstance(error, (Broken, Closed, *((ProtocolError,) * refused))):
+                if isinstance(
+                    error, (ConnectionBroken, ResourceClosed, *((ProtocolError,) * refused))
+                ):
                     return
                 name = type(error).__name__
-                raise Violation(f"rivals: a {kind} was ended by {name}: {error}") from None
+                raise CheckerViolation(f"rivals: a {kind} was ended by {name}: {error}") from None
             if refused:
-                raise Violation(f"rivals: a {kind} was answered: {response}")
+                raise CheckerViolation(f"rivals: a {kind} was answered: {response}")
 
     # -- its commands ----------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class StorageRival:
     def _altered(self, command: Command) -> Command:
         """Return the command with the same object under another name and delay."""
         number = self._operation.number
-        retry = Retry(number, 10 * number)
+        retry = RetryDelays(number, 10 * number)
         match command:
             case RunIngestion(description=made):
                 return RunIngestion(msgspec.structs.replace(made, name="other", retry=retry))
@@ -242,12 +248,14 @@ class StorageRival:
         """Return one-shot ingestions and settings; the service carries none of the former out."""
         rivalry = self._world.storage_rivalry
         table = next((e for e in self._world.history.catalog.objects if e.kind == "table"), None)
-        found: list[Command] = [UpdateConfiguration(source_tick_ms=20 + self._operation.number)]
+        found: list[Command] = [
+            UpdateStorageConfiguration(source_tick_ms=20 + self._operation.number)
+        ]
         if table is None or table.shard is None:
             return found
         for number in range(self._operation.number % 3):
             uuid = rivalry.fresh("oneshot")
-            nowhere = Configuration("nowhere")
+            nowhere = ConnectorConfiguration("nowhere")
             found.append(RunOneshotIngestion(uuid, table.id, table.shard, table.schema, nowhere))
             found += [CancelOneshotIngestion(uuid)] * (number % 2)
         return found
@@ -271,7 +279,7 @@ class StorageRival:
                     await asyncio.wait((news, listening), return_when=asyncio.FIRST_COMPLETED)
                     news.cancel()
         except TimeoutError:
-            raise Violation(f"rivals: {ids - self._dropped} were not told dropped") from None
+            raise CheckerViolation(f"rivals: {ids - self._dropped} were not told dropped") from None
         if not listening.done() and self._operation.number > 2:
             for each in runs.values():
                 await self._client.send(each)
@@ -286,7 +294,7 @@ def _ids(command: Command) -> tuple[ObjectId, ...]:
     return ()
 
 
-async def compete_for_storage(world: World, operations: list[Operation]) -> None:
+async def compete_for_storage(world: SimulatedCluster, operations: list[ClientOperation]) -> None:
     """Run all visits of one rival, one after the other."""
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)

@@ -1,10 +1,10 @@
 """Stores that outlive the process, and its faulty connections to them.
 
-A `Disk` holds the durable state: all that survives a crash. `FaultyBlob` and `FaultyConsensus` are
-one process's connections to it. An operation takes a little time, takes effect at one instant in
-between, and answers later: so a crash may fall on either side of the instant, and a fault may lose
-the answer. `Observer.committed` is called with every change of documents at its instant, before any
-process can act on it.
+A `SimulatedDisk` holds the durable state: all that survives a crash. `FaultyBlob` and
+`FaultyConsensus` are one process's connections to it. An operation takes a little time, takes
+effect at one instant in between, and answers later: so a crash may fall on either side of the
+instant, and a fault may lose the answer. `DurableObserver.committed` is called with every change of
+documents at its instant, before any process can act on it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from actors.errors import StorageError
-from actors.kernel import Clock
+from actors.kernel import ActorClock
 from actors.persist import PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.persist.location import BlobInfo, Cas, VersionedData
+from actors.persist.location import BlobInfo, CompareAndSet, VersionedData
 from actors.persist.shard import ShardState
 from actors.progress import ShardId
 from actors.testing.simulation.faults import (
@@ -30,18 +30,18 @@ from actors.testing.simulation.faults import (
     HANG,
     LOST,
     LOST_ANSWER,
-    Fault,
-    Injector,
+    FaultInjector,
+    InjectedFault,
 )
 
 READ_S: Final = 0.0002
 WRITE_S: Final = 0.001
 
 
-class Observer(Protocol):
+class DurableObserver(Protocol):
     """Observer of durable changes."""
 
-    def committed(self, ops: Sequence[Cas], /) -> None:
+    def committed(self, ops: Sequence[CompareAndSet], /) -> None:
         """Observe documents that changed, all at once."""
         ...
 
@@ -50,10 +50,10 @@ class Observer(Protocol):
         ...
 
 
-class Disk:
+class SimulatedDisk:
     """State that survives a crash."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ActorClock) -> None:
         self.blobs = MemoryBlob(clock)
         self.documents = MemoryConsensus()
 
@@ -61,11 +61,11 @@ class Disk:
 class _Way:
     """One process's operations on a store and their faults; the base of both stores."""
 
-    def __init__(self, injector: Injector, crash: Callable[[], None]) -> None:
+    def __init__(self, injector: FaultInjector, crash: Callable[[], None]) -> None:
         self._injector = injector
         self._crash = crash
 
-    async def _begin(self, site: str, key: str, latency_s: float) -> Fault | None:
+    async def _begin(self, site: str, key: str, latency_s: float) -> InjectedFault | None:
         """Run the part of an operation before the instant at which it takes effect."""
         fault = self._injector.draw(site)
         self._injector.trace.note(site, key)
@@ -83,7 +83,7 @@ class _Way:
             await self._die()
         return fault
 
-    async def _end(self, fault: Fault | None, site: str, key: str) -> None:
+    async def _end(self, fault: InjectedFault | None, site: str, key: str) -> None:
         """Run the part of an operation after that instant."""
         if fault is not None and fault.kind == CRASH_AFTER:
             await self._die()
@@ -101,10 +101,14 @@ class _Way:
 
 
 class FaultyBlob(_Way):
-    """A `Blob` over a disk."""
+    """A `BlobStore` over a disk."""
 
     def __init__(
-        self, disk: Disk, injector: Injector, crash: Callable[[], None], observer: Observer
+        self,
+        disk: SimulatedDisk,
+        injector: FaultInjector,
+        crash: Callable[[], None],
+        observer: DurableObserver,
     ) -> None:
         super().__init__(injector, crash)
         self._blobs = disk.blobs
@@ -149,10 +153,14 @@ class FaultyBlob(_Way):
 
 
 class FaultyConsensus(_Way):
-    """A `Consensus` over a disk."""
+    """A `ConsensusStore` over a disk."""
 
     def __init__(
-        self, disk: Disk, injector: Injector, crash: Callable[[], None], observer: Observer
+        self,
+        disk: SimulatedDisk,
+        injector: FaultInjector,
+        crash: Callable[[], None],
+        observer: DurableObserver,
     ) -> None:
         super().__init__(injector, crash)
         self._documents = disk.documents
@@ -163,7 +171,7 @@ class FaultyConsensus(_Way):
         await self._begin("consensus.head", key, READ_S)
         return await self._documents.head(key)
 
-    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Set all documents or none."""
         keys = ",".join(op.key for op in ops)
         fault = await self._begin("consensus.set", keys, WRITE_S)
@@ -187,7 +195,7 @@ class LatePersist(PersistClient):
     """A `PersistClient` that may return a shard's state late, at the site ``persist.state``, so
     that a source's look-up may answer after its object was dropped."""
 
-    injector: Injector
+    injector: FaultInjector
 
     async def state(self, shard: ShardId) -> ShardState:
         """Return the shard's state, perhaps late; see `PersistClient`."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from actors.errors import Corrupt, StorageError, WalRefused
-from actors.testing.simulation.faults import CRASH_AFTER, Fault
-from actors.testing.simulation.history import Violation
-from actors.testing.wal.checkers import Before, Held
-from actors.testing.wal.files import Crashed
-from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
-from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal
+from actors.errors import CorruptData, StorageError, WalRefused
+from actors.testing.simulation.faults import CRASH_AFTER, InjectedFault
+from actors.testing.simulation.history import CheckerViolation
+from actors.testing.wal.checkers import AcceptorBefore, AcceptorTruth
+from actors.testing.wal.files import MachineCrashed
+from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
+from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal
 from actors.wal.donors import (
     PeerStatus,
     is_useful_donor,
@@ -30,14 +30,14 @@ from actors.wal.messages import AppendRequest, ProposerElected
 from actors.wal.stores import ControlState, ControlStore, WalStore
 
 if TYPE_CHECKING:
-    from actors.testing.wal.run import World
+    from actors.testing.wal.run import WalWorld
 
 
 LATE_APPEND: Final = 0.3
 """Probability that a new life receives an append that was sent to an earlier one."""
 
 
-class Disk(Protocol):
+class AcceptorDisk(Protocol):
     """The storage that outlives an acceptor."""
 
     def open(self) -> tuple[ControlStore, WalStore]:
@@ -56,7 +56,7 @@ class Disk(Protocol):
         """Make the next segment, if it is time; return whether it was."""
         ...
 
-    def arm(self, fault: Fault) -> None:
+    def arm(self, fault: InjectedFault) -> None:
         """Arm a fault for the coming operation. Raises at once if the fault is due now."""
         ...
 
@@ -75,19 +75,19 @@ class _Operations:
     def __init__(self, node: AcceptorNode) -> None:
         self._node = node
 
-    def before(self) -> Fault | None:
+    def before(self) -> InjectedFault | None:
         """Arm the fault of an operation, if it has one. Raises if the operation must not happen."""
         fault = self._node.world.injector.draw(self._node.site)
         if fault is not None:
             self._node.disk.arm(fault)
         return fault
 
-    def after(self, fault: Fault | None) -> None:
+    def after(self, fault: InjectedFault | None) -> None:
         """Disarm the fault of that operation; crash if it is a crash after the operation."""
         if fault is not None:
             self._node.disk.disarm()
         if fault is not None and fault.kind == CRASH_AFTER:
-            raise Crashed(fault.site)
+            raise MachineCrashed(fault.site)
 
 
 class WatchedControl(_Operations):
@@ -162,20 +162,20 @@ class WatchedWal(_Operations):
 class AcceptorNode:
     """One acceptor; see the module's docstring."""
 
-    def __init__(self, world: World, number: int, disk: Disk) -> None:
+    def __init__(self, world: WalWorld, number: int, disk: AcceptorDisk) -> None:
         self.world = world
         self.number = number
         self.node_id = number + 1
         self.site = f"acceptor {number}"
         self.disk = disk
-        self.held = Held(number, world.truth, disk)
-        self.acceptor: Acceptor | None = None
+        self.held = AcceptorTruth(number, world.truth, disk)
+        self.acceptor: AcceptorCore | None = None
         self.wal: WatchedWal | None = None
         self.handling: Any = None
         """The message that is being processed."""
-        self._dirty: list[Link] = []
+        self._dirty: list[NetworkLink] = []
         """Links whose appends are written and not flushed."""
-        self._links: list[Link] = []
+        self._links: list[NetworkLink] = []
         self._last_append: AppendRequest | None = None
         self._last_elected: ProposerElected | None = None
         self._life = 0
@@ -191,9 +191,11 @@ class AcceptorNode:
         try:
             control, wal = self.disk.open()
             self.wal = WatchedWal(self, wal)
-            self.acceptor = Acceptor(self.node_id, WatchedControl(self, control), self.wal)
-        except Corrupt as error:
-            raise Violation(f"8 durable: acceptor {self.number} cannot start: {error}") from error
+            self.acceptor = AcceptorCore(self.node_id, WatchedControl(self, control), self.wal)
+        except CorruptData as error:
+            raise CheckerViolation(
+                f"8 durable: acceptor {self.number} cannot start: {error}"
+            ) from error
         self.held.opened(self.acceptor, self.wal)
         self.world.told("acceptor lives", self.number, self.acceptor.term, self.acceptor.flush_lsn)
         if self._dice.random() < LATE_APPEND:
@@ -213,11 +215,11 @@ class AcceptorNode:
 
     # -- connections --
 
-    def accepts(self, link: Link) -> None:
+    def accepts(self, link: NetworkLink) -> None:
         """Note a new connection."""
         self._links.append(link)
 
-    def arrived(self, link: Link, message: Any) -> None:
+    def arrived(self, link: NetworkLink, message: Any) -> None:
         """Process a message of a proposer, and send the answer."""
         if isinstance(message, AppendRequest) and message.wal:
             self._last_append = message
@@ -233,7 +235,7 @@ class AcceptorNode:
         if answer is not None:
             self._reply(link, answer)
 
-    def closed(self, link: Link) -> None:
+    def closed(self, link: NetworkLink) -> None:
         """Flush the appends of a closed connection."""
         if link in self._links:
             self._links.remove(link)
@@ -241,19 +243,19 @@ class AcceptorNode:
             self._dirty.remove(link)
             self.process(FlushWal(), link)
 
-    def _reply(self, link: Link, answer: Any) -> None:
+    def _reply(self, link: NetworkLink, answer: Any) -> None:
         self.held.answered(answer)
         self.world.told("reply", self.number, link.key[0], type(answer).__name__, answer.term)
         link.send(TO_PROPOSER, answer)
 
-    def _flush_soon(self, link: Link) -> None:
+    def _flush_soon(self, link: NetworkLink) -> None:
         if self.acceptor is None or link in self._dirty or link not in self._links:
             return
         self._dirty.append(link)
         delay = self._dice.randint(0, self.world.schedule.setting.flush_ms)
         self.world.events.after(delay, self._flush, link, self._life)
 
-    def _flush(self, link: Link, life: int) -> None:
+    def _flush(self, link: NetworkLink, life: int) -> None:
         if life != self._life or link not in self._dirty:
             return
         self._dirty.remove(link)
@@ -261,22 +263,22 @@ class AcceptorNode:
         if answer is not None:
             self._reply(link, answer)
 
-    def process(self, message: Any, link: Link | None = None) -> Any:
+    def process(self, message: Any, link: NetworkLink | None = None) -> Any:
         """Return the answer; None also when the message was refused or the acceptor died of it."""
         acceptor = self.acceptor
         if acceptor is None or self.wal is None:
             return None
         self.world.told("process", self.number, type(message).__name__, acceptor.term)
-        before = Before(acceptor, self.wal)
+        before = AcceptorBefore(acceptor, self.wal)
         self.handling = message
         answer = None
         try:
             answer = acceptor.process(message)
-        except Crashed:
+        except MachineCrashed:
             self.die(self._dice.choice((0, 20, 300)))
             return None
-        except Corrupt as error:
-            raise Violation(f"acceptor: {error}") from error
+        except CorruptData as error:
+            raise CheckerViolation(f"acceptor: {error}") from error
         except (WalRefused, StorageError) as error:
             self.world.told("refused", self.number, error)
             if link is not None:
@@ -292,7 +294,7 @@ class AcceptorNode:
                 self.world.struck["segment made ahead"] += self.disk.make_segment_ahead()
         return answer
 
-    def _hang_up(self, link: Link) -> None:
+    def _hang_up(self, link: NetworkLink) -> None:
         if link in self._links:
             self._links.remove(link)
         if link in self._dirty:
@@ -320,7 +322,7 @@ class AcceptorNode:
         try:
             announced = vote and make_announcement(donor, vote)
         except WalRefused as error:
-            raise Violation(f"12 history: {error}") from error
+            raise CheckerViolation(f"12 history: {error}") from error
         if announced:
             self.world.told("recovers", self.number, other.number, announced.start_streaming_at)
             self.process(announced)
@@ -350,10 +352,10 @@ class AcceptorNode:
         acceptor = self.acceptor
         if acceptor is None or self.wal is None:
             return
-        before = Before(acceptor, self.wal)
+        before = AcceptorBefore(acceptor, self.wal)
         try:
             call(*given)
-        except Crashed:
+        except MachineCrashed:
             self.die(self._dice.choice((0, 20, 300)))
         except StorageError as error:
             self.world.told("refused", self.number, error)

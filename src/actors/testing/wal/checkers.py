@@ -3,7 +3,7 @@
 Source: the specification's checkable properties (1 to 4 of its TLA+ models, 5 to 14 of its code). A
 violation begins with the property's number and name.
 
-Over the whole history of a run (`Truth`):
+Over the whole history of a run (`WalTruth`):
  1. *election*: a term is elected at most once.
  3. *committed*: two committed records at one place are the same. A commit that a leader reports was
     on the disks of a quorum, in its own term, and reaches beyond that term's begin; a new leader
@@ -12,7 +12,7 @@ Over the whole history of a run (`Truth`):
 12. *history*: a term in two histories begins at the same place.
 14. *agreement*: any two acceptors hold equal bytes up to the lower of their own commits.
 
-Of each acceptor (`Held`):
+Of each acceptor (`AcceptorTruth`):
  2. *terms*: the terms of its history rise with LSN.
  5. *votes*: its persisted term never falls; one vote a term, on disk before the answer.
  6. *commit*: the commit in memory never falls in one life, and is never beyond the flush LSN.
@@ -27,7 +27,7 @@ Of each acceptor (`Held`):
 
 **Not** checked, as it does not hold: that committed data is never truncated. An acceptor that does
 not know of the commit may truncate the data, for a deposed leader that does not know that it is
-deposed (`Truth.committed_cut` counts it; the tests show how).
+deposed (`WalTruth.committed_cut` counts it; the tests show how).
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.testing.simulation.history import Violation
-from actors.wal.acceptor import Acceptor, AppendUnflushed
+from actors.testing.simulation.history import CheckerViolation
+from actors.wal.acceptor import AcceptorCore, AppendUnflushed
 from actors.wal.history import check_history
 from actors.wal.lsn import ALIGNMENT
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
-    Entry,
-    Membership,
+    MembershipConfig,
     ProposerElected,
+    TermEntry,
     VoteResponse,
 )
 from actors.wal.stores import ControlState, WalStore
 
 if TYPE_CHECKING:
-    from actors.testing.wal.acceptors import Disk
+    from actors.testing.wal.acceptors import AcceptorDisk
 
 
 def require(right: bool, rule: str, *operands: object) -> None:
-    """Raise `Violation` unless `right`."""
+    """Raise `CheckerViolation` unless `right`."""
     if not right:
-        raise Violation(f"{rule}: {', '.join(map(str, operands))}")
+        raise CheckerViolation(f"{rule}: {', '.join(map(str, operands))}")
 
 
-class Truth:
+class WalTruth:
     """The facts of a whole run, against which its events are checked."""
 
     def __init__(self, start_lsn: int) -> None:
@@ -83,7 +83,7 @@ class Truth:
         self._commits: dict[int, int] = {}
         """Term → highest commit that its leader reported."""
         self._begins: dict[int, int] = {}
-        self._memberships: dict[int, Membership] = {}
+        self._memberships: dict[int, MembershipConfig] = {}
 
     def elected(self, life: int, term: int, start_lsn: int, log: bytes) -> None:
         """Check that life `life` of a proposer may lead `term`; `log` is all before its begin. It
@@ -103,7 +103,7 @@ class Truth:
         )
         self.same(log, 0, commit_lsn - self.start_lsn, "3 committed: a leader has other")
 
-    def led(self, term: int, history: tuple[Entry, ...]) -> None:
+    def led(self, term: int, history: tuple[TermEntry, ...]) -> None:
         """Check a history with which a proposer leads, or which an acceptor persists."""
         for entry in history:
             begin = self._begins.setdefault(entry.term, entry.lsn)
@@ -155,20 +155,20 @@ class Truth:
                 at = next(
                     (n for n in range(len(theirs)) if ours[n : n + 1] != theirs[n : n + 1]), 0
                 )
-                raise Violation(f"{rule}: at {self.start_lsn + begin + at}")
+                raise CheckerViolation(f"{rule}: at {self.start_lsn + begin + at}")
 
-    def member(self, membership: Membership) -> None:
+    def member(self, membership: MembershipConfig) -> None:
         """Check a configuration that a node has."""
         known = self._memberships.setdefault(membership.generation, membership)
         require(known == membership, "4 membership: a generation with two", known, membership)
 
 
-class Before:
+class AcceptorBefore:
     """The state of an acceptor before a message."""
 
     __slots__ = ("commit_lsn", "flush_lsn", "generation", "term", "write_lsn")
 
-    def __init__(self, acceptor: Acceptor, wal: WalStore) -> None:
+    def __init__(self, acceptor: AcceptorCore, wal: WalStore) -> None:
         self.term = acceptor.term
         self.generation = acceptor.state.membership.generation
         self.flush_lsn = acceptor.flush_lsn
@@ -179,10 +179,10 @@ class Before:
 NOTHING: Final = 0
 
 
-class Held:
+class AcceptorTruth:
     """Checks one acceptor, over all its lives."""
 
-    def __init__(self, number: int, truth: Truth, disk: Disk) -> None:
+    def __init__(self, number: int, truth: WalTruth, disk: AcceptorDisk) -> None:
         self._number = number
         self._truth = truth
         self._disk = disk
@@ -302,7 +302,7 @@ class Held:
 
     # -- lives --
 
-    def opened(self, acceptor: Acceptor, wal: WalStore) -> None:
+    def opened(self, acceptor: AcceptorCore, wal: WalStore) -> None:
         """Check the state on disk at the begin of a life."""
         who, start = self._number, self._truth.start_lsn
         self._control = acceptor.state
@@ -347,7 +347,12 @@ class Held:
         self._agree(acceptor)
 
     def stepped(
-        self, acceptor: Acceptor, wal: WalStore, message: Any, before: Before, answer: Any
+        self,
+        acceptor: AcceptorCore,
+        wal: WalStore,
+        message: Any,
+        before: AcceptorBefore,
+        answer: Any,
     ) -> None:
         """Check the acceptor's state after a message or a call."""
         who, flush_lsn = self._number, acceptor.flush_lsn
@@ -372,7 +377,9 @@ class Held:
         if commit_lsn != before.commit_lsn:
             self._agree(acceptor)
 
-    def _appended(self, request: AppendRequest, wal: WalStore, before: Before, answer: Any) -> None:
+    def _appended(
+        self, request: AppendRequest, wal: WalStore, before: AcceptorBefore, answer: Any
+    ) -> None:
         right = request.term == before.term and request.generation == before.generation
         if right and request.term == self._announced:
             return
@@ -410,7 +417,7 @@ class Held:
 
     # -- the log --
 
-    def _agree(self, acceptor: Acceptor) -> None:
+    def _agree(self, acceptor: AcceptorCore) -> None:
         """Check its log, up to its commit, against the committed bytes."""
         end = acceptor.commit_lsn - self._truth.start_lsn
         if end <= 0:
@@ -423,7 +430,7 @@ class Held:
         )
         self._compared = end
 
-    def ended(self, acceptor: Acceptor, wal: WalStore) -> None:
+    def ended(self, acceptor: AcceptorCore, wal: WalStore) -> None:
         """Check the whole log once more at the end of the run."""
         if not wal.write_lsn:
             return

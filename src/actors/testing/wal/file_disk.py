@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Final
 
-from actors.testing.simulation.faults import FAIL, Fault
+from actors.testing.simulation.faults import FAIL, InjectedFault
 from actors.testing.wal.files import MemoryFiles
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.control import FileControl
@@ -30,7 +30,7 @@ _CALLS_AHEAD: Final = 8
 _BODY_BYTES: Final = (8, 60, 300, 3_000)
 
 
-class FileDisk:
+class FileAcceptorDisk:
     """A disk made of files; see the module's docstring."""
 
     def __init__(self, state: ControlState, dice: random.Random) -> None:
@@ -55,7 +55,7 @@ class FileDisk:
         wal.prepare()
         return True
 
-    def arm(self, fault: Fault) -> None:
+    def arm(self, fault: InjectedFault) -> None:
         """Arm a crash, or a failure, of one of the next calls, if there are so many."""
         ahead = 1 + self._dice.randrange(_CALLS_AHEAD)
         if fault.kind == FAIL:

@@ -1,10 +1,10 @@
-"""A file system in memory that crashes, fails and forgets, for `actors.wal.files.Files`.
+"""A file system in memory that crashes, fails and forgets, for `actors.wal.files.FileSystem`.
 
 Each file has the bytes that programs see and those that are on disk; each folder the names that are
 seen and those that are on disk. `restart` is a crash of the machine: the data on disk remains
 (``keep=True``: all data remains, as when only the process dies; with a `Random`, some of the
-unsynced data). Every call counts: `crash_at` raises `Crashed` before the n-th call from now on, or
-in the middle of it when it writes; `fail_at` raises an `OSError` there instead, once.
+unsynced data). Every call counts: `crash_at` raises `MachineCrashed` before the n-th call from now
+on, or in the middle of it when it writes; `fail_at` raises an `OSError` there instead, once.
 
 A sync that fails drops the changes that it should have made durable: the next one reports success,
 while the bytes can still be read until the restart. Linux does so.
@@ -17,10 +17,10 @@ import os
 from pathlib import Path
 from random import Random
 
-from actors.wal.files import File
+from actors.wal.files import OpenFile
 
 
-class Crashed(BaseException):
+class MachineCrashed(BaseException):
     """The machine died in the middle of a call. A `BaseException`, so that no program catches
     it."""
 
@@ -146,7 +146,7 @@ class MemoryFiles:
         made._kept = {f: {n: copy(x) for n, x in names.items()} for f, names in self._kept.items()}
         return made
 
-    def create(self, path: Path) -> File:
+    def create(self, path: Path) -> OpenFile:
         """See `Files`."""
         self._call()
         names = self._folder(path.parent)
@@ -156,7 +156,7 @@ class MemoryFiles:
         node.cut(0)
         return _Open(self, node)
 
-    def open(self, path: Path) -> File:
+    def open(self, path: Path) -> OpenFile:
         """See `Files`."""
         self._call()
         return _Open(self, self._node(path))
@@ -209,7 +209,7 @@ class MemoryFiles:
             if callable(middle):
                 middle()
             if self._crash_in == 0:
-                raise Crashed
+                raise MachineCrashed
             raise OSError(self._number, os.strerror(self._number))
 
     def _folder(self, path: Path) -> dict[str, _Node | None]:

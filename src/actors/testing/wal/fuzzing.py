@@ -7,16 +7,16 @@ from typing import Final
 
 import google_crc32c
 
-from actors.errors import Corrupt, InvalidUsage
+from actors.errors import CorruptData, InvalidUsage
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.control import decode, encode
 from actors.wal.first_record import FirstRecord
-from actors.wal.framing import Decoder
+from actors.wal.framing import RecordDecoder
 from actors.wal.framing import encode as framed
 from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
-from actors.wal.messages import Entry, Member, Membership
-from actors.wal.records import MAGICS, RECORD_BYTES_MAX, Bad, RecordScanner
+from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
+from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner
 from actors.wal.runs import run_of
 from actors.wal.stores import ControlState
 
@@ -35,12 +35,12 @@ def read_records(data: bytes) -> None:
     assert _START + taken <= end_lsn, "a run of records holds one that is wrong"
 
 
-def _scan(stream: bytes, step: int) -> tuple[int, Bad | None]:
+def _scan(stream: bytes, step: int) -> tuple[int, BadRecord | None]:
     scanner = RecordScanner(_START)
     try:
         for at in range(0, len(stream), step):
             scanner.feed(stream[at : at + step])
-    except Corrupt:
+    except CorruptData:
         assert scanner.bad is not None
         return scanner.bad.record_lsn, scanner.bad
     assert scanner.record_lsn <= _START + len(stream) + SEGMENT_BYTES
@@ -63,19 +63,19 @@ def read_frames(data: bytes) -> None:
         pieces = (wal[at : at + size] for at in range(0, len(wal), size))
         try:
             found = next((lsn for piece in pieces if (lsn := first.feed(piece)) is not None), None)
-        except Corrupt:
+        except CorruptData:
             found = -1
         places.add(found)
     assert len(places) == 1, "the pieces made a difference to where the first record is"
 
 
 def _frames(wal: bytes, size: int) -> tuple[list[tuple[bytes, int]], bool]:
-    decoder, found = Decoder(SEGMENT_BYTES), list[tuple[bytes, int]]()
+    decoder, found = RecordDecoder(SEGMENT_BYTES), list[tuple[bytes, int]]()
     try:
         for at in range(0, len(wal), size):
             for framed in decoder.payloads(wal[at : at + size]):
                 found.append((framed.payload, framed.end_lsn))
-    except Corrupt:
+    except CorruptData:
         return found, True
     return found, False
 
@@ -86,7 +86,7 @@ def read_control(data: bytes) -> None:
     for whole in (data, data + google_crc32c.value(data).to_bytes(4, "little")):
         try:
             state = decode(whole)
-        except Corrupt:
+        except CorruptData:
             continue
         # A version 10 of generation 0 is refused, so each state has one encoding; only its time
         # of creation is cut to milliseconds.
@@ -99,7 +99,7 @@ def read_segment(data: bytes) -> None:
         return
     try:
         found = inspect_bytes(data, SEGMENT_BYTES, whole=False)
-    except (Corrupt, InvalidUsage):
+    except (CorruptData, InvalidUsage):
         return
     assert all(lines(found))
 
@@ -118,9 +118,9 @@ def seeds() -> list[bytes]:
     log = MadeUpLog(_START)
     for size in (0, 10, 300, 9_000):
         log.record(bytes(size))
-    small = ControlState("0" * 32, "1" * 32, term=2, history=(Entry(1, 8), Entry(2, 64)))
-    member = Member(1, "host", 5454)
-    large = ControlState("0" * 32, "1" * 32, Membership(3, (member, member), (member,)))
+    small = ControlState("0" * 32, "1" * 32, term=2, history=(TermEntry(1, 8), TermEntry(2, 64)))
+    member = ConfigMember(1, "host", 5454)
+    large = ControlState("0" * 32, "1" * 32, MembershipConfig(3, (member, member), (member,)))
     first = MadeUpLog(SEGMENT_BYTES)
     first.record(bytes(9_000))
     first.record(bytes(100))

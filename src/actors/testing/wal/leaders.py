@@ -12,26 +12,26 @@ import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from actors.testing.wal.checkers import require
-from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
-from actors.wal.messages import AppendRequest, Member, Membership
-from actors.wal.proposer import Proposer
+from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
+from actors.wal.messages import AppendRequest, ConfigMember, MembershipConfig
+from actors.wal.proposer import WalProposer
 from actors.wal.proposer_effects import (
     CommitMoved,
-    Drop,
+    DropConnection,
     Effect,
-    Elected,
-    Fatal,
-    Fetch,
-    Phase,
+    FetchLog,
+    LeadTerm,
     ProposerConfig,
-    Send,
+    ProposerPhase,
+    SendMessage,
+    StopProposer,
 )
 
 if TYPE_CHECKING:
-    from actors.testing.wal.run import World
+    from actors.testing.wal.run import WalWorld
 
 
-class Records(Protocol):
+class RecordFactory(Protocol):
     """The source of the records that a proposer writes."""
 
     def next(self) -> bytes:
@@ -51,10 +51,10 @@ ROUND_TRIPS: Final = 4
 class ProposerNode:
     """One proposer; see the module's docstring."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: WalWorld, number: int) -> None:
         self.world = world
         self.number = number
-        self.proposer: Proposer | None = None
+        self.proposer: WalProposer | None = None
         self.life = 0
         self.log = bytearray()
         """Log of the whole timeline, as this life leads it; empty before it is elected."""
@@ -62,12 +62,12 @@ class ProposerNode:
         self.for_good = False
         self.owed = 0
         """Number of transactions with which each life begins."""
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, NetworkLink] = {}
         self._wanted = 0
         """Number of transactions that are still to be appended."""
         self._torn = b""
         """Unappended rest of a record whose first part was appended."""
-        self._records: Records | None = None
+        self._records: RecordFactory | None = None
         self._dice = random.Random(f"wal proposer {world.schedule.seed} {number}")
 
     # -- lives --
@@ -86,7 +86,7 @@ class ProposerNode:
         acceptors = range(world.schedule.setting.acceptors)
         setting = world.schedule.setting
         keepalive = setting.keepalive_ms
-        self.proposer = Proposer(
+        self.proposer = WalProposer(
             ProposerConfig(
                 tenant=world.tenant,
                 timeline=world.timeline,
@@ -118,15 +118,15 @@ class ProposerNode:
             self._links.clear()
         self.world.events.after(down_ms, self.start)
 
-    def _membership(self) -> Membership:
+    def _membership(self) -> MembershipConfig:
         """Return the life's membership. Generations begin with that of the setting and rise with
         lives; every third is joint: of all acceptors and, at once, of the first three."""
         setting = self.world.schedule.setting
         if not setting.generation:
-            return Membership()
+            return MembershipConfig()
         generation = setting.generation + self.life // 3
-        members = tuple(Member(at + 1, f"host{at}", 5454) for at in range(setting.acceptors))
-        return Membership(generation, members, members[:3] if generation % 3 == 0 else ())
+        members = tuple(ConfigMember(at + 1, f"host{at}", 5454) for at in range(setting.acceptors))
+        return MembershipConfig(generation, members, members[:3] if generation % 3 == 0 else ())
 
     def _tick(self, life: int) -> None:
         if self.proposer is None or self.life != life:
@@ -170,13 +170,13 @@ class ProposerNode:
         if self.life == life and self.proposer is not None:
             self._connect(acceptor)
 
-    def arrived(self, link: Link, message: Any) -> None:
+    def arrived(self, link: NetworkLink, message: Any) -> None:
         """Handle a message of an acceptor."""
         acceptor = link.key[1]
         if self.proposer is not None and self._links.get(acceptor) is link:
             self._do(self.proposer.received(acceptor, message))
 
-    def closed(self, link: Link) -> None:
+    def closed(self, link: NetworkLink) -> None:
         """Handle a link that the acceptor closed, or that broke."""
         acceptor = link.key[1]
         if self.proposer is not None and self._links.get(acceptor) is link:
@@ -192,30 +192,30 @@ class ProposerNode:
         for effect in effects:
             if self.proposer is None or self.life != life:
                 return
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 self._send(effect)
-            elif isinstance(effect, Drop):
+            elif isinstance(effect, DropConnection):
                 self.world.told("drop", self.number, effect.acceptor)
                 link = self._links.pop(effect.acceptor, None)
                 if link is not None:
                     link.close(TO_PROPOSER)
                 self._retry(effect.acceptor)
-            elif isinstance(effect, Elected):
+            elif isinstance(effect, LeadTerm):
                 self._elected(effect)
             elif isinstance(effect, CommitMoved):
                 self._committed(effect.lsn)
-            elif isinstance(effect, Fetch):
+            elif isinstance(effect, FetchLog):
                 self.world.struck["read back from another acceptor"] += 1
                 delay = self._dice.randint(1, self.world.network.delay_ms_max)
                 self.world.events.after(delay, self._fetch, effect, life)
-            elif isinstance(effect, Fatal):
+            elif isinstance(effect, StopProposer):
                 self.world.told("fatal", self.number, effect.reason)
                 self.world.struck["donor given up"] += "has been away" in effect.reason
                 self.die(self._dice.randint(*REST_MS))
         if self._wanted:
             self._append()
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: SendMessage) -> None:
         message = effect.message
         proposer = self.proposer
         if isinstance(message, AppendRequest) and proposer is not None:
@@ -239,7 +239,7 @@ class ProposerNode:
         if link is not None:
             link.send(TO_ACCEPTOR, message)
 
-    def _elected(self, effect: Elected) -> None:
+    def _elected(self, effect: LeadTerm) -> None:
         proposer, truth = self.proposer, self.world.truth
         if proposer is None:
             return
@@ -265,7 +265,7 @@ class ProposerNode:
         quorum = self.world.schedule.setting.acceptors // 2 + 1
         self.world.truth.commit(proposer.term, proposer.start_lsn, lsn, self.log, quorum)
 
-    def _fetch(self, effect: Fetch, life: int) -> None:
+    def _fetch(self, effect: FetchLog, life: int) -> None:
         proposer = self.proposer
         if proposer is None or self.life != life:
             return
@@ -302,7 +302,7 @@ class ProposerNode:
 
     def _append(self) -> None:
         proposer = self.proposer
-        while proposer is not None and self._wanted and proposer.phase is Phase.ELECTED:
+        while proposer is not None and self._wanted and proposer.phase is ProposerPhase.ELECTED:
             if self._records is None:
                 self._records = self.world.records(proposer.end_lsn, self.life, self._dice)
             wal, self._torn = self._torn or self._records.next(), b""

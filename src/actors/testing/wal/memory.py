@@ -16,8 +16,8 @@ import struct
 from typing import Final
 
 from actors.errors import InvalidUsage, StorageError
-from actors.testing.simulation.faults import CRASH, FAIL, Fault
-from actors.testing.wal.files import Crashed
+from actors.testing.simulation.faults import CRASH, FAIL, InjectedFault
+from actors.testing.wal.files import MachineCrashed
 from actors.wal.stores import ControlState
 
 CELL: Final = 8
@@ -90,11 +90,11 @@ class MemoryDisk:
         """Return False: there are no segments."""
         return False
 
-    def arm(self, fault: Fault) -> None:
+    def arm(self, fault: InjectedFault) -> None:
         """Crash or fail the operation itself, before it happens; a crash behind it is the
         caller's."""
         if fault.kind == CRASH:
-            raise Crashed(fault.site)
+            raise MachineCrashed(fault.site)
         if fault.kind == FAIL:
             raise StorageError(f"{fault.site} failed", determinate=True)
 

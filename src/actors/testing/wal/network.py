@@ -1,13 +1,13 @@
 """A queue of events in virtual milliseconds, and connections over a bad network.
 
 Theory of operation. Nothing waits and nothing runs at the same time: all coming events are in the
-queue, by time, then in the order in which they were queued. A `Link` is one connection between one
-life of a proposer and one life of an acceptor. Messages on it arrive in order, each way for itself,
-after a delay of their own; messages on different links may overtake each other. A message that is
-lost breaks its link: earlier messages arrive, then both ends see the end. While two nodes are
-partitioned, messages in flight stay there, and arrive when the partition is over; a proposer gives
-such a link up after the keepalive, an acceptor never does. So a message may arrive long after its
-proposer died, while a successor is at work: that is intended.
+queue, by time, then in the order in which they were queued. A `NetworkLink` is one connection
+between one life of a proposer and one life of an acceptor. Messages on it arrive in order, each way
+for itself, after a delay of their own; messages on different links may overtake each other. A
+message that is lost breaks its link: earlier messages arrive, then both ends see the end. While two
+nodes are partitioned, messages in flight stay there, and arrive when the partition is over; a
+proposer gives such a link up after the keepalive, an acceptor never does. So a message may arrive
+long after its proposer died, while a successor is at work: that is intended.
 
 An end that closes receives no more from the link.
 """
@@ -30,7 +30,7 @@ END: Final = None
 CODECS: Final[dict[int, Any]] = {2: codec_v2, 3: codec_v3}
 
 
-class Events:
+class EventQueue:
     """A queue of events; see the module's docstring."""
 
     def __init__(self) -> None:
@@ -60,36 +60,36 @@ class Events:
         return True
 
 
-class End(Protocol):
+class LinkEnd(Protocol):
     """The node at one end of a link."""
 
-    def arrived(self, link: Link, message: Any) -> None:
+    def arrived(self, link: NetworkLink, message: Any) -> None:
         """Receive the next message of the other end."""
         ...
 
-    def closed(self, link: Link) -> None:
+    def closed(self, link: NetworkLink) -> None:
         """Notice that the other end is closed, or that the link broke."""
         ...
 
 
-class Link:
+class NetworkLink:
     """One connection; see the module's docstring."""
 
     __slots__ = ("_air", "_codec", "_dice", "_last_ms", "_network", "_stalled", "ends", "key")
 
     def __init__(
         self,
-        network: Network,
+        network: LinkNetwork,
         key: tuple[int, int],
-        acceptor: End,
-        proposer: End,
+        acceptor: LinkEnd,
+        proposer: LinkEnd,
         dice: random.Random,
         version: int,
     ) -> None:
         self._network = network
         self.key = key
         """(proposer, acceptor)."""
-        self.ends: list[End | None] = [acceptor, proposer]
+        self.ends: list[LinkEnd | None] = [acceptor, proposer]
         self._dice = dice
         self._codec = CODECS.get(version)
         self._air: tuple[deque[Any], deque[Any]] = (deque(), deque())
@@ -161,12 +161,12 @@ class Link:
             end.closed(self)
 
 
-class Network:
+class LinkNetwork:
     """All links, and the partitions between nodes."""
 
     def __init__(
         self,
-        events: Events,
+        events: EventQueue,
         delay_ms: tuple[int, int],
         drop: float,
         keepalive_ms: int,
@@ -179,22 +179,22 @@ class Network:
         self.told = told
         self.cut: set[tuple[int, int]] = set()
         """(proposer, acceptor) pairs that are partitioned."""
-        self._links: list[Link] = []
+        self._links: list[NetworkLink] = []
 
     def link(
         self,
         key: tuple[int, int],
-        acceptor: End,
-        proposer: End,
+        acceptor: LinkEnd,
+        proposer: LinkEnd,
         dice: random.Random,
         version: int,
-    ) -> Link:
+    ) -> NetworkLink:
         """Return a new connection, open at both ends."""
-        made = Link(self, key, acceptor, proposer, dice, version)
+        made = NetworkLink(self, key, acceptor, proposer, dice, version)
         self._links.append(made)
         return made
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: NetworkLink) -> None:
         """Drop a link of which both ends are closed."""
         if link.ends == [None, None] and link in self._links:
             self._links.remove(link)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from actors.testing.wal.memory import MemoryWal
 from actors.wal import acceptor, quorum
-from actors.wal.acceptor import Acceptor, Peer
-from actors.wal.candidate import Candidate
-from actors.wal.files import File
+from actors.wal.acceptor import AcceptorCore, AcceptorPeer
+from actors.wal.candidate import ProposerCandidate
+from actors.wal.files import OpenFile
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
@@ -32,29 +32,29 @@ from actors.wal.stores import ControlState
 @contextmanager
 def reply_before_persist() -> Iterator[None]:
     """Answer a vote before it is on disk; it is persisted with the next change."""
-    right = Acceptor._vote
+    right = AcceptorCore._vote
 
-    def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
+    def vote(self: AcceptorCore, message: VoteRequest) -> VoteResponse:
         def later(state: ControlState) -> None:
             self._state = state
 
         with mock.patch.object(self, "_persist", later):
             return right(self, message)
 
-    with mock.patch.object(Acceptor, "_vote", vote):
+    with mock.patch.object(AcceptorCore, "_vote", vote):
         yield
 
 
 @contextmanager
 def two_grants_in_a_term() -> Iterator[None]:
     """Give a vote for one's own term, too."""
-    right = Acceptor._vote
+    right = AcceptorCore._vote
 
-    def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
+    def vote(self: AcceptorCore, message: VoteRequest) -> VoteResponse:
         answer = right(self, message)
         return replace(answer, vote_given=message.term >= answer.term)
 
-    with mock.patch.object(Acceptor, "_vote", vote):
+    with mock.patch.object(AcceptorCore, "_vote", vote):
         yield
 
 
@@ -62,10 +62,10 @@ def two_grants_in_a_term() -> Iterator[None]:
 def flush_told_without_flush() -> Iterator[None]:
     """Report written bytes as flushed."""
 
-    def flush_lsn(self: Acceptor) -> int:
+    def flush_lsn(self: AcceptorCore) -> int:
         return max(self._wal.write_record_lsn, self._state.timeline_start_lsn)
 
-    with mock.patch.object(Acceptor, "flush_lsn", property(flush_lsn)):
+    with mock.patch.object(AcceptorCore, "flush_lsn", property(flush_lsn)):
         yield
 
 
@@ -84,22 +84,22 @@ def disk_forgets_to_flush() -> Iterator[None]:
 def commit_beyond_flush() -> Iterator[None]:
     """Take the leader's commit over without a bound by the flush LSN."""
 
-    def commit(self: Acceptor, candidate: int) -> None:
+    def commit(self: AcceptorCore, candidate: int) -> None:
         self._state = replace(self._state, commit_lsn=max(candidate, self.commit_lsn))
 
-    with mock.patch.object(Acceptor, "_commit", commit):
+    with mock.patch.object(AcceptorCore, "_commit", commit):
         yield
 
 
 @contextmanager
 def commit_of_another_log() -> Iterator[None]:
     """Take a peer's commit over even if the two logs end in different terms."""
-    right = Acceptor.record_peer
+    right = AcceptorCore.record_peer
 
-    def record_peer(self: Acceptor, peer: Peer) -> None:
+    def record_peer(self: AcceptorCore, peer: AcceptorPeer) -> None:
         right(self, replace(peer, last_log_term=self.last_log_term))
 
-    with mock.patch.object(Acceptor, "record_peer", record_peer):
+    with mock.patch.object(AcceptorCore, "record_peer", record_peer):
         yield
 
 
@@ -121,15 +121,15 @@ def truncation_keeps_stale_bytes() -> Iterator[None]:
 @contextmanager
 def append_of_a_lower_term() -> Iterator[None]:
     """Accept the appends of a deposed leader."""
-    right = Acceptor._append
+    right = AcceptorCore._append
 
-    def append(self: Acceptor, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
+    def append(self: AcceptorCore, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
         if request.term < self.term:
             self._elected_term = self.term
             request = replace(request, term=self.term)
         return right(self, request, flush=flush)
 
-    with mock.patch.object(Acceptor, "_append", append):
+    with mock.patch.object(AcceptorCore, "_append", append):
         yield
 
 
@@ -166,35 +166,35 @@ def half_is_a_quorum() -> Iterator[None]:
 @contextmanager
 def history_not_replaced() -> Iterator[None]:
     """Keep one's own history, if there is one, when a leader is elected."""
-    right = Acceptor._persist
+    right = AcceptorCore._persist
 
-    def persist(self: Acceptor, state: ControlState) -> None:
+    def persist(self: AcceptorCore, state: ControlState) -> None:
         kept = self._state.history if self._term_start_lsn else state.history
         right(self, replace(state, history=kept or state.history))
 
-    with mock.patch.object(Acceptor, "_persist", persist):
+    with mock.patch.object(AcceptorCore, "_persist", persist):
         yield
 
 
 @contextmanager
 def donor_by_flush_alone() -> Iterator[None]:
     """Take the longest log, whatever term wrote it."""
-    right = Candidate._count_votes
+    right = ProposerCandidate._count_votes
 
-    def count(self: Candidate) -> None:
+    def count(self: ProposerCandidate) -> None:
         with mock.patch("actors.wal.candidate.last_log_term", return_value=0):
             right(self)
 
-    with mock.patch.object(Candidate, "_count_votes", count):
+    with mock.patch.object(ProposerCandidate, "_count_votes", count):
         yield
 
 
 @contextmanager
 def writes_before_the_leader_is_known() -> Iterator[None]:
     """Let appends go on at the log's end after a restart, without a truncation."""
-    begin, begin_wal = Acceptor.__init__, MemoryWal.__init__
+    begin, begin_wal = AcceptorCore.__init__, MemoryWal.__init__
 
-    def made(self: Acceptor, *given: Any) -> None:
+    def made(self: AcceptorCore, *given: Any) -> None:
         begin(self, *given)
         self._elected_term = self.term
 
@@ -203,7 +203,7 @@ def writes_before_the_leader_is_known() -> Iterator[None]:
         self._refused = False
 
     with (
-        mock.patch.object(Acceptor, "__init__", made),
+        mock.patch.object(AcceptorCore, "__init__", made),
         mock.patch.object(MemoryWal, "__init__", opened),
     ):
         yield
@@ -212,14 +212,14 @@ def writes_before_the_leader_is_known() -> Iterator[None]:
 @contextmanager
 def elected_in_a_lower_term() -> Iterator[None]:
     """Accept the announcement of a deposed leader, and its log."""
-    right = Acceptor._elect
+    right = AcceptorCore._elect
 
-    def elect(self: Acceptor, message: ProposerElected) -> None:
+    def elect(self: AcceptorCore, message: ProposerElected) -> None:
         if self.term > message.term:
             self._persist(replace(self._state, term=message.term))
         right(self, message)
 
-    with mock.patch.object(Acceptor, "_elect", elect):
+    with mock.patch.object(AcceptorCore, "_elect", elect):
         yield
 
 
@@ -246,14 +246,14 @@ def nothing_is_cut_off() -> Iterator[None]:
 @contextmanager
 def horizon_of_the_fastest() -> Iterator[None]:
     """Let a leader's horizon follow its log's end."""
-    right = Candidate._send
+    right = ProposerCandidate._send
 
-    def send(self: Candidate, peer: Any, message: Any) -> None:
+    def send(self: ProposerCandidate, peer: Any, message: Any) -> None:
         if isinstance(message, AppendRequest) and message.commit_lsn:
             message = replace(message, truncate_lsn=message.end_lsn)
         right(self, peer, message)
 
-    with mock.patch.object(Candidate, "_send", send):
+    with mock.patch.object(ProposerCandidate, "_send", send):
         yield
 
 
@@ -262,7 +262,7 @@ def names_of_segments_not_synced() -> Iterator[None]:
     """Sync a new segment's bytes, but not its name."""
     right = SegmentFiles.create
 
-    def create(self: SegmentFiles, number: int) -> File:
+    def create(self: SegmentFiles, number: int) -> OpenFile:
         with mock.patch.object(self._files, "sync_folder"):
             return right(self, number)
 

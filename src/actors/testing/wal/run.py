@@ -12,19 +12,19 @@ from collections import Counter
 from typing import Final
 
 from actors.errors import PenstockError
-from actors.testing.cluster import Report
-from actors.testing.simulation.faults import Injector, Trace
-from actors.testing.simulation.history import Violation
+from actors.testing.cluster import RunReport
+from actors.testing.simulation.faults import FaultInjector, TraceDigest
+from actors.testing.simulation.history import CheckerViolation
 from actors.testing.wal import file_disk
 from actors.testing.wal import schedule as plan
-from actors.testing.wal.acceptors import AcceptorNode, Disk
-from actors.testing.wal.checkers import Truth, require
-from actors.testing.wal.file_disk import FileDisk, RealRecords
-from actors.testing.wal.leaders import ProposerNode, Records
+from actors.testing.wal.acceptors import AcceptorDisk, AcceptorNode
+from actors.testing.wal.checkers import WalTruth, require
+from actors.testing.wal.file_disk import FileAcceptorDisk, RealRecords
+from actors.testing.wal.leaders import ProposerNode, RecordFactory
 from actors.testing.wal.memory import CellRecords, MemoryDisk
-from actors.testing.wal.network import Events, Network
-from actors.testing.wal.schedule import Action, Schedule
-from actors.wal.acceptor import Peer
+from actors.testing.wal.network import EventQueue, LinkNetwork
+from actors.testing.wal.schedule import WalAction, WalSchedule
+from actors.wal.acceptor import AcceptorPeer
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.stores import ControlState
 
@@ -40,10 +40,10 @@ EVENTS_MAX: Final = 400_000
 """Most events of one run; the longest need a tenth of it."""
 
 
-class WalTrace(Trace):
+class WalTrace(TraceDigest):
     """Steps, with the virtual time of the run."""
 
-    def __init__(self, keep: bool, events: Events) -> None:
+    def __init__(self, keep: bool, events: EventQueue) -> None:
         super().__init__(keep)
         self._events = events
 
@@ -55,22 +55,22 @@ class WalTrace(Trace):
             self._kept.append(line)
 
 
-class World:
+class WalWorld:
     """State that all nodes of one run share."""
 
     tenant: Final = "a" * 32
     timeline: Final = "b" * 32
 
-    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+    def __init__(self, schedule: WalSchedule, keep_trace: bool) -> None:
         self.schedule = schedule
         setting = schedule.setting
-        self.events = Events()
+        self.events = EventQueue()
         self.trace = WalTrace(keep_trace, self.events)
         self.told = self.trace.note
-        self.injector = Injector(schedule.faults, self.trace)
+        self.injector = FaultInjector(schedule.faults, self.trace)
         self.segment_bytes = file_disk.SEGMENT_BYTES if setting.files else SEGMENT_BYTES
-        self.truth = Truth(file_disk.START_LSN if setting.files else START_LSN)
-        self.network = Network(
+        self.truth = WalTruth(file_disk.START_LSN if setting.files else START_LSN)
+        self.network = LinkNetwork(
             self.events,
             (min(setting.delay_ms_min, setting.delay_ms_max), setting.delay_ms_max),
             setting.drop,
@@ -85,12 +85,16 @@ class World:
         ]
         self.proposers = [ProposerNode(self, number) for number in range(setting.proposers)]
 
-    def _disk(self, number: int) -> Disk:
+    def _disk(self, number: int) -> AcceptorDisk:
         state = ControlState(self.tenant, self.timeline)
         dice = random.Random(f"wal disk {self.schedule.seed} {number}")
-        return FileDisk(state, dice) if self.schedule.setting.files else MemoryDisk(state, dice)
+        return (
+            FileAcceptorDisk(state, dice)
+            if self.schedule.setting.files
+            else MemoryDisk(state, dice)
+        )
 
-    def records(self, start_lsn: int, life: int, dice: random.Random) -> Records:
+    def records(self, start_lsn: int, life: int, dice: random.Random) -> RecordFactory:
         """Return the records of life `life` of a proposer from `start_lsn` on."""
         made = RealRecords if self.schedule.setting.files else CellRecords
         return made(start_lsn, life, dice)
@@ -103,7 +107,7 @@ class World:
     # -- the course --
 
     def drive(self) -> None:
-        """Drive the whole run. Raises `Violation`."""
+        """Drive the whole run. Raises `CheckerViolation`."""
         for acceptor in self.acceptors:
             acceptor.start()
         for proposer in self.proposers:
@@ -124,7 +128,7 @@ class World:
     def _run(self, until_ms: int) -> None:
         while self.events.next(until_ms):
             if self.events.count > EVENTS_MAX:
-                raise Violation(f"livelock: more than {EVENTS_MAX} events")
+                raise CheckerViolation(f"livelock: more than {EVENTS_MAX} events")
 
     def _calm(self) -> None:
         self.told("calm")
@@ -163,11 +167,11 @@ class World:
         ]
         proposer = last.proposer
         leader = proposer and (proposer.phase.value, proposer.term, proposer.commit_lsn)
-        raise Violation(f"liveness: after {CALM_MS} ms of calm: {leader}, {shown}")
+        raise CheckerViolation(f"liveness: after {CALM_MS} ms of calm: {leader}, {shown}")
 
     # -- actions --
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: WalAction) -> None:
         self.told("act", action.kind, action.who, action.count)
         self.struck[action.kind] += 1
         kind, who, count = action.kind, action.who, action.count
@@ -205,21 +209,21 @@ class World:
                 state = other.state
                 node.guarded(
                     node.acceptor.record_peer,
-                    Peer(other.last_log_term, state.commit_lsn, 0, state.peer_horizon_lsn),
+                    AcceptorPeer(other.last_log_term, state.commit_lsn, 0, state.peer_horizon_lsn),
                 )
 
 
-def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+def simulate(schedule: WalSchedule, *, keep_trace: bool = False) -> RunReport:
     """Run a schedule once."""
-    return simulated(World(schedule, keep_trace))
+    return simulated(WalWorld(schedule, keep_trace))
 
 
-def simulated(world: World) -> Report:
+def simulated(world: WalWorld) -> RunReport:
     """Run a prepared world once."""
     violation = ""
     try:
         world.drive()
-    except Violation as found:
+    except CheckerViolation as found:
         violation = str(found)
     except (PenstockError, AssertionError) as error:
         violation = f"{type(error).__name__}: {error}"
@@ -232,7 +236,7 @@ def simulated(world: World) -> Report:
     struck = world.struck + Counter(fault.kind for fault in world.injector.struck)
     if world.truth.committed_cut:
         struck["committed data cut off"] = world.truth.committed_cut
-    return Report(
+    return RunReport(
         world.schedule.seed,
         world.trace.hash,
         world.trace.steps,

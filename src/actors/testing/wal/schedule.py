@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from actors.testing.simulation.faults import CRASH, CRASH_AFTER, FAIL, Fault
+from actors.testing.simulation.faults import CRASH, CRASH_AFTER, FAIL, InjectedFault
 from actors.wal.messages import WAL_BYTES_MAX
 
 WRITE: Final = "write"
@@ -55,7 +55,7 @@ GAP_MS_MAX: Final = 499
 TRANSACTIONS_MAX: Final = 9
 
 
-class Action(msgspec.Struct, frozen=True):
+class WalAction(msgspec.Struct, frozen=True):
     """An action `kind` on node number `who`, `pause_ms` after the one before."""
 
     pause_ms: int
@@ -64,7 +64,7 @@ class Action(msgspec.Struct, frozen=True):
     count: int = 0
 
 
-class Setting(msgspec.Struct, frozen=True):
+class WalSetting(msgspec.Struct, frozen=True):
     """The settings of the world that a seed draws."""
 
     acceptors: int = 3
@@ -98,13 +98,13 @@ class Setting(msgspec.Struct, frozen=True):
     """True if acceptors keep their logs in files."""
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class WalSchedule(msgspec.Struct, frozen=True):
     """A whole run."""
 
     seed: int
-    setting: Setting
-    operations: tuple[Action, ...]
-    faults: tuple[Fault, ...]
+    setting: WalSetting
+    operations: tuple[WalAction, ...]
+    faults: tuple[InjectedFault, ...]
     """Faults of the disks: operation `at` of site ``acceptor N`` fails, or the acceptor dies at
     it."""
 
@@ -127,12 +127,12 @@ _FAULTS: Final = (CRASH, CRASH, CRASH_AFTER, CRASH_AFTER, FAIL)
 _FAULTS_AT_MAX: Final = 80
 
 
-def draw(seed: int, *, files: bool = False) -> Schedule:
+def draw(seed: int, *, files: bool = False) -> WalSchedule:
     """Return the schedule of a seed."""
     work = random.Random(f"wal {seed}")
     keepalive = work.choice((100, 300, 1_000, work.randrange(100, 2_000)))
     delay = work.choice((2, 5, 20, keepalive // 4, work.randrange(1, 2 * keepalive)))
-    setting = Setting(
+    setting = WalSetting(
         acceptors=work.choice((3, 3, 5)),
         proposers=work.choice((1, 2, 2)),
         keepalive_ms=keepalive,
@@ -150,16 +150,16 @@ def draw(seed: int, *, files: bool = False) -> Schedule:
     setting = _thresholds(seed, setting)
     actions = _actions(work, setting)
     _recoveries(seed, setting, actions)
-    return Schedule(seed, setting, tuple(actions), tuple(_faults(seed, setting)))
+    return WalSchedule(seed, setting, tuple(actions), tuple(_faults(seed, setting)))
 
 
-def _thresholds(seed: int, setting: Setting) -> Setting:
+def _thresholds(seed: int, setting: WalSetting) -> WalSetting:
     """Return the setting with sizes at which a proposer takes another path: a few records cross
     each."""
     dice = random.Random(f"wal thresholds {seed}")
     if dice.random() < 0.4:
         return setting
-    usual, record = Setting(), RECORD_BYTES_FILES if setting.files else RECORD_BYTES
+    usual, record = WalSetting(), RECORD_BYTES_FILES if setting.files else RECORD_BYTES
     piece = dice.choice((usual.piece_bytes, record // 32, record // 2, record))
     window = dice.choice((1, 3)) * record
     return msgspec.structs.replace(
@@ -172,26 +172,26 @@ def _thresholds(seed: int, setting: Setting) -> Setting:
     )
 
 
-def draw_files(seed: int) -> Schedule:
+def draw_files(seed: int) -> WalSchedule:
     """Return the schedule of a seed, for acceptors whose logs are files."""
     return draw(seed, files=True)
 
 
-def describe_setting(setting: Setting) -> str:
+def describe_setting(setting: WalSetting) -> str:
     """Return the drawn values that differ from the defaults."""
-    usual = msgspec.structs.asdict(Setting())
+    usual = msgspec.structs.asdict(WalSetting())
     drawn = msgspec.structs.asdict(setting).items()
     return ", ".join(f"{name} {value}" for name, value in drawn if value != usual[name])
 
 
-def describe(item: Action | Fault) -> str:
+def describe(item: WalAction | InjectedFault) -> str:
     """Return one line for an action or a fault."""
-    if isinstance(item, Fault):
+    if isinstance(item, InjectedFault):
         return f"fault: {item.kind} at operation {item.at} of {item.site}"
     return f"after {item.pause_ms} ms: {item.kind} {item.who} {item.count}"
 
 
-def _actions(work: random.Random, setting: Setting) -> list[Action]:
+def _actions(work: random.Random, setting: WalSetting) -> list[WalAction]:
     kinds, weights = zip(*_KINDS, strict=True)
     gap = work.choice((20, 100, GAP_MS_MAX))
     found = []
@@ -214,26 +214,26 @@ def _actions(work: random.Random, setting: Setting) -> list[Action]:
         elif kind == GOSSIP:
             count = work.randrange(setting.acceptors)
         who = work.randrange(setting.proposers if of_proposers else setting.acceptors)
-        found.append(Action(work.randint(0, gap), kind, who, count))
+        found.append(WalAction(work.randint(0, gap), kind, who, count))
     return found
 
 
-def _recoveries(seed: int, setting: Setting, actions: list[Action]) -> None:
+def _recoveries(seed: int, setting: WalSetting, actions: list[WalAction]) -> None:
     """Insert recoveries between the actions."""
     dice = random.Random(f"wal recoveries {seed}")
     for _ in range(dice.choice((0, 0, 1, 4, 12))):
         who, other = dice.sample(range(setting.acceptors), 2)
         at = dice.randrange(len(actions) + 1)
-        actions.insert(at, Action(dice.choice((0, 0, 50)), RECOVER, who, other))
+        actions.insert(at, WalAction(dice.choice((0, 0, 50)), RECOVER, who, other))
 
 
-def _faults(seed: int, setting: Setting) -> list[Fault]:
+def _faults(seed: int, setting: WalSetting) -> list[InjectedFault]:
     dice = random.Random(f"wal disks {seed}")
     if dice.random() < 0.3:
         return []
-    found: dict[tuple[str, int], Fault] = {}
+    found: dict[tuple[str, int], InjectedFault] = {}
     for _ in range(dice.choice((1, 2, 4, 8))):
         site = f"acceptor {dice.randrange(setting.acceptors)}"
         at = 1 + min(dice.randrange(_FAULTS_AT_MAX), dice.randrange(_FAULTS_AT_MAX))
-        found[site, at] = Fault(site, at, dice.choice(_FAULTS))
+        found[site, at] = InjectedFault(site, at, dice.choice(_FAULTS))
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
