@@ -77,12 +77,12 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/wal_crash.py --faults --kills 60
 	@$(BIN)/python tests/proof/mutations.py wal/quorum wal/history wal/registry plan/nearby views/window_reach
 	@$(BIN)/python tests/proof/large_peek.py
-	@$(BIN)/penstock simulate --runs 20000
-	@$(BIN)/penstock simulate --sources --runs 5000
-	@$(BIN)/penstock simulate --persist --runs 50000
-	@$(BIN)/penstock simulate --halves --runs 50000
-	@$(BIN)/penstock simulate --wal --runs 100000
-	@$(BIN)/penstock simulate --wal-files --runs 20000
+	@$(BIN)/python -m tests.simulators --runs 20000
+	@$(BIN)/python -m tests.simulators --sources --runs 5000
+	@$(BIN)/python -m tests.simulators --persist --runs 50000
+	@$(BIN)/python -m tests.simulators --halves --runs 50000
+	@$(BIN)/python -m tests.simulators --wal --runs 100000
+	@$(BIN)/python -m tests.simulators --wal-files --runs 20000
 	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py
 

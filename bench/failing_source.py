@@ -21,7 +21,7 @@ import anyio
 import numpy as np
 import psycopg
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service

@@ -26,21 +26,26 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from actors import Settings
-from actors.controller.staged import parts_of
+from actors.connectors.oneshot_task import OneshotEnded, OneshotTask
+from actors.connectors.sources import file_reading
+from actors.connectors.sources.draws import DrawStream, decimals, numbered
+from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.source import (
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceRows,
+)
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.controller.tables.staged import parts_of
 from actors.kernel import STOP, ActorAddress, ActorSystem, ReplySlot, SystemClock
-from actors.oneshot_task import OneshotEnded, OneshotTask
 from actors.persist.client import PersistClient
 from actors.persist.shard import AppendCommitted, BatchPart, NewShard, ShardAppend, placed
 from actors.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, SubmitJob, TakeFiles
 from actors.plan.schema import TIME, TableColumn, TableSchema
 from actors.protocol.storage import FilesStaged
 from actors.service import start_spark
-from actors.sources import file_reading
-from actors.sources.draws import DrawStream, decimals, numbered
-from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.sources.source import PositionMark, SourceExport, SourceIdle, SourceRows
-from actors.sources.surroundings import ConnectorContext
 from actors.testing.probe import MessageProbe
 from measure import Measure, Report, median, size_name, sizes
 

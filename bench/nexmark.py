@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Service, Settings, TableWrite
-from actors.sources import nexmark
+from actors.connectors.sources import nexmark
 from actors.testing.corpora import CORPORA, CorpusQuery
 from corpus_views import chosen
 from measure import Measure, Report, median, percentile

@@ -30,9 +30,9 @@ import pyarrow as pa
 
 from actors import Client, Service, Settings
 from actors.arrangement import Arrangement
+from actors.client.rows import encode_keys
 from actors.cluster import WireClient, WorkerCluster, connect
 from actors.compute.peeks import index_answer
-from actors.controller.client_rows import encode_keys
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.schema import TableColumn, TableSchema

@@ -21,10 +21,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.kernel.clock import SystemClock
-from actors.sources.postgres import PostgresSource
-from actors.sources.postgres_config import PostgresConfig
-from actors.sources.source import (
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.source import (
     Given,
     PositionMark,
     SourceExport,
@@ -32,6 +31,7 @@ from actors.sources.source import (
     SourceUnreachable,
     SourceUpserts,
 )
+from actors.kernel.clock import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from measure import Measure, Report, median, size_name, sizes
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from time import process_time
 
-from actors.testing.cluster import simulate
-from actors.testing.simulation.schedule import draw
+from tests.simulators.service.cluster import simulate
+from tests.simulators.service.schedule import draw
+
 from measure import Measure, Report, median
 
 TURNS = 5

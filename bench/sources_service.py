@@ -1,4 +1,5 @@
-"""A whole service in a process of its own, as `penstock serve` runs one, for `sources.py`.
+"""A whole service in a process of its own, as `penstock serve` runs one, for
+`connectors/sources.py`.
 
 It answers words on its standard input, one a line as JSON, with one line each: what is asked of
 its engine beside what the service itself asks of it. It ends with its standard input.

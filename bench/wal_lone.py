@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from actors.testing.wal.made_up import MadeUpLog
+from tests.simulators.wal.made_up import MadeUpLog
+
 from actors.wal import codec_v3
 from actors.wal.framing import MAGIC, START_LSN
 from actors.wal.lsn import SEGMENT_BYTES

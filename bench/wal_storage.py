@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
-from actors.testing.wal.made_up import MadeUpLog
+from tests.simulators.wal.made_up import MadeUpLog
+
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal
 from actors.wal.stores import ControlState

@@ -20,8 +20,8 @@ import pytest
 from deltalake import DeltaTable
 from obstore.store import S3Store
 
-from actors.client import Client
-from actors.sinks.parquet import MANIFESTS, BatchManifest
+from actors.client.client import Client
+from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
 from files_below import files_below  # type: ignore[import-not-found]
 from s3_server import S3, Fate, point_to, serving  # type: ignore[import-not-found]
 

@@ -15,11 +15,13 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
-from actors import Client, cli, terminal
+from actors import Client
+from actors.commands import cli
+from actors.commands import console as terminal
+from actors.commands.console import parse_settings
+from actors.commands.status import doing
 from actors.errors import AddressInUse, BadSettings, UnknownObject
 from actors.settings import Settings
-from actors.terminal import parse_settings
-from actors.watching import doing
 
 runner = CliRunner()
 
@@ -127,7 +129,7 @@ def test_errors_are_one_line_and_status_2(
 
 @pytest.mark.parametrize("arguments", [["check-views", "x.view"], ["simulate", "--runs", "1"]])
 def test_a_command_without_its_packages_says_which(arguments: list[str]) -> None:
-    code = "import sys; sys.modules['sqlglot'] = None; from actors.cli import main; main()"
+    code = "import sys; sys.modules['sqlglot'] = None; from actors.commands.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
@@ -173,7 +175,7 @@ def test_a_record_is_one_line() -> None:
 @contextlib.asynccontextmanager
 async def serving(state: Path, *arguments: str) -> AsyncIterator[tuple[anyio.abc.Process, str]]:
     """`penstock serve` on a free port, once it is ready, and its address."""
-    command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(state)]
+    command = [sys.executable, "-m", "actors.commands.cli", "serve", "--state-dir", str(state)]
     command += ["--listen", "127.0.0.1:0", *arguments]
     with anyio.fail_after(200):
         process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
@@ -196,7 +198,7 @@ async def penstock(*arguments: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command."""
     with anyio.fail_after(200):
         done = await anyio.run_process(
-            [sys.executable, "-m", "actors.cli", *arguments], check=False
+            [sys.executable, "-m", "actors.commands.cli", *arguments], check=False
         )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 

@@ -9,9 +9,14 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client import ChangeBatch, Client, TableWrite, concatenate_pieces
-from actors.controller.client_link import RequestExchange
-from actors.controller.memory_link import MemoryConnection, pair
+from actors.client.client import (
+    ChangeBatch,
+    Client,
+    TableWrite,
+    concatenate_pieces,
+)
+from actors.client.requests import RequestExchange
+from actors.controller.sessions.memory_link import MemoryConnection, pair
 from actors.errors import (
     ConnectionBroken,
     DuplicateKey,

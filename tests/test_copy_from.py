@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors import cli
-from actors.client import Client, CopiedRows
+from actors.client.client import Client, CopiedRows
+from actors.commands import cli
+from actors.commands.copy_from import CopyProgressLine
+from actors.connectors.sources.oneshot import OneshotCopy
 from actors.errors import (
     AbsentRow,
     DuplicateKey,
@@ -27,14 +29,12 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.ingress import CopyProgressLine
 from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import CopyFromProgress
 from actors.service import Service
 from actors.settings import Settings
-from actors.sources.oneshot import OneshotCopy
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from files_below import files_below  # type: ignore[import-not-found]
@@ -471,7 +471,9 @@ async def test_a_cluster_that_is_connected_anew_does_it_over(
 
 async def run_cli(*args: str) -> tuple[int, str, str]:
     """Status, output, errors; on a thread, since the service runs on this loop."""
-    process = await anyio.run_process([sys.executable, "-m", "actors.cli", *args], check=False)
+    process = await anyio.run_process(
+        [sys.executable, "-m", "actors.commands.cli", *args], check=False
+    )
     return process.returncode, process.stdout.decode(), process.stderr.decode()
 
 

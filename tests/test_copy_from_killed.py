@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio.streams.text import TextReceiveStream
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import ConnectionBroken
 from files_below import files_below  # type: ignore[import-not-found]
 

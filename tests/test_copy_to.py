@@ -22,11 +22,11 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
-from actors import cli
-from actors.client import Client, CopiedTo
-from actors.controller.client_copies import CopyFormat
-from actors.controller.copies import CopyLate
-from actors.egress import progress_text
+from actors.client.client import Client, CopiedTo
+from actors.client.copies import CopyFormat
+from actors.commands import cli
+from actors.commands.copy_to import progress_text
+from actors.controller.reads.copies import CopyLate
 from actors.errors import (
     ConnectionBroken,
     DeadlineExceeded,

@@ -60,7 +60,7 @@ def test_the_wheel_holds_all_that_is_imported(wheel: zipfile.ZipFile, root: Path
     assert inside == ours
     assert "actors/py.typed" in inside
     (entries,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "penstock = actors.cli:main" in wheel.read(entries).decode()
+    assert "penstock = actors.commands.cli:main" in wheel.read(entries).decode()
 
 
 def test_no_text_names_another_distribution(wheel: zipfile.ZipFile, root: Path) -> None:

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pytest
 from anyio.streams.text import TextReceiveStream
 
-from actors import egress
-from actors.client import ChangeBatch, Client
-from actors.egress import PrintedSubscribe
+from actors.client.client import ChangeBatch, Client
+from actors.commands import copy_to as egress
+from actors.commands.copy_to import PrintedSubscribe
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import EMPTY
@@ -163,7 +163,15 @@ class Command:
 
     @classmethod
     async def start(cls, address: str, *arguments: str) -> Command:
-        command = [sys.executable, "-m", "actors.cli", "subscribe", "t", "--connect", address]
+        command = [
+            sys.executable,
+            "-m",
+            "actors.commands.cli",
+            "subscribe",
+            "t",
+            "--connect",
+            address,
+        ]
         return cls(await anyio.open_process([*command, *arguments], stdin=subprocess.DEVNULL))
 
     async def line(self) -> str:
@@ -240,7 +248,15 @@ async def test_a_reader_that_has_had_enough_ends_it(tmp_path: Path) -> None:
     async with running(tmp_path) as (client, address):
         await client.insert("t", [{"id": 1}])
         ours, theirs = os.pipe()
-        arguments = [sys.executable, "-m", "actors.cli", "subscribe", "t", "--connect", address]
+        arguments = [
+            sys.executable,
+            "-m",
+            "actors.commands.cli",
+            "subscribe",
+            "t",
+            "--connect",
+            address,
+        ]
         process = await anyio.open_process(arguments, stdin=subprocess.DEVNULL, stdout=theirs)
         os.close(theirs)
         assert await anyio.to_thread.run_sync(os.read, ours, 100)

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.client import ChangeBatch, Client
-from actors.controller.replica import ConnectionLost
+from actors.client.client import ChangeBatch, Client
+from actors.controller.replicas.replica import ConnectionLost
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF

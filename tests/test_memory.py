@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from anyio.streams.text import TextReceiveStream
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.memory_ledger import MemoryLedger, MemoryUse, allocated, anonymous_bytes, release
 
 ROWS = 100_000
@@ -89,7 +89,7 @@ def anonymous_of(pid: int) -> int:
 @asynccontextmanager
 async def serving(state: Path) -> AsyncIterator[tuple[int, Client]]:
     """`penstock serve` with Spark, its process id, and a client of it."""
-    command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(state)]
+    command = [sys.executable, "-m", "actors.commands.cli", "serve", "--state-dir", str(state)]
     command += ["--listen", f"unix:{state.parent}/socket"]
     process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
     try:

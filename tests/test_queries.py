@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.client import Client
-from actors.controller.client_rows import expand
-from actors.controller.queries import BATCH_ROWS, QueryLate, _batches
+from actors.client.client import Client
+from actors.client.rows import expand
+from actors.controller.reads.queries import BATCH_ROWS, QueryLate, _batches
 from actors.dataflow.engine import MadeFiles
 from actors.errors import (
     DeadlineExceeded,

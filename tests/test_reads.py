@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from actors import Client, Service
+from actors.commands.inspect import parse_condition
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
-from actors.inspection import parse_condition
 from actors.kernel import ActorAddress, ActorSystem
 from actors.persist.stashed import StashedBlobs
 from actors.plan.jobs import ExecutorMessage
@@ -223,7 +223,7 @@ def test_text_that_is_no_condition(text: str) -> None:
 async def test_the_command(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         await filled(client)
-        command = [sys.executable, "-m", "actors.cli", "peek", "t"]
+        command = [sys.executable, "-m", "actors.commands.cli", "peek", "t"]
         command += ["--connect", client_address(client), "--filter", "s = s2"]
         command += ["--filter", "id < 20", "--columns", "id,s,day", "--order-by", "id desc"]
         shown = await anyio.run_process([*command, "--limit", "2"])

@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import InvalidUsage, PenstockError, UnknownObject
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage

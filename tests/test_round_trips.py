@@ -16,10 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from actors import cli, statements
-from actors.client import Client
-from actors.controller.client_copies import CopyFormat
-from actors.controller.rows import fit
+from actors.client.client import Client
+from actors.client.copies import CopyFormat
+from actors.commands import cli
+from actors.commands import ddl as statements
+from actors.connectors.sinks.formats import (
+    FILE_BYTES_MIN,
+    JsonLines,
+    OutputFiles,
+    check_format,
+)
+from actors.connectors.sources.copied_files import has_types, read_copied
+from actors.connectors.sources.file_reading import _from_parquet
+from actors.controller.tables.rows import fit
 from actors.errors import InvalidUsage
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
@@ -27,9 +36,6 @@ from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types
 from actors.protocol.compute import CopyToExport
 from actors.service import Service
 from actors.settings import Settings
-from actors.sinks.formats import FILE_BYTES_MIN, JsonLines, OutputFiles, check_format
-from actors.sources.copied_files import has_types, read_copied
-from actors.sources.file_reading import _from_parquet
 from actors.testing.engine import InMemoryExecutor
 
 FLAT = (

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import trustme
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.cluster import connect
 from actors.errors import AuthenticationFailed, BadSettings, ConnectionBroken, WrongService
 from actors.kernel import ActorAddress, ActorSystem
@@ -83,7 +83,7 @@ async def test_commands_prove_themselves_by_flags_or_the_environment(tmp_path: P
         async with Service(settings, engine=in_memory) as service:
             async with await Client.connect(service.address, settings=settings) as client:
                 await client.create_table("t", {"n": "bigint"})
-            status = [sys.executable, "-m", "actors.cli", "status", "--json"]
+            status = [sys.executable, "-m", "actors.commands.cli", "status", "--json"]
             status += ["--connect", service.address]
             for more, env in ((flags, {}), ([], variables)):
                 done = await anyio.run_process([*status, *more], env={**os.environ, **env})

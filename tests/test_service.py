@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import actors
-from actors.client import ChangeBatch, Client, TableWrite
-from actors.controller.replica import ConnectionLost, ReplicaTask
+from actors.client.client import ChangeBatch, Client, TableWrite
+from actors.controller.replicas.replica import ConnectionLost, ReplicaTask
 from actors.errors import (
     AbsentRow,
     AddressInUse,
@@ -392,7 +392,7 @@ async def test_starting_refuses_by_name(tmp_path: Path) -> None:
 async def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     import msgspec
 
-    from actors.controller.catalog import CATALOG_KEY
+    from actors.controller.catalog.catalog import CATALOG_KEY
     from actors.kernel import SystemClock
     from actors.persist import CompareAndSet, PersistClient
 

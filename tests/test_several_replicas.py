@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.cluster import hosts
-from actors.controller.replica_set import REPLICAS_KEY
+from actors.controller.replicas.replica_set import REPLICAS_KEY
 from actors.errors import BadSettings, InvalidUsage, StorageError, StoreFull, UnknownObject
 from actors.kernel import ActorAddress, ActorSystem, restart
 from actors.persist import PersistClient
@@ -260,7 +260,14 @@ async def test_replicas_are_added_and_dropped_while_the_service_runs(tmp_path: P
 
 async def test_the_command_shows_and_changes_replicas(tmp_path: Path) -> None:
     async def penstock(service: Service, *arguments: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "actors.cli", "replicas", "--connect", service.address]
+        command = [
+            sys.executable,
+            "-m",
+            "actors.commands.cli",
+            "replicas",
+            "--connect",
+            service.address,
+        ]
         done = await anyio.run_process([*command, *arguments], check=False)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 

@@ -14,8 +14,9 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from actors import Client, Service, Settings, cli
-from actors.controller.catalog import CATALOG_KEY, CatalogSnapshot
+from actors import Client, Service, Settings
+from actors.commands import cli
+from actors.controller.catalog.catalog import CATALOG_KEY, CatalogSnapshot
 from actors.errors import (
     BadSettings,
     InvalidUsage,

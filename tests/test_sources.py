@@ -14,8 +14,11 @@ import anyio
 import deltalake
 import pytest
 
-from actors.client import Client
-from actors.controller.ddl import CatalogStore
+from actors.client.client import Client
+from actors.commands.status import summary, take_snapshot
+from actors.connectors.sources.counter import CounterSeries
+from actors.connectors.sources.source import SourceRows
+from actors.controller.catalog.ddl import CatalogStore
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
 from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
@@ -23,11 +26,8 @@ from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import ObjectHealth, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
-from actors.sources.counter import CounterSeries
-from actors.sources.source import SourceRows
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
-from actors.watching import summary, take_snapshot
 
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
 

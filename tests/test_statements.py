@@ -15,8 +15,9 @@ import anyio.to_thread
 import pytest
 from typer.testing import CliRunner
 
-from actors import cli, statements
-from actors.client import Client
+from actors.client.client import Client
+from actors.commands import cli
+from actors.commands import ddl as statements
 from actors.errors import (
     BadSettings,
     DuplicateKey,

@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from actors.client import Client
-from actors.controller import ddl, upgrades
-from actors.controller.boot import load
-from actors.controller.catalog import CATALOG_KEY
+from actors.client.client import Client
+from actors.controller.catalog import ddl, upgrades
+from actors.controller.catalog.boot import load
+from actors.controller.catalog.catalog import CATALOG_KEY
 from actors.errors import EngineUnavailable, StateDirectoryError, StorageError
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import CompareAndSet, PersistClient

@@ -19,14 +19,21 @@ import anyio.to_thread
 import pytest
 from rich.console import Console
 
-from actors.client import Client
+from actors.client.client import Client
+from actors.commands.status import (
+    StatusSample,
+    lines,
+    picture,
+    summary,
+    take_snapshot,
+    watch,
+)
 from actors.errors import ConnectionBroken
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from actors.watching import StatusSample, lines, picture, summary, take_snapshot, watch
 
 
 def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
@@ -174,7 +181,7 @@ class Terminal:
         self.screen, end = pty.openpty()
         self.drawn = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "actors.cli", *arguments],
+            [sys.executable, "-m", "actors.commands.cli", *arguments],
             stdin=end,
             stdout=end,
             stderr=end,

@@ -16,15 +16,15 @@ from actors.settings import Settings as Settings
 from actors.settings import load as load_settings
 
 if TYPE_CHECKING:
-    from actors.client import ChangeBatch as ChangeBatch
-    from actors.client import Client as Client
-    from actors.client import TableWrite as TableWrite
+    from actors.client.client import ChangeBatch as ChangeBatch
+    from actors.client.client import Client as Client
+    from actors.client.client import TableWrite as TableWrite
     from actors.service import Service as Service
 
 _LAZY = {
-    "ChangeBatch": "actors.client",
-    "Client": "actors.client",
-    "TableWrite": "actors.client",
+    "ChangeBatch": "actors.client.client",
+    "Client": "actors.client.client",
+    "TableWrite": "actors.client.client",
     "Service": "actors.service",
 }
 

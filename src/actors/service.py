@@ -23,41 +23,36 @@ from typing import Any, Final, Self, TypeAlias
 
 import anyio
 
-from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import WorkerCluster
 from actors.cluster.hosts import LocalReplicas
-from actors.cluster.security import for_listener
-from actors.cluster.transport import TransportListener
-from actors.controller import boot, replica_set
-from actors.controller.analyses import analyzer
+from actors.connectors.factory import WorldOutside
+from actors.controller.catalog import boot
+from actors.controller.catalog.analyses import analyzer
+from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.following import FollowTask
-from actors.controller.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
 from actors.controller.maintenance import MaintenanceTask
-from actors.controller.memory_link import MemoryConnection
-from actors.controller.replica import ReplicaClient
-from actors.controller.server import (
-    MAGIC,
-    MAGIC_VERSION,
-    ApiServer,
-    ConnectInProcess,
-    FromClient,
-    ToClient,
-)
-from actors.controller.upgrades import upgrade_views
+from actors.controller.replicas import replica_set
+from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
+from actors.controller.replicas.replica import ReplicaClient
+from actors.controller.sessions.memory_link import MemoryConnection
+from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import ResourceClosed, ServiceExpired
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.threads import ThreadedClock
-from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
+from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage
 from actors.settings import Settings, without_user
 from actors.spark.cores import cores, format_cores, pin_threads
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import StorageConnectors
 from actors.threshold_probes import use_kernel_limits
+from actors.transport.address import NetworkAddress as Place
+from actors.transport.connection import TransportListener
+from actors.transport.security import for_listener
 
 log = logging.getLogger("penstock.service")
 
@@ -237,11 +232,11 @@ class Service:
         settings = self.settings
         return await TransportListener.bind(
             place,
-            ToClient,
-            FromClient,
+            ServiceMessage,
+            ClientMessage,
             settings,
-            MAGIC,
-            MAGIC_VERSION,
+            CLIENT_MAGIC,
+            CLIENT_MAGIC_VERSION,
             identity=settings.identity,
             security=for_listener("listen", place, settings, "token_file"),
         )

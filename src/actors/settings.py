@@ -319,7 +319,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_short_step_ms: int = 250
     """A prepared step that is expected to take longer leaves at least one core to the others."""
 
-    # who may connect; see `actors.cluster.security`
+    # who may connect; see `actors.transport.security`
     identity: str = ""
     """The service's name; of a client: the name of the one it means. Both given: equal."""
     tls_certificate: str = ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.cluster.address import NetworkAddress
 from actors.errors import BadSettings
+from actors.transport.address import NetworkAddress
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from actors.arrangement import partition
 from actors.cluster import ClusterClient, WorkerCluster, connect
 from actors.cluster.client import LOCAL_QUEUE_MAX, REPLICA_MAGIC, REPLICA_VERSION
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import (
     AddressInUse,
     ConnectionBroken,
@@ -61,6 +60,7 @@ from actors.protocol.internal import (
 )
 from actors.settings import Settings
 from actors.testing.probe import MessageProbe, settle
+from actors.transport.connection import FramedConnection, TransportListener, dial
 from cluster_house import (  # type: ignore[import-not-found]
     InlineClock,
     Stage,

@@ -22,7 +22,6 @@ from actors.channel_adapter import (
 from actors.cluster.acknowledging import AcknowledgementWindow
 from actors.cluster.connection import ClientCommands, ClusterConnection
 from actors.cluster.partitioned import ConnectionLimits
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.compute.partitions import ClusterPartitions
 from actors.errors import LocalProtocolError, MalformedFrame
 from actors.protocol.compute import (
@@ -47,6 +46,7 @@ from actors.protocol.compute import (
 from actors.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
+from actors.transport.connection import FramedConnection, TransportListener, dial
 
 MAGIC = b"TESTLOTS"
 

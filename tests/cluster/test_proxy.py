@@ -13,10 +13,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import ConnectionBroken, PenstockError
 from actors.settings import Settings
 from actors.testing.proxy import SIDES, TcpProxy
+from actors.transport.connection import FramedConnection, TransportListener, dial
 
 MAGIC = b"TESTPROT"
 IDLE_MS = 400

@@ -16,9 +16,6 @@ import pytest
 import trustme
 import uvloop
 
-from actors.cluster.address import NetworkAddress
-from actors.cluster.security import TransportSecurity, for_dialler, for_listener
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import (
     AuthenticationFailed,
     BadSettings,
@@ -27,6 +24,9 @@ from actors.errors import (
     PenstockError,
 )
 from actors.settings import Settings
+from actors.transport.address import NetworkAddress
+from actors.transport.connection import FramedConnection, TransportListener, dial
+from actors.transport.security import TransportSecurity, for_dialler, for_listener
 
 MAGIC = b"TESTPROT"
 TOKEN, OLD_TOKEN, WRONG = "t" * 32, "o" * 32, "w" * 32

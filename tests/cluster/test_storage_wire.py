@@ -13,7 +13,6 @@ import pytest
 from actors.cluster import WorkerCluster
 from actors.cluster.client import connect
 from actors.cluster.storage_wire import STORAGE_MAGIC, STORAGE_VERSION, connect_storage
-from actors.cluster.transport import TransportListener, dial
 from actors.errors import (
     ConnectionBroken,
     ConnectionDisplaced,
@@ -36,6 +35,7 @@ from actors.protocol.storage import (
 )
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors
+from actors.transport.connection import TransportListener, dial
 from cluster_house import SOURCE, Fake, InlineClock, Stage  # type: ignore[import-not-found]
 
 RUN = RunSink(SinkDescription("k1", "k1", SOURCE, ConnectorConfiguration("none"), 5))

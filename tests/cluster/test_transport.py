@@ -16,8 +16,6 @@ import msgspec
 import pytest
 import uvloop
 
-from actors.cluster.handshake import HandshakeOpening
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import (
     AddressInUse,
     ConnectionBroken,
@@ -33,6 +31,8 @@ from actors.errors import (
 )
 from actors.protocol.frames import HEADER
 from actors.settings import Settings
+from actors.transport.connection import FramedConnection, TransportListener, dial
+from actors.transport.handshake import HandshakeOpening
 
 MAGIC = b"TESTPROT"
 OPENED = HandshakeOpening(MAGIC).encode() + b"\x00\x00"

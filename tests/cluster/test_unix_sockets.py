@@ -11,9 +11,9 @@ import anyio
 import msgspec
 import pytest
 
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import AddressInUse, ConnectionBroken
 from actors.settings import Settings
+from actors.transport.connection import FramedConnection, TransportListener, dial
 
 MAGIC = b"TESTPROT"
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from actors import threshold_probes
 from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
-from actors.compute.finishing import RowFinisher, finished, thinned
 from actors.compute.peeks import PeekSpec, index_answer
 from actors.compute.shard_reads import ShardPeekRead
 from actors.compute.stash import PeekStash
@@ -38,6 +37,7 @@ from actors.protocol.compute import (
     PeekStashed,
     RowSetFinishing,
 )
+from actors.protocol.row_finishing import RowFinisher, finished, thinned
 from actors.settings import Settings
 
 SCHEMA = TableSchema(

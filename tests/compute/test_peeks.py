@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pytest
 
 from actors.arrangement import Arrangement
-from actors.compute.finishing import finished
 from actors.compute.keys import select_keys, wanted_keys
 from actors.compute.peeks import HashShare, answer_on_loop, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
@@ -33,6 +32,7 @@ from actors.protocol.compute import (
     ShardTarget,
     SourceImport,
 )
+from actors.protocol.row_finishing import finished
 from actors.settings import Settings
 
 SCHEMA = TableSchema((TableColumn("k", "int"), TableColumn("v", "string")))

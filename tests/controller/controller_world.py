@@ -12,10 +12,10 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.controller.boot import load
+from actors.controller.catalog.boot import load
 from actors.controller.controller import Controller
-from actors.controller.instance import FixedReplicas
 from actors.controller.messages import SubmitRequest
+from actors.controller.replicas.instance import FixedReplicas
 from actors.errors import ConnectionBroken
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient

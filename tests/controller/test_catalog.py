@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject, CatalogSnapshot
+from actors.controller.catalog.catalog import (
+    INDEX,
+    TABLE,
+    VIEW,
+    CatalogObject,
+    CatalogSnapshot,
+)
 from actors.controller.holds import RetainHolds
 from actors.errors import (
     CorruptData,

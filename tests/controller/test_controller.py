@@ -14,10 +14,10 @@ from controller_world import (  # type: ignore[import-not-found]
     started,
 )
 
-from actors.controller.boot import load
+from actors.controller.catalog.boot import load
 from actors.controller.holds import RETAIN
 from actors.controller.messages import BytesDelivered
-from actors.controller.reads import DeadlinePassed
+from actors.controller.reads.reads import DeadlinePassed
 from actors.errors import StorageError, StoreFull, ViewInError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc

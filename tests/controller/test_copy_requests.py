@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 
-from actors.controller.copies import CopyLate
 from actors.controller.messages import BytesDelivered
+from actors.controller.reads.copies import CopyLate
 from actors.progress import EMPTY
 from actors.protocol.api import (
     CopiedInto,

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.controller.fanout import FanoutDelivery, FanoutMember, SubscribeFanout
+from actors.controller.reads.fanout import FanoutDelivery, FanoutMember, SubscribeFanout
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY, ObjectId

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.controller.groups import (
+from actors.controller.tables.groups import (
     TableTarget,
     WriteGroup,
     fit_change,
@@ -17,7 +17,7 @@ from actors.controller.groups import (
     lookup_key,
     overlay_of,
 )
-from actors.controller.rows import check_key_columns, fit, identities
+from actors.controller.tables.rows import check_key_columns, fit, identities
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import concat, to_ipc, with_time

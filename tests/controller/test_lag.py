@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.controller.catalog import CatalogObject, CatalogSnapshot
+from actors.controller.catalog.catalog import CatalogObject, CatalogSnapshot
 from actors.controller.frontiers import ObjectFrontiers
-from actors.controller.status import lag_ms
+from actors.controller.reads.status import lag_ms
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.compute import Frontiers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.controller.names import NAME_CHARACTERS_MAX, check_name
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
+from actors.protocol.names import NAME_CHARACTERS_MAX, check_name
 from actors.testing.parsed.parse import read_tables
 
 

@@ -17,7 +17,7 @@ from actors.controller.messages import (
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.controller.replica import ReplicaTask
+from actors.controller.replicas.replica import ReplicaTask
 from actors.errors import ConnectionBroken
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.schema import TableColumn, TableSchema

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from actors.controller import replica_set
-from actors.controller.replica_set import REPLICAS_KEY, decode, encode, names_of
+from actors.controller.replicas import replica_set
+from actors.controller.replicas.replica_set import (
+    REPLICAS_KEY,
+    decode,
+    encode,
+    names_of,
+)
 from actors.errors import CorruptData, StateDirectoryError, StorageError
 from actors.kernel import SystemClock
 from actors.persist import CompareAndSet, PersistClient

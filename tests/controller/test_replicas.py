@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from actors.compute.history import reduced
-from actors.controller.replicas import MergedResponses, ReplicaMerge, of_replica
+from actors.controller.replicas.replica_merge import MergedResponses, ReplicaMerge, of_replica
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc

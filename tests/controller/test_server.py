@@ -11,24 +11,27 @@ import anyio
 import msgspec
 import pytest
 
-from actors.cluster.transport import TransportListener, dial
-from actors.controller.memory_link import MemoryConnection, pair
 from actors.controller.messages import BytesDelivered, SubmitRequest
-from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
+from actors.controller.sessions.memory_link import MemoryConnection, pair
+from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import ActorSystem
 from actors.protocol.api import (
+    CLIENT_MAGIC,
     PROTOCOL_VERSION,
     ClientHello,
+    ClientMessage,
     EndRequest,
     ReadStatus,
     RequestDone,
     RequestFailed,
     ServiceHello,
+    ServiceMessage,
     SubscribeChanges,
 )
 from actors.settings import Settings
 from actors.testing.probe import MessageProbe, settle
+from actors.transport.connection import TransportListener, dial
 
 SETTINGS = Settings(requests_in_flight_max=3, frame_bytes_max=1 << 16, result_bytes_max=1 << 15)
 
@@ -56,7 +59,7 @@ class World:
 async def started() -> AsyncIterator[World]:
     with anyio.fail_after(200):
         listener = await TransportListener.bind(
-            "127.0.0.1:0", ToClient, FromClient, SETTINGS, MAGIC
+            "127.0.0.1:0", ServiceMessage, ClientMessage, SETTINGS, CLIENT_MAGIC
         )
         async with ActorSystem() as system:
             yield World(system, listener)
@@ -164,7 +167,7 @@ async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> N
     async with started() as world:
         good = await world.connect()
         where = world.listener.address
-        bad = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
+        bad = await dial(where, ClientMessage, ServiceMessage, SETTINGS, CLIENT_MAGIC)
         await bad.send(ClientHello(PROTOCOL_VERSION))
         assert isinstance(await bad.receive(), ServiceHello)
         length = len(body) if body else 1 << 30
@@ -182,7 +185,7 @@ async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> N
 async def test_an_answer_that_no_frame_holds_is_told() -> None:
     async with started() as world:
         where = world.listener.address
-        link = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
+        link = await dial(where, ClientMessage, ServiceMessage, SETTINGS, CLIENT_MAGIC)
         await link.send(ClientHello(PROTOCOL_VERSION))
         await link.receive()
         await link.send(ReadStatus(1))

@@ -8,9 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.controller.catalog import TABLE, VIEW, CatalogObject, CatalogSnapshot
+from actors.controller.catalog.catalog import (
+    TABLE,
+    VIEW,
+    CatalogObject,
+    CatalogSnapshot,
+)
 from actors.controller.messages import TickTables
-from actors.controller.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
 from actors.plan.delta import DeltaPlan, HiddenState
 from actors.plan.schema import TableColumn, TableSchema
 

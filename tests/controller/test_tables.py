@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pyarrow as pa
 
-from actors.controller.commit import PlannedWrite
-from actors.controller.groups import TableTarget
 from actors.controller.messages import CloseTable, EnqueueWrite, TablesAdvanced, TickTables
-from actors.controller.tables import TableWriter
+from actors.controller.tables.commit import PlannedWrite
+from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.table_writer import TableWriter
 from actors.errors import StoreFull
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import BatchPart, NewShard, PersistClient

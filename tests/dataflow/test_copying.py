@@ -33,6 +33,8 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
+from actors.connectors.sinks.folders import local_path
+from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
 from actors.dataflow import copying
 from actors.dataflow.copy_places import FolderCopy, place_of
 from actors.dataflow.copying import CopyTask
@@ -48,8 +50,6 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import CopyFinished, DataflowScheduled, DataflowStatus, WritesAllowed
 from actors.settings import Settings
-from actors.sinks.folders import local_path
-from actors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
 from actors.testing.probe import MessageProbe
 from actors.threshold_probes import SLICED_ROWS
 

@@ -30,13 +30,13 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.buckets import bucket_store
-from actors.buckets.bucket_paths import BucketPath, bucket_path
-from actors.buckets.bucket_store import BucketStore
 from actors.dataflow.copy_buckets import bucket_place
 from actors.dataflow.copy_destinations import destinations
 from actors.dataflow.copying import CopyTask, copy, run_to_completion
 from actors.errors import InvalidUsage, StorageError
+from actors.object_store import bucket_store
+from actors.object_store.bucket_paths import BucketPath, bucket_path
+from actors.object_store.bucket_store import BucketStore
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST, CopyManifest
 from actors.plan.schema import TableSchema

@@ -29,6 +29,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from dataflow_stage import Flow, Shards  # type: ignore[import-not-found]
 from msgspec.structs import replace
+from tests.simulators.service.planted import past_a_failed_fetch
 
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
@@ -46,7 +47,6 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.simulation.planted import past_a_failed_fetch
 
 FILES = replace(
     SETTINGS,

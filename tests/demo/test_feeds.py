@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors import Client, cli
+from actors import Client
+from actors.commands import cli
+from actors.connectors.sources import libpq
 from actors.demo import feeds, flights
 from actors.demo.flights import FlightDelta, arrow_schema
 from actors.demo.proof import differences
@@ -23,7 +25,6 @@ from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.sources import libpq
 from actors.testing import postgres_server
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.postgres_server import NotInstalled, binary

@@ -7,7 +7,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client import TableWrite
+from actors.client.client import TableWrite
 from actors.demo.flights import FlightDelta, FlightTransaction, arrow_schema, history, read
 from actors.demo.play import ChangeLog, changes_of, play
 from actors.errors import InvalidUsage

@@ -15,11 +15,11 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from actors import cli
+from actors.commands import cli
 
 IN_MEMORY = Path(__file__).with_name("serve_in_memory.py")
 BIN = """#!/bin/sh
-exec {python} -m actors.cli "$@"
+exec {python} -m actors.commands.cli "$@"
 """
 
 
@@ -29,7 +29,7 @@ def process(
 ) -> Iterator[str]:
     """Run `penstock serve` or `penstock wal serve` until the block ends; the address that it
     printed."""
-    program = [str(IN_MEMORY)] if in_memory else ["-m", "actors.cli"]
+    program = [str(IN_MEMORY)] if in_memory else ["-m", "actors.commands.cli"]
     with (
         (folder / "served.log").open("ab") as log,
         subprocess.Popen(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import actors.service
-from actors import cli
+from actors.commands import cli
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings

@@ -10,8 +10,7 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import DIFF, TableColumn, TableSchema
-from actors.sources.source import (
+from actors.connectors.sources.source import (
     ExportFailed,
     Given,
     PositionMark,
@@ -21,6 +20,7 @@ from actors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 
 SCHEMA = TableSchema((TableColumn("id", "bigint", False), TableColumn("text", "string")))
 NAMES = ("a", "b", "c")

@@ -11,13 +11,18 @@ from typing import Any, TypeVar
 import pytest
 from made_up_source import EXPORTS, NAMES, SCHEMA, MadeUp, Row, Transaction, contents, draw  # type: ignore[import-not-found]
 
+from actors.connectors.ingest.shards import REMAP, ExportShard, IngestShards
+from actors.connectors.ingest_task import (
+    IngestEnded,
+    IngestProgressed,
+    IngestRunning,
+    IngestTask,
+)
+from actors.connectors.sources.source import ExportFailed
 from actors.errors import StorageError
-from actors.ingest.shards import REMAP, ExportShard, IngestShards
-from actors.ingest_task import IngestEnded, IngestProgressed, IngestRunning, IngestTask
 from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.settings import Settings
-from actors.sources.source import ExportFailed
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 

@@ -11,18 +11,18 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from actors.connectors.oneshot_task import OneshotEnded, OneshotProgress, OneshotTask
+from actors.connectors.sources.file_reading import MalformedFile
+from actors.connectors.sources.oneshot import FilesProgress
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import StorageError, StoreFull
 from actors.kernel import ActorClock
-from actors.oneshot_task import OneshotEnded, OneshotProgress, OneshotTask
 from actors.persist import BatchPart, NewShard, PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.protocol.storage import FilesStaged, StagingFailed
 from actors.settings import Settings
-from actors.sources.file_reading import MalformedFile
-from actors.sources.oneshot import FilesProgress
-from actors.sources.source import SourceUnreachable
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 

@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_source import NAMES, Row, rows_of  # type: ignore[import-not-found]
 
-from actors.ingest.staging import GATHER_MS_MAX, IngestBatch, IngestStaging, SourceFault
+from actors.connectors.ingest.staging import (
+    GATHER_MS_MAX,
+    IngestBatch,
+    IngestStaging,
+    SourceFault,
+)
+from actors.connectors.sources.source import ExportFailed, PositionMark
 from actors.persist import BatchPart
 from actors.plan.schema import DIFF, TIME
-from actors.sources.source import ExportFailed, PositionMark
 
 Pool = dict[str, Counter[Row]]
 

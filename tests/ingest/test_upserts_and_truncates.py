@@ -13,13 +13,10 @@ import pyarrow as pa
 import pytest
 from made_up_source import MadeUp, Transaction  # type: ignore[import-not-found]
 
-from actors.ingest.meters import OF_SOURCE
-from actors.ingest.shards import REMAP, ExportShard, IngestShards
-from actors.ingest_task import IngestEnded, IngestProgressed, IngestTask
-from actors.persist import NewShard, PersistClient
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.settings import Settings
-from actors.sources.source import (
+from actors.connectors.ingest.meters import OF_SOURCE
+from actors.connectors.ingest.shards import REMAP, ExportShard, IngestShards
+from actors.connectors.ingest_task import IngestEnded, IngestProgressed, IngestTask
+from actors.connectors.sources.source import (
     KEPT,
     OP,
     ExportTruncated,
@@ -30,6 +27,9 @@ from actors.sources.source import (
     SourceUpserts,
     UpsertOp,
 )
+from actors.persist import NewShard, PersistClient
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.settings import Settings
 from actors.testing.isolation import ActorIsolation
 
 SCHEMA = TableSchema(

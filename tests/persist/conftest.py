@@ -80,7 +80,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.buckets.bucket_store.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("actors.object_store.bucket_store.PIECE_BYTES", PIECE)
     monkeypatch.setattr("actors.persist.blob_bucket.PIECE_BYTES", PIECE)
 
 

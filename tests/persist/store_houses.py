@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import settings
 from msgspec.structs import replace
 
-from actors.buckets.bucket_store import BucketStore
 from actors.kernel import SystemClock
+from actors.object_store.bucket_store import BucketStore
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.location import BlobStore, ConsensusStore

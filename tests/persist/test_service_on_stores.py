@@ -17,7 +17,7 @@ import anyio
 import pytest
 from serving import in_memory  # type: ignore[import-not-found]
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import BadSettings, InvalidUsage, PenstockError, WriterFenced
 from actors.service import Service
 from actors.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.client.rows import encode_keys
 from actors.compute.keys import one_key
-from actors.controller.client_rows import encode_keys
 from actors.errors import MalformedFrame
 from actors.plan.one_row import form_of
 from actors.plan.updates import from_ipc, to_ipc

@@ -36,7 +36,7 @@ import anyio.abc
 import pyarrow as pa
 
 from actors import Client, TableWrite
-from actors.client import concatenate_pieces
+from actors.client.client import concatenate_pieces
 from actors.demo import flights
 from actors.demo.play import ChangeLog, changes_of
 from actors.demo.proof import differences, expected
@@ -60,7 +60,14 @@ class Service:
 
     async def start(self) -> None:
         """Starts the process and waits until a client can connect."""
-        command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(self.state)]
+        command = [
+            sys.executable,
+            "-m",
+            "actors.commands.cli",
+            "serve",
+            "--state-dir",
+            str(self.state),
+        ]
         command += [
             "--listen",
             self.address,

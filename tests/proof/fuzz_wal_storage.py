@@ -24,7 +24,7 @@ def child(arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["actors.wal"]):
-        from actors.testing.wal.fuzzing import read
+        from tests.simulators.wal.fuzzing import read
 
     atheris.Setup([sys.argv[0], *arguments], read)
     atheris.Fuzz()
@@ -42,7 +42,7 @@ def main() -> int:
     if options.child:
         child(rest)
         return 0
-    from actors.testing.wal.fuzzing import read, seeds
+    from tests.simulators.wal.fuzzing import read, seeds
 
     if options.replay is not None:
         read(options.replay.read_bytes())

@@ -30,7 +30,7 @@ import psycopg
 from crash_campaign import Service, free_port
 from soak import sample
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.settings import Settings
 from actors.testing.postgres_server import PostgresServer, binary, postgres_server
 

@@ -34,7 +34,7 @@ import msgspec
 import trustme
 
 from actors import Client, Service, Settings
-from actors.client import concatenate_pieces
+from actors.client.client import concatenate_pieces
 from actors.errors import (
     AuthenticationFailed,
     ConnectionBroken,

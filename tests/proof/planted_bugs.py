@@ -13,10 +13,10 @@ import random
 import sys
 from time import perf_counter
 
-from actors.testing.cluster import simulate
-from actors.testing.simulation.planted import PLANTED
-from actors.testing.simulation.planted_storage import BUGS
-from actors.testing.simulation.schedule import draw, has_source
+from tests.simulators.service.cluster import simulate
+from tests.simulators.service.planted import PLANTED
+from tests.simulators.service.planted_storage import BUGS
+from tests.simulators.service.schedule import draw, has_source
 
 SEEDS_MAX = 2_000
 

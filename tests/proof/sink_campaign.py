@@ -37,7 +37,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from sink_writer import SINKS, shifted, updates_at
 
-from actors.sinks.parquet import MANIFESTS, BatchManifest
+from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
 
 SCRIPT = Path(__file__).with_name("sink_writer.py")
 LINES_MAX = 60

@@ -18,15 +18,15 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
+from actors.connectors.sink_task import SinkTask
+from actors.connectors.sinks.delta import DeltaConfig
+from actors.connectors.sinks.kinds import SinkConfig
+from actors.connectors.sinks.messages import SinkEnded, SinkProgress, SinkWork
+from actors.connectors.sinks.parquet import ParquetConfig
 from actors.kernel import Actor, ActorSystem, SystemClock
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sink_task import SinkTask
-from actors.sinks.delta import DeltaConfig
-from actors.sinks.kinds import SinkConfig
-from actors.sinks.messages import SinkEnded, SinkProgress, SinkWork
-from actors.sinks.parquet import ParquetConfig
 
 SCHEMA: Final = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 SHARD: Final = "s"

@@ -3,8 +3,8 @@
 Run: ``wal_crash_faults.py FAULT ARGUMENTS…``: ``penstock wal ARGUMENTS…`` with the fault.
 
 A write that is not flushed survives the kill of a process, so these are others: what never left
-the process, what is not replaced, who is not asked. The simulation (``penstock simulate --wal``)
-finds those that need a machine to die.
+the process, what is not replaced, who is not asked. The simulation (``python -m tests.simulators
+--wal``) finds those that need a machine to die.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest import mock
 
 from msgspec.structs import replace
+from tests.simulators.wal.planted import append_of_a_lower_term, two_grants_in_a_term
 
-from actors.testing.wal.planted import append_of_a_lower_term, two_grants_in_a_term
 from actors.wal import files, quorum
 from actors.wal.control import FileControl
 from actors.wal.stores import ControlState
@@ -101,7 +101,7 @@ def planted(name: str) -> AbstractContextManager[None]:
 
 def main() -> None:
     """See the module."""
-    from actors.cli import main as penstock
+    from actors.commands.cli import main as penstock
 
     with planted(sys.argv[1]):
         sys.argv = ["penstock", "wal", *sys.argv[2:]]

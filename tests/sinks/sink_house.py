@@ -13,12 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
+from actors.connectors.sinks.outlets import FolderOutlet
+from actors.connectors.sinks.parquet import (
+    MANIFESTS,
+    BatchManifest,
+    ParquetConfig,
+    ParquetSink,
+)
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sinks.delta import DeltaConfig, DeltaSink
-from actors.sinks.outlets import FolderOutlet
-from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 KEYED = TableSchema(

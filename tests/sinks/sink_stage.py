@@ -10,6 +10,17 @@ import anyio
 import pyarrow as pa
 from sink_house import SCHEMA, Update, settings_of, shard, tuples  # type: ignore[import-not-found]
 
+from actors.connectors.sink_task import SinkTask
+from actors.connectors.sinks.messages import (
+    SinkEnded,
+    SinkProgress,
+    SinkStatus,
+    SinkWork,
+    StopSink,
+)
+from actors.connectors.sinks.parquet import ParquetConfig
+from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import PenstockError, StorageError
 from actors.persist import CompareAndSet, PersistClient, VersionedData
 from actors.persist.blob_memory import MemoryBlob
@@ -17,11 +28,6 @@ from actors.persist.consensus_memory import MemoryConsensus
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier
 from actors.settings import Settings
-from actors.sink_task import SinkTask
-from actors.sinks.messages import SinkEnded, SinkProgress, SinkStatus, SinkWork, StopSink
-from actors.sinks.parquet import ParquetConfig
-from actors.sinks.sink import SinkStatistics
-from actors.sources.source import SourceUnreachable
 from actors.testing.isolation import ActorIsolation, SubjectActor
 
 

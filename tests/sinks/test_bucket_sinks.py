@@ -17,17 +17,22 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[import-not-found]
 
-from actors.buckets import bucket_calls
-from actors.buckets.bucket_calls import BucketCalls
-from actors.buckets.bucket_paths import BucketPath
+from actors.connectors.sinks import outlets
+from actors.connectors.sinks.outlets import BucketOutlet, newest_number
+from actors.connectors.sinks.parquet import (
+    MANIFESTS,
+    BatchManifest,
+    ParquetConfig,
+    ParquetSink,
+)
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, StorageError, WriterFenced
 from actors.kernel import SystemClock
+from actors.object_store import bucket_calls
+from actors.object_store.bucket_calls import BucketCalls
+from actors.object_store.bucket_paths import BucketPath
 from actors.progress import EMPTY
 from actors.settings import Settings
-from actors.sinks import outlets
-from actors.sinks.outlets import BucketOutlet, newest_number
-from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
-from actors.sources.source import SourceUnreachable
 
 R = TypeVar("R")
 

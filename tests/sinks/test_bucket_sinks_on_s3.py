@@ -16,14 +16,14 @@ from deltalake import DeltaTable
 from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[import-not-found]
 
 from actors import threshold_probes
+from actors.connectors.sinks.delta import DeltaConfig
+from actors.connectors.sinks.kinds import SinkConfig, make_sink
+from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
 from actors.settings import Settings
-from actors.sinks.delta import DeltaConfig
-from actors.sinks.kinds import SinkConfig, make_sink
-from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig
-from actors.sinks.sink import SinkConnector
-from actors.sources.source import SourceUnreachable
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]

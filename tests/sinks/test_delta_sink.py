@@ -31,12 +31,12 @@ from sink_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
+from actors.connectors.sinks import staging
+from actors.connectors.sinks.delta import DeltaSink
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn, TableSchema
-from actors.sinks import staging
-from actors.sinks.delta import DeltaSink
-from actors.sources.source import SourceUnreachable
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 

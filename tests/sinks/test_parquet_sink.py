@@ -19,15 +19,15 @@ from sink_house import (  # type: ignore[import-not-found]
     updates,
 )
 
+from actors.connectors.sinks import parquet as parquet_room
+from actors.connectors.sinks import staging
+from actors.connectors.sinks.outlets import FolderOutlet
+from actors.connectors.sinks.parquet import MANIFESTS, ParquetSink
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, StorageError, WriterFenced
 from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
-from actors.sinks import parquet as parquet_room
-from actors.sinks import staging
-from actors.sinks.outlets import FolderOutlet
-from actors.sinks.parquet import MANIFESTS, ParquetSink
-from actors.sources.source import SourceUnreachable
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.plan.schema import TIME
-from actors.progress import EMPTY
-from actors.sinks.batches import (
+from actors.connectors.sinks.batches import (
     EmptyStretch,
     ListedBatch,
     SinkCut,
@@ -19,6 +17,8 @@ from actors.sinks.batches import (
     move_out_of_stretches,
     stretches_in_error,
 )
+from actors.plan.schema import TIME
+from actors.progress import EMPTY
 
 ERRORS = st.lists(
     st.tuples(st.integers(0, 12), st.sampled_from("xy"), st.sampled_from([-2, -1, 1, 2])),

@@ -12,16 +12,23 @@ import anyio
 import pytest
 from sink_house import SCHEMA, settings_of  # type: ignore[import-not-found]
 
+from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
+from actors.connectors.sinks.folders import write_new
+from actors.connectors.sinks.kinds import (
+    KINDS,
+    config_of,
+    decode,
+    encode,
+    kind_of,
+    make_sink,
+)
+from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.threads import SinkThreads
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, StoreFull, WriterFenced
 from actors.kernel import SystemClock
 from actors.settings import Settings
-from actors.sinks.delta import DeltaConfig, DeltaSink
-from actors.sinks.folders import write_new
-from actors.sinks.kinds import KINDS, config_of, decode, encode, kind_of, make_sink
-from actors.sinks.parquet import ParquetConfig, ParquetSink
-from actors.sinks.sink import SinkConnector
-from actors.sinks.threads import SinkThreads
-from actors.sources.source import SourceUnreachable
 
 
 def test_configurations_there_and_back() -> None:

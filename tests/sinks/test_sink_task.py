@@ -20,13 +20,13 @@ from sink_house import (  # type: ignore[import-not-found]
 from sink_stage import House  # type: ignore[import-not-found]
 
 from actors import threshold_probes
+from actors.connectors.sinks.delta import DeltaConfig
+from actors.connectors.sinks.messages import SinkEnded, SinkStatus, StopSink
+from actors.connectors.sinks.parquet import ParquetConfig
 from actors.persist import AppendCommitted, ShardAppend
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.protocol.internal import WritesAllowed
-from actors.sinks.delta import DeltaConfig
-from actors.sinks.messages import SinkEnded, SinkStatus, StopSink
-from actors.sinks.parquet import ParquetConfig
 from actors.testing.isolation import ActorIsolation
 
 

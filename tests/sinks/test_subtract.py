@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.connectors.sinks.subtract import subtract
 from actors.plan.schema import DIFF, TableColumn, TableSchema
-from actors.sinks.subtract import subtract
 
 SCHEMA = TableSchema(
     (

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 from obstore.store import MemoryStore
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
-from actors.buckets.bucket_store import BucketStore, ListedObject
+from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.connectors.sources.source import SourceExport
+from actors.connectors.sources.surroundings import ConnectorContext, RunJob, no_engine
 from actors.errors import StorageError
 from actors.kernel import SystemClock
+from actors.object_store.bucket_store import BucketStore, ListedObject
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.source import SourceExport
-from actors.sources.surroundings import ConnectorContext, RunJob, no_engine
 from files_below import files_below  # type: ignore[import-not-found]
 
 COLUMNS = (TableColumn("k", "bigint"), TableColumn("v", "string"))

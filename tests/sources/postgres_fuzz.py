@@ -16,9 +16,9 @@ import msgspec
 import psycopg
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.source import ExportFailed, PositionMark, SourceUnreachable
 from actors.errors import InvalidUsage
-from actors.sources.postgres import PostgresSource
-from actors.sources.source import ExportFailed, PositionMark, SourceUnreachable
 
 TABLES = {
     "plain": "CREATE TABLE plain (id int PRIMARY KEY, a text, b text, n bigint, m mood)",

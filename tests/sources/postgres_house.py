@@ -14,10 +14,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from actors.plan.schema import DIFF
-from actors.sources.postgres import PostgresSource
-from actors.sources.postgres_config import PostgresConfig
-from actors.sources.source import (
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.source import (
     ExportFailed,
     ExportTruncated,
     Given,
@@ -28,7 +27,8 @@ from actors.sources.source import (
     SourceUnreachable,
     SourceUpserts,
 )
-from actors.sources.upserts import joined, keys_to_find, resolve
+from actors.connectors.sources.upserts import joined, keys_to_find, resolve
+from actors.plan.schema import DIFF
 from actors.testing.postgres_server import PostgresServer
 
 Row = tuple[Any, ...]

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import anyio
 import pyarrow as pa
 
-from actors.plan.schema import DIFF
-from actors.settings import Settings
-from actors.sources.source import (
+from actors.connectors.sources.source import (
     PositionMark,
     SourceConnector,
     SourceExport,
     SourceIdle,
     SourceRows,
 )
-from actors.sources.surroundings import ConnectorContext, RunJob, no_engine
+from actors.connectors.sources.surroundings import ConnectorContext, RunJob, no_engine
+from actors.plan.schema import DIFF
+from actors.settings import Settings
 from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
 R = TypeVar("R")

@@ -14,15 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_files import FakeSpark  # type: ignore[import-not-found]
 
+from actors.connectors.sources import bucket_place, object_listing
+from actors.connectors.sources.file_reading import MalformedFile
+from actors.connectors.sources.files import EXPORT, FilesConfig
+from actors.connectors.sources.kinds import make_source
+from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.source import (
+    PositionMark,
+    SourceIdle,
+    SourceRows,
+    SourceUnreachable,
+)
 from actors.errors import InvalidUsage
 from actors.plan.jobs import InferFiles, TakeFiles
 from actors.plan.schema import DIFF, TableSchema
-from actors.sources import bucket_place, object_listing
-from actors.sources.file_reading import MalformedFile
-from actors.sources.files import EXPORT, FilesConfig
-from actors.sources.kinds import make_source
-from actors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.sources.source import PositionMark, SourceIdle, SourceRows, SourceUnreachable
 
 
 @pytest.fixture
@@ -269,7 +274,7 @@ def a_copy(lab: BucketLab, path: str = URL, **more: Any) -> OneshotCopy:
 async def test_a_copy_of_a_bucket_or_of_one_object(
     lab: BucketLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.sources.oneshot.FILES_AT_ONCE", 2)
+    monkeypatch.setattr("actors.connectors.sources.oneshot.FILES_AT_ONCE", 2)
     for number in range(5):
         lab.put(f"{number}.parquet", number)
     lab.put_bytes("note.txt", b"no")
@@ -286,7 +291,7 @@ async def test_a_copy_of_a_bucket_or_of_one_object(
 
 
 async def test_a_copy_fails_whole(lab: BucketLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.sources.oneshot.FILES_AT_ONCE", 1)
+    monkeypatch.setattr("actors.connectors.sources.oneshot.FILES_AT_ONCE", 1)
     for number in range(3):
         lab.put(f"{number}.parquet", number)
     copy = a_copy(lab)

@@ -14,14 +14,14 @@ import pytest
 from bucket_lab import COLUMNS, ROWS  # type: ignore[import-not-found]
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
+from actors.connectors.sources import bucket_place
+from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.surroundings import ConnectorContext
 from actors.kernel import SystemClock
 from actors.plan.schema import TableSchema
 from actors.settings import Settings
-from actors.sources import bucket_place
-from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.sources.source import SourceUnreachable
-from actors.sources.surroundings import ConnectorContext
 from s3_server import KEY_ID, S3, SECRET, point_to, serving  # type: ignore[import-not-found]
 
 NAMES = ("a.parquet", "b c.parquet", "ü#%41?.parquet", "k=1,2@+.parquet", "p%20q.parquet")
@@ -97,7 +97,7 @@ async def test_objects_of_any_name_are_taken_once(
 async def test_more_objects_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         lab.put(f"{number}.parquet", number)
-    monkeypatch.setattr("actors.buckets.bucket_store.PAGE_KEYS", 2)
+    monkeypatch.setattr("actors.object_store.bucket_store.PAGE_KEYS", 2)
     assert await lab.drive() == list(range(7))
 
 

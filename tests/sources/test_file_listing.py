@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import InvalidUsage
-from actors.settings import Settings
-from actors.sources import file_listing
-from actors.sources.file_listing import (
+from actors.connectors.sources import file_listing
+from actors.connectors.sources.file_listing import (
     RECENT_MAX,
     FoundFile,
     ListingPlace,
@@ -24,7 +22,9 @@ from actors.sources.file_listing import (
     scan,
     unchanged,
 )
-from actors.sources.source import POSITION_BYTES_MAX
+from actors.connectors.sources.source import POSITION_BYTES_MAX
+from actors.errors import InvalidUsage
+from actors.settings import Settings
 
 
 def file(name: str, modified: int, changed: int | None = None, size: int = 1) -> FoundFile:

@@ -19,23 +19,23 @@ from hypothesis import strategies as st
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
 from actors import threshold_probes
-from actors.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
-from actors.plan.jobs import Answer, FileDone, InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
-from actors.plan.schema import DIFF, TableColumn, TableSchema
-from actors.plan.updates import to_ipc
-from actors.sources import file_reading
-from actors.sources.file_reading import MalformedFile, reads_like_spark
-from actors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.sources.kinds import decode, encode, make_source
-from actors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.sources.source import (
+from actors.connectors.sources import file_reading
+from actors.connectors.sources.file_reading import MalformedFile, reads_like_spark
+from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.connectors.sources.kinds import decode, encode, make_source
+from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.source import (
     PositionMark,
     SourceExport,
     SourceIdle,
     SourceRows,
     SourceUnreachable,
 )
-from actors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
+from actors.plan.jobs import Answer, FileDone, InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.plan.updates import to_ipc
 
 COLUMNS = (TableColumn("k", "bigint"), TableColumn("v", "string"))
 ROWS = SourceExport(EXPORT, TableSchema(COLUMNS))
@@ -241,7 +241,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(lab: Lab) -> None:
 
 
 def test_what_is_not_taken_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.sources.file_listing.RECENT_MAX", 1)
+    monkeypatch.setattr("actors.connectors.sources.file_listing.RECENT_MAX", 1)
 
     async def main() -> None:
         lab.put("a.csv", "1,x\n", at=100)
@@ -542,7 +542,7 @@ def test_a_copy_gives_all_rows_and_how_far_it_is(lab: Lab) -> None:
 
 
 def test_a_copy_goes_batch_by_batch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.sources.oneshot.FILES_AT_ONCE", 2)
+    monkeypatch.setattr("actors.connectors.sources.oneshot.FILES_AT_ONCE", 2)
 
     async def main() -> None:
         for number in range(5):

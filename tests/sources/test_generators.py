@@ -14,14 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
+from actors.connectors.sources.churn import ChurnConfig, ChurnSeries
+from actors.connectors.sources.counter import CounterConfig, CounterSeries
+from actors.connectors.sources.draws import DrawStream, decimals, numbered
+from actors.connectors.sources.generators import EventSeries, GeneratorConfig
+from actors.connectors.sources.kinds import decode, encode, make_source
+from actors.connectors.sources.nexmark import (
+    AUCTION,
+    BID,
+    FIRST_ID,
+    PERSON,
+    NexmarkConfig,
+    NexmarkSeries,
+)
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF
-from actors.sources.churn import ChurnConfig, ChurnSeries
-from actors.sources.counter import CounterConfig, CounterSeries
-from actors.sources.draws import DrawStream, decimals, numbered
-from actors.sources.generators import EventSeries, GeneratorConfig
-from actors.sources.kinds import decode, encode, make_source
-from actors.sources.nexmark import AUCTION, BID, FIRST_ID, PERSON, NexmarkConfig, NexmarkSeries
 
 KINDS: dict[str, Callable[..., Any]] = {
     "counter": CounterConfig,

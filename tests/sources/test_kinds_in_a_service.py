@@ -13,7 +13,7 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import SourceStatus

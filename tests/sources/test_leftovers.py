@@ -14,8 +14,8 @@ import pytest
 from postgres_house import House, connection  # type: ignore[import-not-found]
 from test_postgres_in_the_service import running  # type: ignore[import-not-found]
 
-from actors.client import Client
-from actors.controller import leftovers
+from actors.client.client import Client
+from actors.controller.connectors import external_cleanup as leftovers
 from actors.errors import UnknownObject
 from actors.protocol.api_storage import SourceStatus
 

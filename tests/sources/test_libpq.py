@@ -5,17 +5,17 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from actors.connectors.sources import libpq
+from actors.connectors.sources.kinds import make_source
+from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy
+from actors.connectors.sources.postgres_errors import ServerRefused
+from actors.connectors.sources.postgres_wire import PostgresConnection
+from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.surroundings import ConnectorContext
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings
-from actors.sources import libpq
-from actors.sources.kinds import make_source
-from actors.sources.postgres_config import PostgresConfig
-from actors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy
-from actors.sources.postgres_errors import ServerRefused
-from actors.sources.postgres_wire import PostgresConnection
-from actors.sources.source import SourceUnreachable
-from actors.sources.surroundings import ConnectorContext
 from actors.testing.postgres_server import PostgresServer
 
 

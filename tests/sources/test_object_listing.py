@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.buckets.bucket_store import ListedObject, ObjectVersion
-from actors.errors import InvalidUsage
-from actors.sources import object_listing
-from actors.sources.file_listing import FoundFile, hash_of
-from actors.sources.object_listing import (
+from actors.connectors.sources import object_listing
+from actors.connectors.sources.file_listing import FoundFile, hash_of
+from actors.connectors.sources.object_listing import (
     RECENT_MAX,
     BucketListing,
     BucketScan,
     TakenObjects,
     data_objects,
 )
-from actors.sources.source import POSITION_BYTES_MAX
+from actors.connectors.sources.source import POSITION_BYTES_MAX
+from actors.errors import InvalidUsage
+from actors.object_store.bucket_store import ListedObject, ObjectVersion
 
 
 def file(name: str, modified: int, tag: str | None = "1", size: int = 1) -> FoundFile:

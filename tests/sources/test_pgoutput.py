@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.connectors.sources import pgoutput
+from actors.connectors.sources.pgoutput import PgRelation, PgRelationColumn
+from actors.connectors.sources.postgres_frames import PAD_BYTES, CopyFrames, chain
 from actors.errors import RemoteProtocolError
-from actors.sources import pgoutput
-from actors.sources.pgoutput import PgRelation, PgRelationColumn
-from actors.sources.postgres_frames import PAD_BYTES, CopyFrames, chain
 
 
 def frames(payloads: Sequence[bytes]) -> CopyFrames:

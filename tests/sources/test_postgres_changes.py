@@ -11,8 +11,13 @@ import psycopg
 import pytest
 from postgres_house import Driver, House, connection  # type: ignore[import-not-found]
 
-from actors.sources.postgres import PostgresSource
-from actors.sources.source import PositionMark, SourceIdle, SourceRows, SourceUpserts
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.source import (
+    PositionMark,
+    SourceIdle,
+    SourceRows,
+    SourceUpserts,
+)
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n bigint, doc text);

@@ -11,10 +11,15 @@ from postgres_fuzz import Fuzz  # type: ignore[import-not-found]
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 from test_postgres_changes import finish  # type: ignore[import-not-found]
 
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.postgres_names import (
+    columns_here,
+    numbers_of,
+    qualified_name,
+    split_name,
+)
+from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage
-from actors.sources.postgres import PostgresSource
-from actors.sources.postgres_names import columns_here, numbers_of, qualified_name, split_name
-from actors.sources.source import SourceUnreachable
 
 PARTS = """
 CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);

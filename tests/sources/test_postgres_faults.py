@@ -14,9 +14,9 @@ import pytest_asyncio
 from postgres_house import Driver, House, house, lsn  # type: ignore[import-not-found]
 from test_postgres_changes import EXPORTS, TABLES, agree, change, finish  # type: ignore[import-not-found]
 
+from actors.connectors.sources.postgres import PostgresSource
+from actors.connectors.sources.source import SourceIdle, SourceUnreachable
 from actors.errors import InvalidUsage
-from actors.sources.postgres import PostgresSource
-from actors.sources.source import SourceIdle, SourceUnreachable
 from actors.testing.postgres_server import postgres_server
 
 READERS = (
@@ -117,7 +117,7 @@ async def test_a_stopping_server_does_not_wait_for_us(own: House) -> None:
 
 async def test_a_quiet_source_lets_the_server_forget(db: House, monkeypatch: Any) -> None:
     """Log that is not for us moves the position too."""
-    monkeypatch.setattr("actors.sources.postgres_stream.IDLE_MARK_MS", 50)
+    monkeypatch.setattr("actors.connectors.sources.postgres_stream.IDLE_MARK_MS", 50)
     source, driver = await begun(db, feedback_ms=100)
     before = len(driver.marks)
     await db.run("CREATE TABLE other AS SELECT i FROM generate_series(1, 1000) i")
@@ -423,7 +423,7 @@ async def test_partitions_are_one_table(db: House) -> None:
 
 
 def test_passwords_come_from_where_they_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
-    from actors.sources.postgres_config import PostgresConfig
+    from actors.connectors.sources.postgres_config import PostgresConfig
 
     file = tmp_path / "password"
     file.write_text("it's \\ secret\n")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from postgres_house import House  # type: ignore[import-not-found]
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import InvalidUsage, PenstockError, UnknownObject
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage

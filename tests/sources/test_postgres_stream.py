@@ -12,12 +12,12 @@ import anyio
 import numpy as np
 import pytest
 
+from actors.connectors.sources import postgres_stream
+from actors.connectors.sources.postgres_changes import DecodedChanges
+from actors.connectors.sources.postgres_frames import PAD_BYTES, CopyFrames
+from actors.connectors.sources.postgres_stream import LATE_MS, ReplicationStream
+from actors.connectors.sources.source import PositionMark
 from actors.kernel.clock import SystemClock
-from actors.sources import postgres_stream
-from actors.sources.postgres_changes import DecodedChanges
-from actors.sources.postgres_frames import PAD_BYTES, CopyFrames
-from actors.sources.postgres_stream import LATE_MS, ReplicationStream
-from actors.sources.source import PositionMark
 
 
 def transaction(number: int, late_ms: int) -> list[bytes]:

@@ -19,8 +19,8 @@ from test_postgres_changes import (  # type: ignore[import-not-found]
     finish,
 )
 
-from actors.sources.postgres_copy import LibpqCopy
-from actors.sources.source import SourceIdle, SourceRows, SourceUnreachable
+from actors.connectors.sources.postgres_copy import LibpqCopy
+from actors.connectors.sources.source import SourceIdle, SourceRows, SourceUnreachable
 from actors.testing.postgres_server import postgres_server
 
 PASSWORD = "it's \\secret"

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 
-from actors.errors import InvalidUsage
-from actors.sources.postgres_types import (
+from actors.connectors.sources.postgres_types import (
     BYTEA,
     NUMERIC,
     ColumnType,
@@ -24,6 +23,7 @@ from actors.sources.postgres_types import (
     from_text,
     parse_array,
 )
+from actors.errors import InvalidUsage
 
 UTC = dt.UTC
 SETUP = """

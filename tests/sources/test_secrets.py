@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.secrets import check_secrets
 from actors.errors import InvalidUsage
 from actors.settings import Settings
-from actors.sources.postgres_config import PostgresConfig
-from actors.sources.secrets import check_secrets
 
 
 def config(**more: Any) -> PostgresConfig:

@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
+from actors.connectors.sources.draws import numbered
+from actors.connectors.sources.generators import GeneratorSource
+from actors.connectors.sources.kinds import decode, encode, make_source
+from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.tpch import TpchConfig, TpchSeries
+from actors.connectors.sources.tpch_orders import SCHEMAS, NewOrders, order_keys
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings
-from actors.sources.draws import numbered
-from actors.sources.generators import GeneratorSource
-from actors.sources.kinds import decode, encode, make_source
-from actors.sources.source import SourceUnreachable
-from actors.sources.surroundings import ConnectorContext
-from actors.sources.tpch import TpchConfig, TpchSeries
-from actors.sources.tpch_orders import SCHEMAS, NewOrders, order_keys
 
 SCALE = 0.001
 ORDERS = 1_500
@@ -201,7 +201,7 @@ async def test_a_tool_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_rows_are_those_of_the_files(tmp_path: Path) -> None:
     """No file is read in part when orders are told by their numbers."""
-    from actors.sources.tpch import _Table
+    from actors.connectors.sources.tpch import _Table
 
     path = tmp_path / "orders.parquet"
     made = NewOrders(1, SCALE, ORDERS).rows(0, ORDERS)["orders"]

@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 from source_lab import Contents  # type: ignore[import-not-found]
 
-from actors.controller.client_sources import _encoded
+from actors.client.connectors import _encoded
+from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
+from actors.connectors.sources.kinds import decode
+from actors.connectors.sources.secrets import check_secrets
+from actors.connectors.sources.source import (
+    ExportFailed,
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceRows,
+)
+from actors.connectors.sources.wal_changes import WalChanges, WalPosition, read_position
+from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.sources.json_rows import RowMisfit, RowsOfTable
-from actors.sources.kinds import decode
-from actors.sources.secrets import check_secrets
-from actors.sources.source import ExportFailed, Given, PositionMark, SourceExport, SourceRows
-from actors.sources.wal_changes import WalChanges, WalPosition, read_position
-from actors.sources.wal_config import WalConfig
 from actors.wal.framing import START_LSN, encode
 from actors.wal.lsn import lsn_text
 

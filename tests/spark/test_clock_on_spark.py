@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import QueryRejected
 from actors.service import Service
 from actors.settings import Settings

@@ -26,7 +26,7 @@ from joined_view import (  # type: ignore[import-not-found]
 )
 from pyspark.sql.connect.session import SparkSession
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import DefiniteError, EngineUnavailable, QueryRejected
 from actors.plan.delta import ConsolidateRows, DeltaPlan, NamedInput, PlanStratum, SelectColumns
 from actors.plan.jobs import (

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import InvalidUsage
 from actors.service import Service
 from actors.settings import Settings
@@ -61,7 +61,9 @@ def write_files(folder: Path) -> None:
 
 
 async def penstock(*given: str) -> tuple[int, str, str]:
-    done = await anyio.run_process([sys.executable, "-m", "actors.cli", *given], check=False)
+    done = await anyio.run_process(
+        [sys.executable, "-m", "actors.commands.cli", *given], check=False
+    )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 

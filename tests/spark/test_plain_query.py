@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 
-from actors.client import Client
-from actors.controller.client_rows import expand
+from actors.client.client import Client
+from actors.client.rows import expand
 from actors.errors import DefiniteError, QueryRejected
 from actors.plan.jobs import JobFailed, JobRows, QueryFiles, RowsDone, SelectContents
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema

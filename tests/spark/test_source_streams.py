@@ -18,7 +18,7 @@ from source_world import (  # type: ignore[import-not-found]
 )
 from typer.testing import CliRunner
 
-from actors import cli
+from actors.commands import cli
 from actors.errors import (
     InvalidUsage,
     ReadBelowSince,

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 
+from actors.connectors.sources.file_reading import reads_like_spark
 from actors.plan.jobs import InferFiles, JobFailed, QueryAnalyzed, RowsDone, TakeFiles
 from actors.plan.schema import TableColumn, TableSchema
-from actors.sources.file_reading import reads_like_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -30,7 +30,14 @@ KILLER = "SELECT k, length(repeat('x', n)) AS l FROM t"
 @asynccontextmanager
 async def service(folder: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
     """A service in a process of its own, which dies by SIGKILL at the end."""
-    command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(folder / "state")]
+    command = [
+        sys.executable,
+        "-m",
+        "actors.commands.cli",
+        "serve",
+        "--state-dir",
+        str(folder / "state"),
+    ]
     socket = folder / "socket"
     command += ["--listen", f"unix:{socket}", "--set", "spark_driver_memory=512m"]
     command += ["--set", "engine_killer_retry_ms_min=600000"]

@@ -14,7 +14,9 @@ from storage_house import (  # type: ignore[import-not-found]
     source,
 )
 
-from actors.ingest_task import IngestRunning
+from actors.connectors.ingest_task import IngestRunning
+from actors.connectors.sinks.messages import SinkProgress
+from actors.connectors.sinks.sink import SinkStatistics
 from actors.kernel import Actor
 from actors.protocol.compute import AllowWrites, Hello, InitializationComplete
 from actors.protocol.internal import ProposeCommand, SequencedCommand
@@ -22,8 +24,6 @@ from actors.protocol.relations import relation_of
 from actors.protocol.storage import Command, StorageTagged
 from actors.protocol.storage_internal import ResumeState
 from actors.settings import Settings
-from actors.sinks.messages import SinkProgress
-from actors.sinks.sink import SinkStatistics
 from actors.storage import events as e
 from actors.storage.half import StorageConnectors, StorageHalf, StorageTurn
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from actors.controller.staged import parts_of
-from actors.testing.cluster import simulate
-from actors.testing.simulation.faults import (
+from tests.simulators.service.cluster import simulate
+from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
     DISCONNECT,
@@ -19,12 +17,14 @@ from actors.testing.simulation.faults import (
     LOST_ANSWER,
     InjectedFault,
 )
-from actors.testing.simulation.schedule import (
+from tests.simulators.service.schedule import (
     ClientOperation,
     ClusterSchedule,
     ClusterSetting,
     draw,
 )
+
+from actors.controller.tables.staged import parts_of
 
 SETTING = ClusterSetting(workers=2, source_rate=20, copies=True, inline=False, decoded=False)
 COPIES = (
@@ -81,7 +81,7 @@ def test_a_copy_that_loses_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     def fewer(staged: Any) -> Any:
         return parts_of(staged)[:-1]
 
-    monkeypatch.setattr("actors.controller.copies_from.parts_of", fewer)
+    monkeypatch.setattr("actors.controller.tables.copies_from.parts_of", fewer)
     found = simulate(ClusterSchedule(1, SETTING, COPIES, ())).violation
     assert "12 rows were copied" in found
 

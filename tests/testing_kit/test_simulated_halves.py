@@ -8,15 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from actors.protocol.storage import FrontierUpper, StatusUpdate
-from actors.testing.cluster import simulate
-from actors.testing.simulation.faults import DELAY, FAIL, LOST_ANSWER, InjectedFault
-from actors.testing.simulation.history import CheckerViolation, ShardHistories
-from actors.testing.simulation.outside import MemorySink, SinksChecker, SinkWritten
-from actors.testing.simulation.planted import PLANTED
-from actors.testing.simulation.planted_storage import BUGS
-from actors.testing.simulation.schedule import (
+from tests.simulators.service.cluster import simulate
+from tests.simulators.service.faults import (
+    DELAY,
+    FAIL,
+    LOST_ANSWER,
+    InjectedFault,
+)
+from tests.simulators.service.history import CheckerViolation, ShardHistories
+from tests.simulators.service.outside import MemorySink, SinksChecker, SinkWritten
+from tests.simulators.service.planted import PLANTED
+from tests.simulators.service.planted_storage import BUGS
+from tests.simulators.service.schedule import (
     SOURCE,
     STORAGE_RIVAL,
     ClientOperation,
@@ -25,9 +28,11 @@ from actors.testing.simulation.schedule import (
     draw,
     has_source,
 )
-from actors.testing.simulation.storage_checkers import StorageToldChecker
-from actors.testing.simulation.storage_rivals import StorageRival
-from actors.testing.simulation.stores import SimulatedDisk
+from tests.simulators.service.storage_checkers import StorageToldChecker
+from tests.simulators.service.storage_rivals import StorageRival
+from tests.simulators.service.stores import SimulatedDisk
+
+from actors.protocol.storage import FrontierUpper, StatusUpdate
 from actors.testing.virtual_time import VirtualClock
 
 SEEDS = 50

@@ -1,12 +1,11 @@
-"""Simulated runs of the whole service find nothing; `make proof` has `penstock simulate` go on to
-twenty thousand."""
+"""Simulated runs of the whole service find nothing; `make proof` has `python -m tests.simulators`
+go on to twenty thousand."""
 
 from __future__ import annotations
 
 import pytest
-
-from actors.testing.cluster import simulate
-from actors.testing.simulation.schedule import draw
+from tests.simulators.service.cluster import simulate
+from tests.simulators.service.schedule import draw
 
 SEEDS = 80
 BATCHES = 4

@@ -6,15 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
-
-from actors.cli import app
-from actors.testing import simulate as simulation
-from actors.testing.linearizability import is_linearizable
-from actors.testing.shards.planted import PLANTED
-from actors.testing.shards.run import simulate
-from actors.testing.shards.schedule import ShardOperation, ShardSchedule, ShardSetting, draw
-from actors.testing.simulation.faults import (
+from tests.simulators import campaign as simulation
+from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
     FAIL,
@@ -23,6 +16,18 @@ from actors.testing.simulation.faults import (
     LOST_ANSWER,
     InjectedFault,
 )
+from tests.simulators.shards.linearizability import is_linearizable
+from tests.simulators.shards.planted import PLANTED
+from tests.simulators.shards.run import simulate
+from tests.simulators.shards.schedule import (
+    ShardOperation,
+    ShardSchedule,
+    ShardSetting,
+    draw,
+)
+from typer.testing import CliRunner
+
+from actors.commands.cli import app
 
 SEEDS = 40
 FOUND = {
@@ -108,7 +113,7 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
         failure = simulation.shrink_schedule(report, simulation.SHARDS)
     assert failure.shrunk_violation.startswith("compaction")
     assert len(failure.operations) <= len(draw(0).operations)
-    assert "penstock simulate --persist --seed 0" in simulation.failure_as_text(failure)
+    assert "python -m tests.simulators --persist --seed 0" in simulation.failure_as_text(failure)
 
 
 def test_the_command_runs_shards_alone() -> None:

@@ -7,18 +7,23 @@ from collections import Counter
 
 import msgspec
 import pytest
+from tests.simulators import campaign as simulation
+from tests.simulators.service.cluster import RunReport
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.wal.checkers import WalTruth
+from tests.simulators.wal.memory import MemoryDisk, record, record_end
+from tests.simulators.wal.planted import PLANTED, PLANTED_IN_FILES
+from tests.simulators.wal.run import simulate
+from tests.simulators.wal.schedule import (
+    WalSetting,
+    describe_setting,
+    draw,
+    draw_files,
+)
 from typer.testing import CliRunner
 
-from actors.cli import app
+from actors.commands.cli import app
 from actors.errors import WalRefused
-from actors.testing import simulate as simulation
-from actors.testing.cluster import RunReport
-from actors.testing.simulation.history import CheckerViolation
-from actors.testing.wal.checkers import WalTruth
-from actors.testing.wal.memory import MemoryDisk, record, record_end
-from actors.testing.wal.planted import PLANTED, PLANTED_IN_FILES
-from actors.testing.wal.run import simulate
-from actors.testing.wal.schedule import WalSetting, describe_setting, draw, draw_files
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer
 from actors.wal.messages import (
     AppendRequest,
@@ -181,7 +186,7 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
         failure = simulation.shrink_schedule(report, simulation.WAL)
     assert failure.shrunk_violation.startswith("6 commit")
     assert len(failure.operations) < len(draw(3).operations)
-    assert "penstock simulate --wal --seed 3" in simulation.failure_as_text(failure)
+    assert "python -m tests.simulators --wal --seed 3" in simulation.failure_as_text(failure)
 
 
 def test_the_command_runs_the_wal_alone() -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.simulators import campaign as simulation
+from tests.simulators.halves.planted import PLANTED
+from tests.simulators.halves.run import simulate
+from tests.simulators.halves.schedule import draw
+from tests.simulators.service.cluster import RunReport
 from typer.testing import CliRunner
 
-from actors.cli import app
-from actors.testing import simulate as simulation
-from actors.testing.cluster import RunReport
-from actors.testing.halves.planted import PLANTED
-from actors.testing.halves.run import simulate
-from actors.testing.halves.schedule import draw
+from actors.commands.cli import app
 
 SEEDS = 200
 FOUND = {
@@ -100,7 +100,9 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
         failure = simulation.shrink_schedule(report, simulation.HALVES)
     assert failure.shrunk_violation.startswith("blame")
     assert len(failure.operations) < len(draw(seed).operations) / 2
-    assert f"penstock simulate --halves --seed {seed}" in simulation.failure_as_text(failure)
+    assert f"python -m tests.simulators --halves --seed {seed}" in simulation.failure_as_text(
+        failure
+    )
 
 
 def test_the_command_runs_the_workers_alone() -> None:

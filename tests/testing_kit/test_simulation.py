@@ -14,15 +14,10 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from typer.testing import CliRunner
-
-from actors.cli import app
-from actors.errors import ConnectionBroken, StorageError
-from actors.persist.location import CompareAndSet
-from actors.testing import simulate as simulation
-from actors.testing.cluster import RunReport, simulate
-from actors.testing.simulation.crash import LIFE, CrashableLoop, undisturbed
-from actors.testing.simulation.faults import (
+from tests.simulators import campaign as simulation
+from tests.simulators.service.cluster import RunReport, simulate
+from tests.simulators.service.crash import LIFE, CrashableLoop, undisturbed
+from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
     DELAY,
@@ -34,18 +29,23 @@ from actors.testing.simulation.faults import (
     InjectedFault,
     TraceDigest,
 )
-from actors.testing.simulation.links import MemoryListener
-from actors.testing.simulation.planted import PLANTED
-from actors.testing.simulation.planted_storage import BUGS
-from actors.testing.simulation.rivals import RivalConnection
-from actors.testing.simulation.schedule import (
+from tests.simulators.service.links import MemoryListener
+from tests.simulators.service.planted import PLANTED
+from tests.simulators.service.planted_storage import BUGS
+from tests.simulators.service.rivals import RivalConnection
+from tests.simulators.service.schedule import (
     RIVAL,
     ClientOperation,
     ClusterSchedule,
     ClusterSetting,
     draw,
 )
-from actors.testing.simulation.stores import FaultyConsensus, SimulatedDisk
+from tests.simulators.service.stores import FaultyConsensus, SimulatedDisk
+from typer.testing import CliRunner
+
+from actors.commands.cli import app
+from actors.errors import ConnectionBroken, StorageError
+from actors.persist.location import CompareAndSet
 from actors.testing.virtual_time import VirtualClock
 
 FOUND = {
@@ -188,8 +188,8 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     code = (
-        "from actors.testing.cluster import simulate\n"
-        "from actors.testing.simulation.schedule import draw\n"
+        "from tests.simulators.service.cluster import simulate\n"
+        "from tests.simulators.service.schedule import draw\n"
         "print([simulate(draw(seed)).hash for seed in range(6)])\n"
     )
     hashes = {
@@ -241,7 +241,7 @@ def test_a_failure_ends_with_status_one(monkeypatch: pytest.MonkeyPatch) -> None
     found = CliRunner().invoke(app, ["simulate", "--seed", "5", "--runs", "1"])
     assert found.exit_code == 1
     assert "seed 5 fails: x: y" in found.stdout
-    assert "replay it: penstock simulate --seed 5" in found.stdout
+    assert "replay it: python -m tests.simulators --seed 5" in found.stdout
 
 
 def test_schedules_draw_every_kind_of_fault_and_operation() -> None:

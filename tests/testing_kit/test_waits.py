@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.client import Client
+from actors.client.client import Client
 from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors import spans
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import AddressInUse, BadSettings
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from otlp_receiver import Received, Receiver, receiving  # type: ignore[import-not-found]
 
 from actors import spans
-from actors.client import Client
+from actors.client.client import Client
 from actors.errors import BadSettings, InvalidUsage
 from actors.kernel import Actor, ActorAddress, ActorSystem, TracedMessage
 from actors.kernel.mailbox import BoundedMailbox
@@ -159,7 +159,7 @@ def test_without_tracing_nothing_heavy_is_imported() -> None:
     import subprocess
 
     code = (
-        "import sys, actors.client, actors.service, actors.cli; "
+        "import sys, actors.client.client, actors.service, actors.commands.cli; "
         "print([m for m in sys.modules if m.startswith(('opentelemetry.sdk', "
         "'opentelemetry.exporter', 'structlog', 'prometheus_client', 'requests'))])"
     )

@@ -52,7 +52,7 @@ def spans(
 ) -> list[Received]:
     """All that the three processes have told of an insert, two reads and a view."""
     log = (tmp_path_factory.mktemp("log") / "service.log").open("wb")
-    command = [sys.executable, "-m", "actors.cli", "serve", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "actors.commands.cli", "serve", "--listen", "127.0.0.1:0"]
     command += ["--state-dir", str(tmp_path_factory.mktemp("state") / "state")]
     command += ["--spark-master", "local[2]", "--otlp", receiver.url]
     command += ["--trace-file", str(recorded)]
@@ -261,7 +261,7 @@ def test_a_new_view_is_one_tree_from_its_statement_to_its_first_contents(
 
 def test_the_file_of_the_service_is_drawn_as_trees(spans: list[Received], recorded: Path) -> None:
     drawn = subprocess.run(
-        [sys.executable, "-m", "actors.cli", "trace", str(recorded)],
+        [sys.executable, "-m", "actors.commands.cli", "trace", str(recorded)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

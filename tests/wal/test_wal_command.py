@@ -16,12 +16,12 @@ import pytest
 from test_wal_served import LOG, START, Served, push  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors import timelines
 from actors.errors import BadSettings
 from actors.settings import Settings
+from actors.wal import commands as timelines
 from actors.wal.lsn import lsn_text
 
-PENSTOCK = (sys.executable, "-m", "actors.cli")
+PENSTOCK = (sys.executable, "-m", "actors.commands.cli")
 
 
 async def started(folder: Path, *flags: str) -> tuple[asyncio.subprocess.Process, int]:

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulators.wal.files import MachineCrashed, MemoryFiles
 
 from actors.errors import CorruptData, InvalidUsage, StorageError
-from actors.testing.wal.files import MachineCrashed, MemoryFiles
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 from actors.wal.stores import ControlState

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.simulators.wal.made_up import MadeUpLog
 from typer.testing import CliRunner
 
-from actors.cli import app
+from actors.commands.cli import app
 from actors.errors import CorruptData, InvalidUsage, StorageError
-from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.inspection import inspect, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.storage import FileWal

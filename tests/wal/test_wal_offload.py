@@ -15,17 +15,16 @@ import anyio
 import msgspec
 import pytest
 from test_wal_command import started  # type: ignore[import-not-found]
+from tests.simulators.wal.made_up import MadeUpLog
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
-from actors import timelines as commands
 from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
 from actors.kernel import SystemClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.location import BlobStore
 from actors.settings import Settings
-from actors.testing.wal.made_up import MadeUpLog
-from actors.wal import codec_v3
+from actors.wal import codec_v3, commands
 from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.archive import SegmentStamp, WalArchive
 from actors.wal.control import FileControl

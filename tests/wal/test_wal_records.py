@@ -10,10 +10,10 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulators.wal.fuzzing import read, seeds
+from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData
-from actors.testing.wal.fuzzing import read, seeds
-from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import MAGICS, RecordScanner
 

@@ -9,9 +9,9 @@ from struct import pack_into
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData
-from actors.testing.wal.made_up import MadeUpLog
 from actors.wal import records, runs
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import MAGICS, RecordScanner

@@ -17,6 +17,7 @@ import anyio.lowlevel
 import psycopg
 import pytest
 import trustme
+from tests.simulators.wal.made_up import MadeUpLog
 from wal_wires import (  # type: ignore[import-not-found]
     GREETING,
     TENANT,
@@ -24,7 +25,6 @@ from wal_wires import (  # type: ignore[import-not-found]
     VOTE,
 )
 
-from actors.cluster.security import TransportSecurity
 from actors.errors import (
     AuthenticationFailed,
     ConnectionBroken,
@@ -35,7 +35,7 @@ from actors.errors import (
 from actors.kernel import ActorSystem, SystemClock
 from actors.kernel.threads import ThreadedClock
 from actors.settings import Settings
-from actors.testing.wal.made_up import MadeUpLog
+from actors.transport.security import TransportSecurity
 from actors.wal import codec_v3, dialling
 from actors.wal.dialling import (
     AcceptorAddress,

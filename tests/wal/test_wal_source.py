@@ -20,15 +20,8 @@ from wal_nodes import (  # type: ignore[import-not-found]
     nodes,
 )
 
-from actors.client import Client
-from actors.errors import CorruptData, InvalidUsage
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
-from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import TableColumn
-from actors.protocol.api_storage import SourceStatus
-from actors.service import Service
-from actors.settings import Settings
-from actors.sources.source import (
+from actors.client.client import Client
+from actors.connectors.sources.source import (
     ExportFailed,
     PositionMark,
     SourceExport,
@@ -36,9 +29,16 @@ from actors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
-from actors.sources.surroundings import ConnectorContext
-from actors.sources.wal import WalSource
-from actors.sources.wal_config import WalConfig
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.wal import WalSource
+from actors.connectors.sources.wal_config import WalConfig
+from actors.errors import CorruptData, InvalidUsage
+from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.plan.jobs import ExecutorMessage
+from actors.plan.schema import TableColumn
+from actors.protocol.api_storage import SourceStatus
+from actors.service import Service
+from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 

@@ -24,7 +24,7 @@ from test_push_killed import (  # type: ignore[import-not-found]
     push,
 )
 
-from actors.client import Client
+from actors.client.client import Client
 
 pytestmark = pytest.mark.anyio
 

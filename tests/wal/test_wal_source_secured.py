@@ -10,16 +10,21 @@ import pytest
 import trustme
 from wal_nodes import TENANT, TIMELINE, Node, append  # type: ignore[import-not-found]
 
-from actors.cluster.security import TransportSecurity
+from actors.connectors.sources.secrets import check_secrets
+from actors.connectors.sources.source import (
+    Given,
+    PositionMark,
+    SourceRows,
+    SourceUnreachable,
+)
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.wal import WalSource
+from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn
 from actors.settings import Settings
-from actors.sources.secrets import check_secrets
-from actors.sources.source import Given, PositionMark, SourceRows, SourceUnreachable
-from actors.sources.surroundings import ConnectorContext
-from actors.sources.wal import WalSource
-from actors.sources.wal_config import WalConfig
+from actors.transport.security import TransportSecurity
 
 TOKEN = "a-token-of-sixteen"
 

@@ -8,10 +8,10 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.simulators.wal.files import MachineCrashed, MemoryFiles
+from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
-from actors.testing.wal.files import MachineCrashed, MemoryFiles
-from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.storage import FileWal
 from actors.wal.stores import ControlState

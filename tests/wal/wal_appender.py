@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from actors.testing.wal.made_up import MadeUpLog
+from tests.simulators.wal.made_up import MadeUpLog
+
 from actors.wal.control import create_timeline
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.connection import (
     LOT_MAX,
     AcceptConnection,
@@ -23,9 +22,7 @@ from actors.cluster.connection import (
     ConnectionMessage,
     ReleaseConnection,
 )
-from actors.cluster.security import for_dialler
 from actors.cluster.shortcut import PeekShortcut
-from actors.cluster.transport import FramedConnection, dial
 from actors.errors import (
     ConnectionBroken,
     LocalProtocolError,
@@ -49,6 +46,9 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Half
 from actors.settings import Settings
+from actors.transport.address import NetworkAddress as Place
+from actors.transport.connection import FramedConnection, dial
+from actors.transport.security import for_dialler
 
 REPLICA_MAGIC: Final = b"PENSREPL"
 REPLICA_VERSION: Final = 2

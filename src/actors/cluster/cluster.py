@@ -22,16 +22,13 @@ from actors.channel_adapter import (
     InspectAdapter,
     StorageAdapter,
 )
-from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
 from actors.cluster.connection import AcceptorMessage, ConnectionAcceptor, RunListener
 from actors.cluster.partitioned import ConnectionLimits
-from actors.cluster.security import for_listener
 from actors.cluster.serving import ConversationServer
 from actors.cluster.shortcut import PeekShortcut
 from actors.cluster.storage_connection import StorageConnection
 from actors.cluster.storage_wire import listen_storage
-from actors.cluster.transport import TransportListener
 from actors.compute.live import ActorFactory
 from actors.compute.partitions import ClusterPartitions
 from actors.dataflow.copying import CopyTask
@@ -47,6 +44,9 @@ from actors.protocol.compute import Command, CopyToExport, DataflowDescription, 
 from actors.sequencer import Sequencer
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors
+from actors.transport.address import NetworkAddress as Place
+from actors.transport.connection import TransportListener
+from actors.transport.security import for_listener
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 

@@ -22,11 +22,11 @@ from actors.cluster.connection import (
     ReleaseConnection,
     refusal,
 )
-from actors.cluster.transport import FramedConnection
 from actors.errors import ConnectionBroken, PenstockError, RemoteProtocolError, ResourceClosed
 from actors.kernel import ActorAddress
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.settings import Settings
+from actors.transport.connection import FramedConnection
 
 
 class WireOutlet:

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import anyio
 
-from actors.cluster.address import NetworkAddress as Place
 from actors.cluster.client import WireClient
 from actors.cluster.connection import AcceptorMessage, RunListener
-from actors.cluster.security import for_dialler, for_listener
 from actors.cluster.serving import ConversationServer
-from actors.cluster.transport import FramedConnection, TransportListener, dial
 from actors.errors import RemoteProtocolError
 from actors.kernel import ActorAddress
 from actors.protocol.compute import Hello
 from actors.protocol.storage import Command, Response
 from actors.settings import Settings
+from actors.transport.address import NetworkAddress as Place
+from actors.transport.connection import FramedConnection, TransportListener, dial
+from actors.transport.security import for_dialler, for_listener
 
 # Differs from the compute half's, so that a client of the wrong half fails in the handshake.
 STORAGE_MAGIC: Final = b"PENSSTOR"

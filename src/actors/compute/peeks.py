@@ -22,13 +22,13 @@ from actors.arrangement.hashing import Hashes
 from actors.arrangement.reading import ArrangementSnapshot, is_plain
 from actors.compute.answers import NOTHING
 from actors.compute.filtering import PeekFilter, checked_columns
-from actors.compute.finishing import thinned
 from actors.compute.keys import OneKey, lookup_hashes, one_key, select_keys, wanted_keys
 from actors.errors import to_wire
 from actors.plan.pieces import ResultPiece, pieces
 from actors.plan.schema import TableSchema
 from actors.plan.updates import opening_of, stream_of
 from actors.protocol.compute import Peek, PeekError, PeekRows
+from actors.protocol.row_finishing import thinned
 from actors.threshold_probes import POINT_ROWS
 
 

@@ -19,7 +19,6 @@ from actors.compute.events import (
     StartPeek,
     StopPeek,
 )
-from actors.compute.finishing import check_finishing
 from actors.compute.peeks import chosen_worker, error_of
 from actors.compute.pending import PendingPeek, PendingPeeks
 from actors.compute.rendered import RenderedDataflow
@@ -34,6 +33,7 @@ from actors.protocol.compute import (
     ShardTarget,
 )
 from actors.protocol.relations import worker_relation
+from actors.protocol.row_finishing import check_finishing
 
 
 class PeekHolds:

@@ -17,25 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
-from actors.controller import replica_set
-from actors.controller.boot import BootState, describe_dataflow, restart_as_of
-from actors.controller.catalog import INDEX, OUTSIDE, TABLE, VIEW, CatalogObject
-from actors.controller.commit import PlannedWrite
-from actors.controller.copies import CopyHeld, CopyLate, RunningCopies
-from actors.controller.copies_from import CopiesFrom
-from actors.controller.ddl import CatalogStore
-from actors.controller.desk import ControllerState, NoContentsYet, reply_error, to_penstock_error
+from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
+from actors.controller.catalog.catalog import (
+    INDEX,
+    OUTSIDE,
+    TABLE,
+    VIEW,
+    CatalogObject,
+)
+from actors.controller.catalog.connector_ddl import ConnectorMakers, StorageStore
+from actors.controller.catalog.ddl import CatalogStore
+from actors.controller.catalog.statements import StatementDone, StatementQueue
+from actors.controller.connectors.external_cleanup import LeftoverForgotten, LeftoverTurn
+from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.frontiers import ObjectFrontiers
-from actors.controller.groups import TableTarget
 from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
 from actors.controller.holds import RETAIN
-from actors.controller.instance import (
-    ComputeInstance,
-    ReplicasChanged,
-    ReplicasNoted,
-    ReplicaSupply,
-)
-from actors.controller.leftovers import LeftoverForgotten, LeftoverTurn
 from actors.controller.messages import (
     BytesDelivered,
     CopyTurn,
@@ -48,17 +45,52 @@ from actors.controller.messages import (
     SubmitRequest,
     TablesAdvanced,
 )
-from actors.controller.queries import QueryEnded, QueryLate, QueryPiece, RunningQueries
-from actors.controller.reads import DeadlinePassed, PartRead, PendingReads, SinceRead
-from actors.controller.relations import ConnectedClient, RelationRead, SystemRelations
-from actors.controller.replicas import MergedResponses
-from actors.controller.sources import ConnectorObjects
-from actors.controller.statements import StatementDone, StatementQueue
-from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
-from actors.controller.storage_ddl import ConnectorMakers, StorageStore
-from actors.controller.subscribes import PieceDue, PieceRead, RunningSubscribes, SubscribeHeld
-from actors.controller.table_ticks import ClockDue, TablesTicked, TableTicks
-from actors.controller.tables import TableWriter
+from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
+from actors.controller.reads.queries import (
+    QueryEnded,
+    QueryLate,
+    QueryPiece,
+    RunningQueries,
+)
+from actors.controller.reads.reads import (
+    DeadlinePassed,
+    PartRead,
+    PendingReads,
+    SinceRead,
+)
+from actors.controller.reads.relations import ConnectedClient, RelationRead, SystemRelations
+from actors.controller.reads.status import (
+    StatusRead,
+    lag_ms,
+    live_text,
+    read_sinces,
+    report,
+)
+from actors.controller.reads.subscribes import (
+    PieceDue,
+    PieceRead,
+    RunningSubscribes,
+    SubscribeHeld,
+)
+from actors.controller.replicas import replica_set
+from actors.controller.replicas.instance import (
+    ComputeInstance,
+    ReplicasChanged,
+    ReplicasNoted,
+    ReplicaSupply,
+)
+from actors.controller.replicas.replica_merge import MergedResponses
+from actors.controller.state import (
+    ControllerState,
+    NoContentsYet,
+    reply_error,
+    to_penstock_error,
+)
+from actors.controller.tables.commit import PlannedWrite
+from actors.controller.tables.copies_from import CopiesFrom
+from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.controller.tables.table_writer import TableWriter
 from actors.errors import InvalidUsage, PenstockError, ResourceBusy, UnknownObject, WouldBlock
 from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from typing import Final
 
-from actors.controller.catalog import TABLE, CatalogObject
+from actors.controller.catalog.catalog import TABLE, CatalogObject
 from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import Frontiers, StatusResponse
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import ControllerState, to_penstock_error
+from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.state import ControllerState, to_penstock_error
 from actors.errors import PenstockError, UnknownObject
 from actors.progress import ShardId, Time, is_empty
 from actors.protocol.compute import AllowCompaction

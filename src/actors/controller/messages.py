@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.controller.commit import PlannedWrite
-from actors.controller.staged import StagedCopy
+from actors.controller.tables.commit import PlannedWrite
+from actors.controller.tables.staged import StagedCopy
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress, ReplySlot
 from actors.progress import Frontier, ObjectId, ShardId, Time

@@ -21,15 +21,6 @@ from typing import IO, Final
 
 import anyio
 
-from actors.buckets.bucket_paths import BucketPath, allowed_bucket, bucket_path
-from actors.buckets.bucket_store import (
-    GIVE_UP_S,
-    PIECE_BYTES,
-    PIECES_MAX,
-    BucketStore,
-    FetchedObject,
-    ObjectVersion,
-)
 from actors.dataflow.copy_places import (
     FILE,
     OWN,
@@ -37,6 +28,15 @@ from actors.dataflow.copy_places import (
     PublishedCopy,
 )
 from actors.errors import InvalidUsage, StorageError
+from actors.object_store.bucket_paths import BucketPath, allowed_bucket, bucket_path
+from actors.object_store.bucket_store import (
+    GIVE_UP_S,
+    PIECE_BYTES,
+    PIECES_MAX,
+    BucketStore,
+    FetchedObject,
+    ObjectVersion,
+)
 from actors.persist.location import storage_error
 from actors.plan.copy_manifest import (
     MANIFEST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.buckets.bucket_paths import bucket_path, is_bucket
-from actors.buckets.bucket_store import BucketStore, Opener
+from actors.connectors.sinks.folders import local_path
+from actors.connectors.sinks.formats import check_format
 from actors.dataflow.copy_buckets import FILE_BYTES_MAX, BucketCopy, bucket_place
 from actors.dataflow.copy_places import (
     BlockingRunner,
@@ -16,11 +16,11 @@ from actors.dataflow.copy_places import (
     place_of,
 )
 from actors.errors import InvalidUsage
+from actors.object_store.bucket_paths import bucket_path, is_bucket
+from actors.object_store.bucket_store import BucketStore, Opener
 from actors.progress import ObjectId
 from actors.protocol.compute import CopyToExport
 from actors.settings import Settings
-from actors.sinks.folders import local_path
-from actors.sinks.formats import check_format
 
 
 def check_copy(export: CopyToExport) -> None:

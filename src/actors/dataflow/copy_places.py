@@ -28,14 +28,14 @@ from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from actors.connectors.sinks.folders import allowed
+from actors.connectors.sinks.formats import FilePlace
 from actors.errors import InvalidUsage, ResourceBusy
 from actors.persist.blob_file import sync_folder
 from actors.persist.location import storage_error
 from actors.plan.copy_manifest import MANIFEST, CopyManifest, decode_manifest, encode_manifest
 from actors.progress import ObjectId
 from actors.settings import Settings
-from actors.sinks.folders import allowed
-from actors.sinks.formats import FilePlace
 
 R = TypeVar("R")
 

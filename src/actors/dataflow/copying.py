@@ -23,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.gathered import GatheredUpdates, check_positive, raise_error
+from actors.connectors.sinks.formats import OutputFiles
 from actors.dataflow.contents import error_sums, errors_held, split_errors
 from actors.dataflow.copy_destinations import check_copy, destinations
 from actors.dataflow.copy_places import BlockingRunner, CopyDestination, OpenPlace
@@ -47,7 +48,6 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.sinks.formats import OutputFiles
 
 R = TypeVar("R")
 

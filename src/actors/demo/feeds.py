@@ -19,15 +19,15 @@ import anyio
 import anyio.to_thread
 import pyarrow as pa
 
-from actors.client import Client, concatenate_pieces
+from actors.client.client import Client, concatenate_pieces
+from actors.connectors.sources.postgres_names import identifier, literal
+from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
 from actors.demo.play import ChangeLog, pace, play, rows_of
 from actors.demo.views import DemoView
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME
-from actors.sources.postgres_names import identifier, literal
-from actors.sources.postgres_wire import PostgresConnection
 from actors.testing.postgres_server import NoPostgres, PostgresServer
 
 PLAYED: Final = "played"

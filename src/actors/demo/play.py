@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.client import TableWrite
+from actors.client.client import TableWrite
 from actors.demo.flights import TABLES, FlightDelta, FlightTransaction, arrow_schema
 from actors.errors import InvalidUsage
 from actors.progress import Time

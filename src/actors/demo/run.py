@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from actors.client import Client, concatenate_pieces
+from actors.client.client import Client, concatenate_pieces
 from actors.demo import flights, play, proof
 from actors.demo.feeds import DemoFeed, DirectFeed, FromPostgres, from_postgres
 from actors.demo.picture import DemoBoard, percentiles

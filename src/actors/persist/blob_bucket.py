@@ -19,9 +19,14 @@ from typing import Final
 
 import anyio
 
-from actors.buckets.bucket_store import PIECE_BYTES, PIECES_AT_ONCE, BucketStore, ListedObject
 from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import ActorClock
+from actors.object_store.bucket_store import (
+    PIECE_BYTES,
+    PIECES_AT_ONCE,
+    BucketStore,
+    ListedObject,
+)
 from actors.persist.location import BlobInfo, check_blob_key
 from actors.settings import Settings
 from actors.threshold_probes import BUCKET_PIECE, BUCKET_READ

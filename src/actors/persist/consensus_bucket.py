@@ -22,8 +22,8 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
-from actors.buckets.bucket_store import BucketStore, ObjectVersion
 from actors.errors import CorruptData, ResourceClosed, StorageError, StoreBusy
+from actors.object_store.bucket_store import BucketStore, ObjectVersion
 from actors.persist.location import CompareAndSet, OneKeyOnly, VersionedData, check_key, check_ops
 from actors.settings import Settings
 

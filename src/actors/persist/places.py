@@ -24,10 +24,10 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from actors.buckets.bucket_paths import BUCKETS, bucket_path
-from actors.buckets.bucket_store import BucketStore
 from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import ActorClock
+from actors.object_store.bucket_paths import BUCKETS, bucket_path
+from actors.object_store.bucket_store import BucketStore
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob

@@ -482,3 +482,10 @@ def objects_of(request: Traced) -> str:
     if isinstance(request, RunQuery):
         return "query"
     return request.name
+
+
+CLIENT_MAGIC: Final = b"PNSTKAPI"
+CLIENT_MAGIC_VERSION: Final = 2
+"""Of the handshake before `ClientHello`: version 2 has identities and tokens."""
+ClientMessage: TypeAlias = ClientHello | Request
+ServiceMessage: TypeAlias = ServiceHello | Answer

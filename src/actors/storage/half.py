@@ -25,23 +25,30 @@ from msgspec.structs import replace
 
 from actors.arrangement import ArrangementStatistics
 from actors.channel_adapter import StorageGone, StoragePassed
-from actors.errors import ConnectionBroken, PenstockError, ResourceClosed, UnknownObject
-from actors.ingest.shards import ExportShard, IngestShards
-from actors.ingest_task import (
+from actors.connectors.ingest.shards import ExportShard, IngestShards
+from actors.connectors.ingest_task import (
     IngestEnded,
     IngestProgressed,
     IngestRunning,
     IngestTask,
     ReconfigureIngest,
 )
-from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
-from actors.oneshot_task import (
+from actors.connectors.oneshot_task import (
     OneshotEnded,
     OneshotProgress,
     OneshotReading,
     OneshotTask,
     refuse_oneshot,
 )
+from actors.connectors.sinks.messages import (
+    SinkEnded,
+    SinkProgress,
+    SinkStatus,
+    StopSink,
+)
+from actors.connectors.sources.source import SourceConnector, SourceExport, SourceUnreachable
+from actors.errors import ConnectionBroken, PenstockError, ResourceClosed, UnknownObject
+from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
 from actors.persist import BatchPart, PersistClient
 from actors.progress import ObjectId
 from actors.protocol.internal import SequencedCommand
@@ -56,8 +63,6 @@ from actors.protocol.storage import (
 )
 from actors.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.settings import Settings
-from actors.sinks.messages import SinkEnded, SinkProgress, SinkStatus, StopSink
-from actors.sources.source import SourceConnector, SourceExport, SourceUnreachable
 from actors.storage import events as e
 from actors.storage.outbox import StorageOutbox
 from actors.storage.state import StorageState

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from actors.arrangement import ArrangementStatistics
-from actors.ingest_task import IngestProgressed
-from actors.oneshot_task import OneshotProgress
+from actors.connectors.ingest_task import IngestProgressed
+from actors.connectors.oneshot_task import OneshotProgress
+from actors.connectors.sinks.messages import SinkProgress
+from actors.connectors.sources.source import SourceLag
 from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
 from actors.protocol.storage import (
     IngestionDescription,
@@ -15,8 +17,6 @@ from actors.protocol.storage import (
     RunOneshotIngestion,
     SinkDescription,
 )
-from actors.sinks.messages import SinkProgress
-from actors.sources.source import SourceLag
 from actors.storage.events import HealthObservation
 
 POSITION_SHOWN_MAX: Final = 256

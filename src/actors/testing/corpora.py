@@ -30,10 +30,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from actors.connectors.sources import nexmark
+from actors.connectors.sources.tpch_orders import SCHEMAS as TPCH
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
-from actors.sources import nexmark
-from actors.sources.tpch_orders import SCHEMAS as TPCH
 from actors.testing.tpcds import SCHEMAS as TPCDS
 
 NEXMARK_EVENTS: Final = 10_000_000

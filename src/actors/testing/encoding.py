@@ -29,8 +29,7 @@ import pyarrow as pa
 
 from actors.cluster.client import _LocalOutlet
 from actors.cluster.serving import WireOutlet
-from actors.cluster.transport import FramedConnection
-from actors.controller.memory_link import MemoryConnection
+from actors.controller.sessions.memory_link import MemoryConnection
 from actors.kernel import (
     Actor,
     ActorAddress,
@@ -42,6 +41,7 @@ from actors.kernel import (
 )
 from actors.plan.updates import from_ipc, to_ipc
 from actors.spark.launch import EngineProcess
+from actors.transport.connection import FramedConnection
 
 M = TypeVar("M")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from actors.connectors.sources.tpch_orders import SCHEMAS as TABLES
 from actors.plan.schema import TableSchema
-from actors.sources.tpch_orders import SCHEMAS as TABLES
 
 _UNREAD: Final = "partsupp"
 """The table that none of the queries reads."""

@@ -17,9 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.cluster.handshake import HandshakeOpening, check_token, exchange, send_token
 from actors.cluster.rules import CommandRules
-from actors.controller.server import FromClient, ToClient
 from actors.errors import (
     ConnectionBroken,
     InvalidUsage,
@@ -28,9 +26,16 @@ from actors.errors import (
     ResourceBusy,
 )
 from actors.plan import jobs
+from actors.protocol.api import ClientMessage, ServiceMessage
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
 from actors.settings import Settings
+from actors.transport.handshake import (
+    HandshakeOpening,
+    check_token,
+    exchange,
+    send_token,
+)
 
 FRAME_BYTES_MAX: Final = 1 << 20
 MAGIC: Final = b"PENSFUZZ"
@@ -155,8 +160,8 @@ def _rules() -> Callable[[Any], None]:
 TARGETS: Final[dict[str, FuzzTarget]] = {
     target.name: target
     for target in (
-        FuzzTarget("client to service", frames_of(FromClient)),
-        FuzzTarget("service to client", frames_of(ToClient)),
+        FuzzTarget("client to service", frames_of(ClientMessage)),
+        FuzzTarget("service to client", frames_of(ServiceMessage)),
         FuzzTarget("controller to cluster", frames_of(Command)),
         FuzzTarget("cluster to controller", frames_of(Response)),
         FuzzTarget("service to engine", frames_of(jobs.Job)),

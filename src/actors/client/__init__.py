@@ -1,0 +1,9 @@
+"""The Python client: protocol messages, transport and Arrow, and nothing of the service."""
+
+from actors.client.client import ChangeBatch as ChangeBatch
+from actors.client.client import Client as Client
+from actors.client.client import CopiedRows as CopiedRows
+from actors.client.client import CopiedTo as CopiedTo
+from actors.client.client import Rows as Rows
+from actors.client.client import TableWrite as TableWrite
+from actors.client.client import concatenate_pieces as concatenate_pieces

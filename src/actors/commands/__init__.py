@@ -1,0 +1,1 @@
+"""The command line, a group of commands a file: `cli` puts them together."""

@@ -1,0 +1,1 @@
+"""Connectors: sources bring changes in, sinks carry changes out; the tasks that drive both."""

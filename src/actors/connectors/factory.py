@@ -1,0 +1,135 @@
+"""Makes sources, sinks and copies from their configurations.
+
+The one place where configurations, opaque bytes to the controller and to storage, are decoded.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from actors.connectors.oneshot_task import OneshotReading
+from actors.connectors.sink_task import SinkTask
+from actors.connectors.sinks import kinds as sink_kinds
+from actors.connectors.sinks.messages import SinkWork
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sources import kinds as source_kinds
+from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.source import SourceConnector
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.errors import InvalidUsage
+from actors.kernel import Actor, ActorAddress, ActorClock
+from actors.persist import PersistClient
+from actors.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, SubmitJob
+from actors.progress import ObjectId
+from actors.protocol.storage import ConnectorConfiguration, RunOneshotIngestion, SinkDescription
+from actors.settings import Settings
+from actors.storage.half import StorageConnectors
+
+
+class WorldOutside:
+    """Makes sources and sinks; see `controller.storage_ddl.ConnectorMakers`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: ActorClock,
+        random: Random,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self._executor = executor
+        self._scratch = scratch
+        self._jobs = count(1)
+        self._tasks = count(1)
+
+    def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
+        """Return a source that is not opened yet. Raises `InvalidUsage`."""
+        config = source_kinds.decode(configuration.encoded)
+        scratch = self._scratch / f"source-{id}-{next(self._tasks)}"
+        around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, id)
+        return source_kinds.make_source(config, around)
+
+    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
+        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`."""
+        if kind not in source_kinds.KINDS:
+            known = ", ".join(source_kinds.KINDS)
+            raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
+        found = source_kinds.decode(config)
+        if source_kinds.kind_of(found) != kind:
+            raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
+        # Random: ids of sources are unique in this service only, but slots on their whole server.
+        token = f"{self._random.getrandbits(48):012x}"
+        return ConnectorConfiguration(
+            kind, source_kinds.encode(source_kinds.with_token(found, token))
+        )
+
+    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
+        """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
+        return source_kinds.external_resource(source_kinds.decode(configuration.encoded), id)
+
+    def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
+        """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""
+        try:
+            request = msgspec.json.decode(oneshot.request.encoded, type=CopyFromConfig)
+        except msgspec.DecodeError as error:
+            raise InvalidUsage(f"not a copy from files: {error}") from None
+        scratch = self._scratch / f"copy-{oneshot.uuid}-{next(self._tasks)}"
+        around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
+        return OneshotCopy(request, oneshot.schema, around)
+
+    async def _run_job(self, job: Job) -> Answer:
+        """Run a job of the engine and return its answer; a cancelled caller cancels the job."""
+        # Sources choose ids of their own; the executor needs ids that are unique in the process.
+        named: Any = msgspec.structs.replace(job, job_id=f"outside/{next(self._jobs)}")
+        done = False
+        try:
+            answer: Answer = await self._executor.ask(lambda reply: SubmitJob(named, reply))
+            done = True
+            return answer
+        finally:
+            if not done:
+                self._executor.reply(CancelJob(named.job_id))
+
+    def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
+        """Return a sink that is not opened yet. Raises `InvalidUsage`."""
+        config = sink_kinds.decode(configuration.encoded)
+        scratch = self._scratch / f"sink-{id}-{next(self._tasks)}"
+        return sink_kinds.make_sink(config, id, self._settings, self._clock, self._random, scratch)
+
+    def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
+        """Return the configuration of a new sink from the user's JSON. Raises `InvalidUsage`."""
+        try:
+            given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise InvalidUsage(f"not the options of a sink: {error}") from None
+        # Tells this sink's commits from those of a dropped sink of the same id.
+        creation = f"{self._random.getrandbits(128):032x}"
+        config = sink_kinds.config_of(kind, given, creation)
+        return ConnectorConfiguration(kind, sink_kinds.encode(config))
+
+    def half(self, persist: PersistClient) -> StorageConnectors:
+        """Return the connectors for the storage half of a worker."""
+
+        def sink_task(
+            description: SinkDescription, number: int, owner: ActorAddress[Any]
+        ) -> Actor[Any]:
+            work = SinkWork(
+                description.id,
+                description.name,
+                description.input.shard,
+                description.input.schema,
+                sink_kinds.decode(description.configuration.encoded),
+                description.as_of,
+            )
+            scratch = self._scratch / f"sink-{description.id}-{next(self._tasks)}"
+            return SinkTask(work, number, persist, self._settings, owner, scratch, writable=True)
+
+        return StorageConnectors(self.source, sink_task, self._scratch, self.oneshot)

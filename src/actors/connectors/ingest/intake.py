@@ -1,0 +1,286 @@
+"""Turns a source's answers into rows that can be staged: resolves upserts and truncates.
+
+Theory of operation. Answers wait in a queue and are taken in order. Rows, marks and failures are
+staged at once. Upserts of an export gather until a mark, or until something else of that export
+comes, and are then resolved against its contents (`ingest.contents`). A truncate drops the export's
+staged rows since the last mark, and retracts the durable ones, part by part.
+
+Rules. Effects (`Work`) are run by the caller, one at a time; nothing else is taken meanwhile.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias, assert_never
+
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement import ArrangementStatistics
+from actors.connectors.ingest.contents import KeyedContents
+from actors.connectors.ingest.shards import IngestShards
+from actors.connectors.ingest.staging import IngestStaging
+from actors.connectors.sources.source import (
+    ExportFailed,
+    ExportTruncated,
+    Given,
+    PositionMark,
+    SourceIdle,
+    SourceRows,
+    SourceUpserts,
+)
+from actors.errors import PenstockError
+from actors.persist import BatchPart
+from actors.plan.schema import DIFF, ERROR
+from actors.plan.updates import at_time, negate
+from actors.progress import Time
+
+
+class ResolveUpserts(msgspec.Struct, frozen=True, gc=False):
+    """Effect: convert an export's upserts to rows."""
+
+    export: str
+    pieces: tuple[pa.Table, ...]
+
+
+class FeedContents(msgspec.Struct, frozen=True, gc=False):
+    """Effect: add rows to an export's contents."""
+
+    rows: SourceRows
+
+
+class RetractExport(msgspec.Struct, frozen=True, gc=False):
+    """Effect: retract an export's durable rows, at `time`."""
+
+    export: str
+    time: Time
+
+
+class DiscardStaged(msgspec.Struct, frozen=True, gc=False):
+    """Effect: delete parts that will not be appended."""
+
+    parts: tuple[BatchPart, ...]
+
+
+Work: TypeAlias = ResolveUpserts | FeedContents | RetractExport | DiscardStaged
+
+
+class _Turn(enum.Enum):
+    """The next step where the first answer of the queue needs no effect."""
+
+    GO_ON = "go on"
+    WAIT = "wait"
+
+
+class IntakeDone(msgspec.Struct, frozen=True, gc=False):
+    """Result of an effect: rows to stage, or parts that are written already."""
+
+    rows: SourceRows | None = None
+    emptied: str = ""
+    parts: tuple[BatchPart, ...] = ()
+
+
+class SourceIntake:
+    """Queue of a source's answers, and the contents of exports with upserts."""
+
+    def __init__(
+        self,
+        staging: IngestStaging,
+        shards: IngestShards,
+        contents: Callable[[str], KeyedContents],
+        buffer_bytes_max: int,
+    ) -> None:
+        self._staging = staging
+        self._shards = shards
+        self._make = contents
+        self._contents: dict[str, KeyedContents] = {}
+        self._queue: deque[Given] = deque()
+        self._upserts: dict[str, list[pa.Table]] = {}
+        self._bytes = 0
+        self._bytes_max = buffer_bytes_max
+
+    @property
+    def empty(self) -> bool:
+        """Return whether the queue is empty."""
+        return not self._queue
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of upserts that gather."""
+        return self._bytes
+
+    def give(self, given: Given) -> None:
+        """Add an answer to the queue."""
+        self._queue.append(given)
+
+    def take(self, *, settled: bool, time: Callable[[], Time]) -> Work | None:
+        """Stage all answers that need no effect; return the effect that comes first, if there is
+        one. `settled`: no batch is complete or being committed. `time` fixes a time for parts."""
+        while self._queue:
+            given = self._queue[0]
+            match given:
+                case SourceRows():
+                    work = self._rows(given, settled)
+                case SourceUpserts():
+                    work = self._gather(given, settled)
+                case ExportTruncated():
+                    work = self._truncate(given, settled, time)
+                case PositionMark():
+                    work = self._mark(given, settled)
+                case ExportFailed():
+                    work = self._fail(given)
+                case SourceIdle():
+                    work = self._next()
+                case _:
+                    assert_never(given)
+            if work is _Turn.WAIT:
+                return None
+            if work is not _Turn.GO_ON:
+                return work
+        return None
+
+    def take_rows(self) -> None:
+        """Stage rows at the head of the queue, as far as they need no effect; safe while others are
+        spilled."""
+        while self._queue:
+            given = self._queue[0]
+            if not isinstance(given, SourceRows):
+                return
+            if given.export in self._upserts or given.export in self._contents:
+                return
+            self._staging.rows(given)
+            self._queue.popleft()
+
+    def _next(self, work: Work | None = None) -> Work | _Turn:
+        """Remove the first answer of the queue."""
+        self._queue.popleft()
+        return _Turn.GO_ON if work is None else work
+
+    def _rows(self, given: SourceRows, settled: bool) -> Work | _Turn:
+        if given.export in self._upserts:
+            return self._resolve(given.export, settled)
+        if given.export in self._contents:
+            return self._next(FeedContents(given))
+        self._staging.rows(given)
+        return self._next()
+
+    def _gather(self, given: SourceUpserts, settled: bool) -> Work | _Turn:
+        if given.export in self._staging.failed:
+            return self._next()
+        if self._bytes + given.changes.nbytes > self._bytes_max and self._upserts:
+            # Bounds memory: the next mark may be far away.
+            return self._resolve(next(iter(self._upserts)), settled)
+        self._upserts.setdefault(given.export, []).append(given.changes)
+        self._bytes += given.changes.nbytes
+        return self._next()
+
+    def _truncate(
+        self, given: ExportTruncated, settled: bool, time: Callable[[], Time]
+    ) -> Work | _Turn:
+        export = given.export
+        if export in self._staging.failed:
+            return self._next()
+        # Only when no batch is complete or being committed are durable and open rows all there is.
+        if not settled:
+            return _Turn.WAIT
+        # Upserts before the truncate no longer matter.
+        self._drop(export)
+        parts = self._staging.forget(export)
+        if parts:
+            # The truncate stays in the queue, and is taken again when these are deleted.
+            return DiscardStaged(tuple(parts))
+        return self._next(RetractExport(export, time()))
+
+    def _mark(self, given: PositionMark, settled: bool) -> Work | _Turn:
+        # A mark belongs after the rows of all upserts before it.
+        if self._upserts:
+            return self._resolve(next(iter(self._upserts)), settled)
+        self._staging.mark(given)
+        return self._next()
+
+    def _fail(self, given: ExportFailed) -> Work | _Turn:
+        self._drop(given.export)
+        parts = self._staging.fail(given)
+        return self._next(DiscardStaged(tuple(parts)) if parts else None)
+
+    def _drop(self, export: str) -> None:
+        self._bytes -= sum(piece.nbytes for piece in self._upserts.pop(export, ()))
+
+    def _resolve(self, export: str, settled: bool) -> Work | _Turn:
+        # As in `_truncate`: the contents are loaded from durable and open rows.
+        if export not in self._contents and not settled:
+            return _Turn.WAIT
+        pieces = tuple(self._upserts[export])
+        self._drop(export)
+        return ResolveUpserts(export, pieces)
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    async def do(self, work: Work) -> IntakeDone:
+        """Run an effect. Raises `PenstockError`."""
+        match work:
+            case ResolveUpserts(export, pieces):
+                contents = self._contents.get(export)
+                if contents is None:
+                    contents = self._make(export)
+                    await contents.load(self._all_rows(export))
+                    self._contents[export] = contents
+                return IntakeDone(SourceRows(export, await contents.changes(pieces)))
+            case FeedContents(rows):
+                await self._contents[rows.export].feed(rows.updates)
+                return IntakeDone(rows)
+            case RetractExport(export, time):
+                return await self._empty(export, time)
+            case DiscardStaged(parts):
+                await self._shards.discard(list(parts))
+                return IntakeDone()
+            case _:
+                assert_never(work)
+
+    async def _all_rows(self, export: str) -> AsyncIterator[pa.Table]:
+        async for table in self._shards.rows(export):
+            yield _plain(table)
+        tables, parts = self._staging.open_rows(export)
+        for part in parts:
+            yield _plain(await self._shards.fetch(export, part))
+        for table in tables:
+            yield table
+
+    async def _empty(self, export: str, time: Time) -> IntakeDone:
+        written: list[BatchPart] = []
+        try:
+            async for table in self._shards.rows(export):
+                names = [*self._shards.exports[export].schema.names, DIFF]
+                gone = negate(_plain(table).select(names))
+                written += await self._shards.write(export, at_time(gone, time))
+        except PenstockError:
+            await self._shards.discard(written)
+            raise
+        contents = self._contents.get(export)
+        if contents is not None:
+            await contents.clear()
+        return IntakeDone(emptied=export, parts=tuple(written))
+
+    def done(self, done: IntakeDone) -> None:
+        """Stage the result of an effect."""
+        if done.rows is not None:
+            self._staging.rows(done.rows)
+        if done.parts:
+            self._staging.wrote(done.emptied, done.parts)
+        self._staging.settle()
+
+    def held(self) -> dict[str, ArrangementStatistics]:
+        """Return the sizes of the contents of exports, by their external names."""
+        found = {name: contents.statistics() for name, contents in self._contents.items()}
+        return {name: each for name, each in found.items() if each is not None}
+
+    async def close(self) -> None:
+        """Remove the contents from scratch."""
+        for contents in self._contents.values():
+            await contents.close()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    return table.drop_columns([ERROR]) if ERROR in table.column_names else table

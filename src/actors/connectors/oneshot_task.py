@@ -1,0 +1,253 @@
+"""The oneshot task: reads files once and stages their rows as parts that no append names yet.
+
+Theory of operation. Pieces come from a `OneshotCopy` and gather until they make a part, which is
+written while the next piece is read. When all is read and no file has changed meanwhile, the parts
+are offered for an append, and the owner is told of them once (`OneshotEnded`).
+
+Rules:
+- memory is bounded: about `source_inflight_bytes_max` and one piece gather, and as much again is
+  being written; a copy has at most `copy_parts_max` parts;
+- parts belong to the task until its owner has been told: on failure or stop they are deleted;
+- a copy fails as a whole: the error names the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol, TypeAlias, assert_never
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from actors.connectors.sources.file_reading import MalformedFile
+from actors.connectors.sources.oneshot import FilesProgress
+from actors.connectors.sources.source import SourceUnreachable
+from actors.errors import InvalidUsage, PenstockError, StorageError, to_wire
+from actors.kernel import Actor, ActorAddress
+from actors.persist import BatchPart, PersistClient
+from actors.progress import ShardId
+from actors.protocol.storage import (
+    FilesStaged,
+    RunOneshotIngestion,
+    StagedBatch,
+    StagingFailed,
+    StagingResult,
+)
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.ingest")
+
+
+class OneshotReading(Protocol):
+    """Files that are read once; see `sources.oneshot.OneshotCopy`."""
+
+    async def prepare(self) -> None:
+        """Check all that can be checked before rows are read. Raises `PenstockError`."""
+        ...
+
+    def pieces(self) -> AsyncGenerator[pa.Table, None]:
+        """Yield the rows, with `DIFF`. Raises `PenstockError`."""
+        ...
+
+    def progress(self) -> FilesProgress:
+        """Return the number of files, bytes and rows read."""
+        ...
+
+
+def refuse_oneshot(oneshot: RunOneshotIngestion) -> OneshotReading:
+    """Refuse every copy, in a service without connectors. Raises `InvalidUsage`."""
+    raise InvalidUsage(f"nothing of kind {oneshot.request.kind} can be read here")
+
+
+class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
+    """Task → owner: files, bytes and rows that were read, and rows that are in parts."""
+
+    number: int
+    progress: FilesProgress
+    rows_staged: int
+
+
+class OneshotEnded(msgspec.Struct, frozen=True, gc=False):
+    """Task → owner, sent once: the result. The parts belong to the owner from here on."""
+
+    number: int
+    result: StagingResult
+
+
+class _Prepared(msgspec.Struct, frozen=True, gc=False):
+    """All checks have passed."""
+
+
+class _Read(msgspec.Struct, frozen=True, gc=False):
+    """The next piece; None: there are no more."""
+
+    piece: pa.Table | None
+
+
+class _Wrote(msgspec.Struct, frozen=True, gc=False):
+    """The gathered rows are among the parts."""
+
+
+class _Failed(msgspec.Struct, frozen=True, gc=False):
+    error: Exception
+
+
+_Message: TypeAlias = _Prepared | _Read | _Wrote | _Failed
+
+
+class OneshotTask(Actor[_Message]):
+    """Messages: `OneshotProgress` and one `OneshotEnded` to `owner`, each with `number`."""
+
+    def __init__(
+        self,
+        number: int,
+        shard: ShardId,
+        make: Callable[[], OneshotReading],
+        persist: PersistClient,
+        owner: ActorAddress[Any],
+        settings: Settings,
+    ) -> None:
+        """Make a task. `make` may raise `PenstockError`."""
+        self._number = number
+        self._shard = shard
+        self._make = make
+        self._persist = persist
+        self._owner = owner
+        self._settings = settings
+        self._reading: OneshotReading | None = None
+        self._pieces: AsyncGenerator[pa.Table, None] | None = None
+        self._gathered: list[pa.Table] = []
+        self._bytes = 0
+        self._parts: list[BatchPart] = []
+        self._asking = self._writing = self._exhausted = self._ended = False
+
+    async def on_start(self) -> None:
+        """List and check the files."""
+
+        async def prepare() -> _Prepared:
+            self._reading = self._make()
+            await self._reading.prepare()
+            self._pieces = self._reading.pieces()
+            return _Prepared()
+
+        self.ctx.effect(prepare, done=lambda done: done, failed=_Failed)
+
+    async def on_stop(self) -> None:
+        """Delete the parts that the owner was not told of."""
+        with anyio.CancelScope(shield=True):
+            if self._pieces is not None:
+                await self._pieces.aclose()
+            parts, self._parts = self._parts, []
+            await self._persist.discard_parts(parts)
+
+    async def receive(self, message: _Message) -> None:
+        """Handle the result of an effect."""
+        match message:
+            case _Prepared():
+                self._tell()
+            case _Read(piece):
+                self._asking = False
+                self._take(piece)
+            case _Wrote():
+                self._writing = False
+                self._tell()
+            case _Failed(error):
+                self._fail(error)
+            case _:
+                assert_never(message)
+        if not self._ended:
+            self._go_on()
+
+    def _take(self, piece: pa.Table | None) -> None:
+        if piece is None:
+            self._exhausted = True
+        elif piece.num_rows:
+            self._gathered.append(piece)
+            self._bytes += piece.nbytes
+
+    def _go_on(self) -> None:
+        """Start the read and the write that may be under way and are not."""
+        limit = self._settings.source_inflight_bytes_max
+        if len(self._parts) > self._settings.copy_parts_max:
+            self._fail(
+                InvalidUsage(
+                    f"the copy makes more than {self._settings.copy_parts_max} parts"
+                    " (copy_parts_max): copy fewer files at a time"
+                )
+            )
+            return
+        if self._gathered and not self._writing and (self._bytes >= limit or self._exhausted):
+            self._write()
+        if self._pieces is None:
+            return
+        if not self._asking and not self._exhausted and self._bytes < limit:
+            self._asking = True
+            pieces = self._pieces
+            self.ctx.effect(lambda: anext(pieces, None), done=_Read, failed=_Failed)
+        if self._exhausted and not self._writing:
+            self._end()
+
+    def _write(self) -> None:
+        rows = pa.concat_tables(self._gathered)
+        self._gathered, self._bytes, self._writing = [], 0, True
+        limit_ms = self._settings.copy_part_timeout_ms
+
+        async def write() -> _Wrote:
+            # Shielded: a thread that writes cannot be cancelled, and its parts would be orphans.
+            with anyio.move_on_after(limit_ms / 1000, shield=True):
+                # Staged without a time: the append places them at one, so nothing is written twice.
+                self._parts += await self._persist.stage_parts(self._shard, rows)
+                return _Wrote()
+            raise StorageError(
+                f"the store has not taken a part within {limit_ms} ms (copy_part_timeout_ms)",
+                determinate=True,
+            )
+
+        self.ctx.effect(write, done=lambda done: done, failed=_Failed)
+
+    def _tell(self) -> None:
+        assert self._reading is not None, "it is being read"
+        rows = sum(part.rows for part in self._parts)
+        self._owner.reply(OneshotProgress(self._number, self._reading.progress(), rows))
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._ended = True
+        assert self._reading is not None, "it was read"
+        far = self._reading.progress()
+        parts, self._parts = self._parts, []
+        # Offered before the owner is told: parts that nobody appends in time become orphans.
+        self._persist.offer_parts(parts)
+        batches = tuple(
+            StagedBatch(msgspec.msgpack.encode(part), part.rows, part.bytes) for part in parts
+        )
+        self._owner.reply(OneshotEnded(self._number, FilesStaged(batches, far.files, far.bytes)))
+        self.ctx.stop()
+
+    def _fail(self, error: Exception) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if not isinstance(error, PenstockError):
+            log.error("a copy from files failed by a fault of ours", exc_info=error)
+        code, text, _ = to_wire(error)
+        if isinstance(error, MalformedFile):
+            # A malformed file is the user's to repair; for this copy it is no matter of waiting.
+            code = InvalidUsage.__name__
+        if isinstance(error, SourceUnreachable) and error.hint:
+            text = f"{text} ({error.hint})"
+        self._owner.reply(OneshotEnded(self._number, StagingFailed(code, text)))
+        self.ctx.stop()
+
+    def describe(self) -> str:
+        """Return the task's state, for people."""
+        if self._reading is None:
+            return "looks at what there is to read"
+        far = self._reading.progress()
+        return (
+            f"{far.files_done} of {far.files} files, {far.rows} rows read; {len(self._parts)}"
+            f" parts; {'writes one' if self._writing else 'reads'}"
+        )

@@ -1,0 +1,518 @@
+"""SinkTask: drives one sink, from its object's shard to the external system.
+
+Theory of operation. When writes are allowed, the task opens the sink, which returns the upper that
+is durable outside; sets the shard's hold ``sink/ID`` there, and reads from there on: first the
+contents, then changes. A batch reaches up to a sealed time (`sinks.batches`). Its parts are read
+one by one, consolidated (on disk beyond a limit of memory), written piece by piece, and committed;
+then the hold advances. All of it is one effect, one step after another.
+
+Pace. Changes are committed at most every `sink_commit_ms`, or as soon as they have
+`sink_bytes_max`. Without changes the upper alone is committed, every `sink_frontier_ms`.
+
+Errors. While the object is in error the sink stalls before the first time in error; changes made
+meanwhile are written at the first time with contents again. Any other error ends the task: it sends
+`stalled`, closes, and sends `SinkEnded`. Its owner starts another task, which resumes at the
+durable upper.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, assert_never
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement.gathered import GatheredUpdates, check_positive
+from actors.connectors.ingest.meters import OF_SINK, TaskMeters
+from actors.connectors.sinks.batches import (
+    EmptyStretch,
+    ListedBatch,
+    SinkCut,
+    choose_batch,
+    move_out_of_stretches,
+    stretches_in_error,
+)
+from actors.connectors.sinks.kinds import SinkConfig, make_sink
+from actors.connectors.sinks.messages import (
+    SinkEnded,
+    SinkProgress,
+    SinkStatus,
+    SinkWork,
+    StopSink,
+    hold_of,
+)
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sources.source import SourceUnreachable
+from actors.errors import InvalidUsage, PenstockError
+from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from actors.plan.updates import advance, between, sliced, split_errors
+from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
+from actors.protocol.internal import WritesAllowed
+from actors.settings import Settings
+from actors.threshold_probes import SINK_COMMIT
+
+if TYPE_CHECKING:
+    from actors.persist import LeasedReader, PersistClient
+
+R = TypeVar("R")
+
+log = logging.getLogger("penstock.sinks")
+
+MakeSink: TypeAlias = Callable[
+    [SinkConfig, ObjectId, Settings, ActorClock, Random, Path], SinkConnector
+]
+Tell: TypeAlias = Callable[[Any], object]
+
+
+class _Over(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError | None = None
+
+
+class _Closed(msgspec.Struct, frozen=True, gc=False):
+    """The effect has closed the sink and the reader."""
+
+
+_Message: TypeAlias = WritesAllowed | StopSink | _Over | _Closed
+
+
+class SinkTask(Actor[_Message]):
+    """Receives `WritesAllowed` and `StopSink`; sends `SinkProgress`, `SinkStatus` and, last,
+    `SinkEnded` to `consumer`, each with the `number` of this rendering."""
+
+    def __init__(
+        self,
+        work: SinkWork,
+        number: int,
+        persist: PersistClient,
+        settings: Settings,
+        consumer: ActorAddress[Any],
+        scratch: Path,
+        *,
+        writable: bool = False,
+        make: MakeSink = make_sink,
+    ) -> None:
+        """Make a task. `scratch`: a folder for this task alone, made and removed by it; `make`: the
+        factory of the sink, replaced in tests."""
+        self._work = work
+        self._number = number
+        self._persist = persist
+        self._settings = settings
+        self._consumer = consumer
+        self._scratch = scratch
+        self._writable = writable
+        self._make = make
+        self._running: RunningEffect | None = None
+        self._stopping = False
+        self._driver: _Driver | None = None
+
+    async def on_start(self) -> None:
+        """Begin, if writes are allowed already."""
+        self._tell(SinkStatus(self._work.id, self._number, "starting"))
+        if self._writable:
+            self._begin()
+
+    async def receive(self, message: _Message) -> None:
+        """Handle one message."""
+        match message:
+            case WritesAllowed():
+                self._begin()
+            case StopSink():
+                self._stopping = True
+                if self._running is None:
+                    self._end(None)
+                else:
+                    # Two steps: the effect waits for blocking calls and closes (`_Closed`); only
+                    # then does `SinkEnded` promise that nothing is written any more.
+                    self._running.cancel()
+            case _Closed():
+                if self._stopping:
+                    self._end(None)
+            case _Over(error=error):
+                if not self._stopping:
+                    self._end(error)
+            case _:
+                assert_never(message)
+
+    def _begin(self) -> None:
+        if self._running is not None or self._stopping:
+            return
+        ctx = self.ctx
+        driver = _Driver(
+            self._work,
+            self._number,
+            self._persist,
+            self._settings,
+            self._scratch,
+            ctx.clock,
+            ctx.random,
+            self._make,
+            self._tell,
+        )
+        self._driver = driver
+
+        async def run() -> None:
+            try:
+                await driver.run()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await driver.close()
+                ctx.self.reply(_Closed())
+
+        self._running = ctx.effect(run, done=lambda _: _Over(), failed=_failed)
+
+    def _end(self, error: PenstockError | None) -> None:
+        if error is not None:
+            text = str(error).encode()[: self._settings.error_text_bytes_max]
+            hint = error.hint if isinstance(error, SourceUnreachable) else ""
+            self._tell(
+                SinkStatus(
+                    self._work.id,
+                    self._number,
+                    "stalled",
+                    f"{type(error).__name__}: {text.decode(errors='ignore')}",
+                    hint or None,
+                )
+            )
+        self._tell(SinkEnded(self._work.id, self._number, error))
+        self.ctx.stop()
+
+    def _tell(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
+        self._consumer.reply(message)
+
+    def describe(self) -> str:
+        """Return what the task is doing or waiting for."""
+        if self._driver is None:
+            return "waits until writes are allowed"
+        return self._driver.doing
+
+
+def _failed(error: Exception) -> _Over:
+    """Return the message that ends the task; raise an error that is a bug, which crashes the
+    actor."""
+    if isinstance(error, PenstockError):
+        return _Over(error)
+    raise error
+
+
+# -- the driver ----------------------------------------------------------------------------------
+
+
+class _Found(msgspec.Struct, frozen=True, gc=False):
+    """Parts of the shard from a frontier on, and the upper below which they are complete
+    (`known`)."""
+
+    parts: tuple[Any, ...]
+    listed: tuple[ListedBatch, ...]
+    known: Frontier
+
+
+class _Driver:
+    """Runs a sink from open to close, as one effect."""
+
+    def __init__(
+        self,
+        work: SinkWork,
+        number: int,
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        clock: ActorClock,
+        random: Random,
+        make: MakeSink,
+        tell: Tell,
+    ) -> None:
+        self._work = work
+        self._number = number
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._clock = clock
+        self._random = random
+        self._make = make
+        self._tell = tell
+        self._sink: SinkConnector
+        self._reader: LeasedReader
+        self._opened: list[Callable[[], Awaitable[None]]] = []
+        """Functions that close what is open, in the order of opening."""
+        self._lower: Frontier = work.as_of
+        self._known: Frontier = 0
+        self._meters = TaskMeters(clock.monotonic_ms, OF_SINK, work.id)
+        persist.ledger.add(self._meters.memory)
+        self._first = True
+        self._committed_ms: float | None = None
+        self._stalled: str | None = None
+        self.doing = "opens its sink"
+
+    async def run(self) -> None:
+        """Run until the shard ends. Raises every error that ends the task."""
+        work, scratch = self._work, self._scratch
+        await self._blocking(partial(shutil.rmtree, scratch, ignore_errors=True))
+        self._sink = await self._blocking(
+            lambda: self._make(
+                work.config, work.id, self._settings, self._clock, self._random, scratch
+            )
+        )
+        self._opened.append(self._sink.close)
+        upper = await self._sink.open(work.schema)
+        self._first = upper is None
+        self._lower = work.as_of if upper is None else upper
+        known = self._known = await self._persist.upper(work.shard)
+        # The shard was restored from an older state: writing on would contradict what is outside.
+        if upper is not None and upper > known:
+            raise InvalidUsage(
+                f"outside everything below {format_frontier(upper)} is there, and {work.name} "
+                f"itself is known below {format_frontier(known)} only: it was put back to an older "
+                "state, and what is outside may never have been. Remove it, and create the sink "
+                "anew"
+            )
+        if self._lower < EMPTY:
+            # Hold before reader: compaction must not pass the sink's frontier. The hold outlives
+            # the task.
+            await self._persist.set_hold(work.shard, hold_of(work.id), self._lower)
+            name = f"sink-{work.id}-{self._random.getrandbits(64):016x}"
+            # Shielded, so that a reader that was opened is among those that `close` closes.
+            with anyio.CancelScope(shield=True):
+                self._reader = await self._persist.open_reader(work.shard, name)
+                self._opened.append(self._reader.close)
+            await self._reader.downgrade(self._lower)
+            self._tell(SinkStatus(work.id, self._number, "running"))
+        self._progress()
+        while self._lower < EMPTY:
+            await self._batch()
+        # Only a sink that is done drops its hold; else the hold goes with the sink (`hold_of`).
+        await self._persist.drop_hold(work.shard, hold_of(work.id))
+        self._tell(SinkStatus(work.id, self._number, "ceased"))
+
+    async def close(self) -> None:
+        """Close the sink and the reader; errors are logged."""
+        for close in reversed(self._opened):
+            try:
+                await close()
+            except PenstockError as error:
+                log.warning("sink %s was not closed well: %s", self._work.id, error)
+        await self._blocking(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+
+    async def _blocking(self, function: Callable[[], R]) -> R:
+        """Run a function in a thread, and wait for its end even when cancelled."""
+        with anyio.CancelScope(shield=True):
+            result = await self._clock.run_blocking(function)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        return result
+
+    def _progress(self) -> None:
+        counts, known = self._sink.statistics(), max(self._known, self._lower)
+        told = self._work.id, self._number, self._lower, counts, known
+        self._tell(SinkProgress(*told, self._meters.statistics()))
+
+    # -- choosing a batch -------------------------------------------------------------------------
+
+    async def _batch(self) -> None:
+        """Wait for one batch, write and commit it."""
+        found, chosen = await self._due()
+        upper = chosen.upper
+        assert upper is not None, "it is due"
+        self.doing = f"writes {self._lower} to {upper}"
+        await self._write(found, upper, chosen.stretches)
+        if self._sink.once:
+            upper = EMPTY
+        self.doing = f"commits {self._lower} to {upper}"
+        began = self._clock.monotonic_ms()
+        with self._meters.timed("Commit") as meter:
+            await self._sink.commit(self._lower, upper)
+        meter.rows = self._sink.statistics().rows_committed
+        self._committed_ms = began
+        self._lower, self._first = upper, False
+        if upper < EMPTY:
+            # After the commit: until then a restarted task reads again from the old frontier.
+            await self._persist.set_hold(self._work.shard, hold_of(self._work.id), upper)
+            await self._reader.downgrade(upper)
+        self._progress()
+        self._show(chosen.error, upper)
+
+    async def _due(self) -> tuple[_Found, SinkCut]:
+        """Return the next batch when it is time to commit it."""
+        self.doing = f"waits for changes from {self._lower} on"
+        as_of = self._lower
+        while True:
+            found = await self._look(as_of)
+            if found.known > self._known:
+                self._known = found.known
+                self._progress()  # shows the sink's lag
+            stretches = stretches_in_error(await self._errors(found), found.known)
+            chosen = choose_batch(
+                self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
+            )
+            now = self._clock.monotonic_ms()
+            if chosen.upper is None:
+                self._show(chosen.error, self._lower)
+                due = now + self._settings.sink_commit_ms
+            else:
+                due = self._due_ms(found, chosen.upper)
+            if chosen.upper is not None and (
+                SINK_COMMIT.crossed(chosen.upper < found.known) or now >= due
+            ):
+                return found, chosen
+            # Compaction may delete them while we wait: `_look` lists the parts anew.
+            self._reader.release([part.key for part in found.parts])
+            if chosen.upper is None:
+                as_of = (await self._later(found.known)) - 1
+                await anyio.sleep((due - now) / 1000)
+            else:
+                with anyio.move_on_after((due - now) / 1000):
+                    await self._later(found.known)
+
+    def _due_ms(self, found: _Found, upper: Frontier) -> float:
+        if self._committed_ms is None or upper >= EMPTY:
+            return float("-inf")
+        changes = any(part.time_min < upper for part in found.parts)
+        limits = self._settings
+        return self._committed_ms + (limits.sink_commit_ms if changes else limits.sink_frontier_ms)
+
+    async def _later(self, known: Frontier) -> Frontier:
+        """Return the shard's upper once it is beyond `known`."""
+        if known >= EMPTY:
+            await anyio.sleep_forever()  # the shard is complete, and ends in error
+        return await self._persist.wait_upper(self._work.shard, known)
+
+    async def _look(self, as_of: Time) -> _Found:
+        """Return the parts below the upper, once there are any; for the first batch the snapshot at
+        `as_of`."""
+        if self._first:
+            as_of = min(as_of, TIME_MAX)
+            parts, _ = await self._reader.snapshot(as_of)
+            size = sum(part.bytes for part in parts)
+            return _Found(parts, (ListedBatch(as_of + 1, size),), as_of + 1)
+        batches, known = await self._reader.next(self._lower)
+        listed = tuple(ListedBatch(each.upper, each.bytes) for each in batches)
+        every = (part for batch in batches for part in batch.parts)
+        return _Found(tuple(part for part in every if part.time_min < known), listed, known)
+
+    async def _errors(self, found: _Found) -> list[tuple[Time, str, int]]:
+        """Return the error updates in these parts: (time, text, diff)."""
+        rows: list[tuple[Time, str, int]] = []
+        for part in found.parts:
+            if part.has_errors:
+                updates = await self._persist.fetch(part, self._work.schema)
+                _, errors = split_errors(between(updates, self._from, found.known))
+                if errors is not None:
+                    columns = (errors[name].to_pylist() for name in (TIME, ERROR, DIFF))
+                    rows += zip(*columns, strict=True)
+        return rows
+
+    @property
+    def _from(self) -> Time:
+        """Return the least time of updates that belong to the batch."""
+        return 0 if self._first else self._lower
+
+    def _show(self, error: str | None, at: Frontier) -> None:
+        """Send the status when the object's own error stalls the sink, or no longer does."""
+        if error == self._stalled:
+            return
+        self._stalled = error
+        status = SinkStatus(self._work.id, self._number, "running")
+        if error is not None:
+            self.doing = f"waits at {at}: its object is in error"
+            status = SinkStatus(
+                self._work.id,
+                self._number,
+                "stalled",
+                f"ViewInError: {error}",
+                f"{self._work.name} is in error from {at} on; the sink goes on when it is not",
+            )
+        self._tell(status)
+
+    # -- writing a batch --------------------------------------------------------------------------
+
+    async def _write(
+        self, found: _Found, upper: Frontier, stretches: tuple[EmptyStretch, ...]
+    ) -> None:
+        """Give the sink all updates below `upper`, consolidated."""
+        parts = [part for part in found.parts if part.time_min < upper]
+        times = self._sink.keeps_times
+        collapse = self._first or not times
+        # Without retractions there is nothing to cancel: rows are written as they come, each copy.
+        plain = self._first and not times and not any(part.retracts for part in parts)
+        schema = self._work.schema
+        shape = schema
+        if times:
+            shape = TableSchema((*schema.columns, TableColumn(_at(schema), "bigint")))
+        # Where the sink keeps times, the time is one of the columns that rows are summed by.
+        gathered = None if plain else GatheredUpdates(shape, self._scratch / "gathered")
+        try:
+            for part in parts:
+                with self._meters.timed("Read") as meter:
+                    updates = await self._persist.fetch(part, schema)
+                meter.rows += updates.num_rows
+                for rows in sliced(updates):
+                    piece = await self._blocking(
+                        partial(self._meant, rows, upper, stretches, collapse)
+                    )
+                    if gathered is None:
+                        await self._give(piece)
+                    else:
+                        if times:
+                            piece = piece.append_column(_at(schema), piece[TIME])
+                        with self._meters.timed("Gather") as meter:
+                            await self._blocking(partial(gathered.add, piece))
+                        meter.rows += piece.num_rows
+                        meter.bytes_memory, meter.bytes_mapped = gathered.bytes
+                self._reader.release([part.key])
+            self._reader.release([part.key for part in found.parts])
+            if gathered is not None:
+                await self._give_sums(gathered, upper)
+        finally:
+            self._meters["Gather"].bytes_memory = self._meters["Gather"].bytes_mapped = 0
+            if gathered is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._clock.run_blocking(gathered.close)
+
+    def _meant(
+        self,
+        updates: pa.Table,
+        upper: Frontier,
+        stretches: tuple[EmptyStretch, ...],
+        collapse: bool,
+    ) -> pa.Table:
+        """Return the batch's updates without errors, at the times at which they are written."""
+        plain, _ = split_errors(between(updates, self._from, upper))
+        shape = self._work.schema.arrow_updates()
+        plain = plain.select(shape.names).cast(shape)
+        return advance(plain, upper - 1) if collapse else move_out_of_stretches(plain, stretches)
+
+    async def _give(self, piece: pa.Table) -> None:
+        if piece.num_rows:
+            with self._meters.timed("Write") as meter:
+                await self._sink.write(piece)
+            meter.rows += piece.num_rows
+
+    async def _give_sums(self, gathered: GatheredUpdates, upper: Frontier) -> None:
+        contents = await self._blocking(gathered.contents)
+        batches: Iterator[pa.RecordBatch] = contents.rows()
+        while (batch := await self._blocking(partial(next, batches, None))) is not None:
+            if self._first:
+                check_positive(batch)
+            rows = pa.Table.from_batches([batch])
+            if self._sink.keeps_times:
+                at = _at(self._work.schema)
+                rows = rows.rename_columns([TIME if n == at else n for n in rows.column_names])
+            else:
+                times = pa.repeat(pa.scalar(upper - 1, pa.int64()), rows.num_rows)
+                rows = rows.append_column(pa.field(TIME, pa.int64()), times)
+            await self._give(rows.select(self._work.schema.arrow_updates().names))
+
+
+def _at(schema: TableSchema) -> str:
+    """Return the name of a column for times that no column of the schema has."""
+    name = "__at"
+    while name in schema.names:
+        name += "_"
+    return name

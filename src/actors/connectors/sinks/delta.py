@@ -1,0 +1,482 @@
+"""A Delta Lake table in a folder or a bucket: an object's changes, or its current contents.
+
+Theory of operation. Data files are written and made durable first; then one commit of the table
+names them, and records the upper as an application transaction of the sink's id. So rows and upper
+become visible together.
+
+`changes`: each batch appends its updates, one row each, with `_time` and `_diff`. `current`: the
+table equals the object's contents as of its upper; files with rows to be deleted are rewritten
+without them (`delta_rewrite`).
+
+Writers. `open` increments a second application transaction, the writer's number (a fencing token),
+which each commit repeats. A writer that finds a commit of the sink with another number is
+`WriterFenced`.
+
+Not done here: OPTIMIZE and VACUUM of a table of changes (a table of contents is vacuumed here), and
+table properties. The library writes checkpoints and cleans up the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.connectors.sinks.columns import (
+    DIFF_OUTSIDE,
+    TIME_OUTSIDE,
+    check_columns,
+    of_changes,
+)
+from actors.connectors.sinks.delta_log import (
+    WRITER,
+    DeltaCommit,
+    check_others,
+    check_table,
+    parsed,
+)
+from actors.connectors.sinks.delta_rewrite import FileRewrites, TableFile, stats_of
+from actors.connectors.sinks.formats import OutputFiles
+from actors.connectors.sinks.outlets import SinkStorage
+from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sinks.threads import SinkThreads
+from actors.connectors.sources.source import SourceUnreachable
+from actors.errors import InvalidUsage, StorageError, WriterFenced
+from actors.kernel import ActorClock
+from actors.plan.copy_manifest import WrittenFile
+from actors.plan.schema import DIFF, TIME, TableSchema
+from actors.progress import Frontier, ObjectId
+from actors.settings import Settings
+from actors.threshold_probes import SINK_FILE
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+log = logging.getLogger("penstock.sinks")
+
+_ATTEMPTS_MAX: Final = 20
+"""Attempts of one commit, while others commit before it."""
+_VACUUM_MS: Final = 3_600_000
+_LOG: Final = "_delta_log"
+
+
+class DeltaConfig(msgspec.Struct, frozen=True, tag="delta", tag_field="kind"):
+    """A table in `folder`: below `sink_dir`, or a URL at or below one of `sink_buckets`."""
+
+    folder: str
+    mode: Literal["changes", "current"] = "changes"
+    retain_hours: int = 168
+    """Time that files stay in a `current` table which no longer names them, for readers of old
+    versions."""
+    creation: str = ""
+    """Tells this sink from an earlier one of the same id; set when it is created."""
+
+
+class DeltaSink:
+    """Writes one table. See `SinkConnector`."""
+
+    once = False
+
+    def __init__(
+        self,
+        config: DeltaConfig,
+        outlet: SinkStorage,
+        sink: ObjectId,
+        token: str,
+        settings: Settings,
+        clock: ActorClock,
+    ) -> None:
+        """Make a sink. `token`: a unique name of this writer, in the names of its files."""
+        self._contents = config.mode == "current"
+        self._retain_hours = config.retain_hours
+        self._outlet = outlet
+        self._where = outlet.where
+        self._application = f"penstock/{sink}/{config.creation}"
+        self._writers = f"{self._application}/writer"
+        self._clock = clock
+        what = f"Delta table {outlet.where}"
+        self._threads = SinkThreads(clock, settings.sink_deadline_ms, what, private=outlet.private)
+        self._token = token
+        self._staging = outlet.staging(token)
+        self._table: DeltaTable
+        self._version = -1
+        self._writer = 0
+        self._upper: Frontier | None = None
+        self._shape: pa.Schema
+        self._rewrites: FileRewrites
+        self._files: OutputFiles | None = None
+        self._vacuumed_ms = clock.monotonic_ms()
+        self._counts = SinkStatistics()
+
+    @property
+    def keeps_times(self) -> bool:
+        """Return True for changes, False for contents."""
+        return not self._contents
+
+    def statistics(self) -> SinkStatistics:
+        """See `SinkConnector`."""
+        return self._counts
+
+    # -- open -------------------------------------------------------------------------------------
+
+    async def check(self, schema: TableSchema) -> None:
+        """See `SinkConnector`."""
+        self._check_columns(schema)
+        await self._threads.run(self._check, "look at the table")
+
+    def _check_columns(self, schema: TableSchema) -> None:
+        check_columns(schema, "a Delta table", changes=not self._contents)
+        self._shape = schema.arrow() if self._contents else of_changes(schema)
+        self._rewrites = FileRewrites(self._staging, schema)
+
+    def _check(self) -> bool:
+        """Return whether the table exists. Raises `InvalidUsage` if the place holds anything
+        else."""
+        _library()
+        # The library's own look at a bucket (`is_deltatable`) holds the interpreter's lock.
+        if not self._outlet.numbered(_LOG):
+            other = self._outlet.other_than(_LOG)
+            if other is not None:
+                raise InvalidUsage(
+                    f"{self._where} is no Delta table and holds other files ({other}): "
+                    "choose another folder"
+                )
+            return False
+        table = self._load()
+        if table.transaction_version(self._writers) is None:
+            raise InvalidUsage(
+                f"{self._where} holds a Delta table that this sink has not made: choose another "
+                "folder"
+            )
+        self._check_table(table)
+        return True
+
+    async def open(self, schema: TableSchema) -> Frontier | None:
+        """See `SinkConnector`."""
+        self._check_columns(schema)
+        await self._threads.run(self._begin, "open the table")
+        await self._threads.run(
+            # Safe only now: with the new number in the log no earlier writer can commit its files
+            # any more.
+            lambda: self._staging.remove_orphans(self._upper),
+            "remove what was not committed",
+        )
+        return self._upper
+
+    def _begin(self) -> None:
+        library = _library()
+        if not self._check():
+            self._outlet.begin("")
+            # Another writer may have created it: `_check` below accepts only a table of this sink.
+            with suppress(library.exceptions.DeltaError):
+                library.DeltaTable.create(
+                    self._where,
+                    self._shape,
+                    mode="error",
+                    storage_options=self._outlet.options,
+                    commit_properties=self._properties([(self._writers, 0)]),
+                )
+                self._outlet.sync(_entry(0))
+            self._check()
+        for _ in range(_ATTEMPTS_MAX):
+            self._table = table = self._load()
+            self._version = table.version()
+            self._check_table(table)
+            if self._contents:
+                check_others(self._since_ours(), self._where, contents=True)
+            self._writer = (table.transaction_version(self._writers) or 0) + 1
+            self._upper = table.transaction_version(self._application)
+            if self._transact([], [(self._writers, self._writer)]):
+                return
+        raise SourceUnreachable(
+            f"{self._where}: others committed {_ATTEMPTS_MAX} times while it was opened"
+        )
+
+    def _load(self) -> DeltaTable:
+        library = _library()
+        try:
+            table: DeltaTable = library.DeltaTable(
+                self._where, storage_options=self._outlet.options
+            )
+        except (library.exceptions.DeltaError, OSError) as error:
+            raise self._error("read its log", error, determinate=True) from None
+        return table
+
+    def _refresh(self) -> None:
+        library = _library()
+        try:
+            self._table.update_incremental()
+        except (library.exceptions.DeltaError, OSError) as error:
+            raise self._error("read its log", error, determinate=False) from None
+
+    def _error(self, what: str, error: Exception | None, *, determinate: bool) -> StorageError:
+        told = "" if error is None else f": {self._threads.told(error)}"
+        return StorageError(f"could not {what}{told}", determinate=determinate)
+
+    def _check_table(self, table: DeltaTable) -> None:
+        features = table.protocol().writer_features or []
+        there = pa.schema(table.schema().to_arrow())
+        check_table(
+            {field.name: str(field.type) for field in there},
+            {field.name: str(field.type) for field in self._expected()},
+            table.metadata().partition_columns,
+            table.metadata().configuration,
+            features,
+            self._where,
+            contents=self._contents,
+        )
+
+    def _expected(self) -> pa.Schema:
+        """Return our columns, in the types that the library reports."""
+        library = _library()
+        arro = library.Schema.from_arrow(self._shape).to_arrow()
+        return pa.schema(arro)
+
+    # -- the log ----------------------------------------------------------------------------------
+
+    def _commit_of(self, version: int) -> DeltaCommit | None:
+        lines = self._outlet.read(_entry(version))
+        return None if lines is None else parsed(version, lines)
+
+    def _ours(self, commit: DeltaCommit) -> bool:
+        names = {each.app_id for each in commit.transactions}
+        return bool(names & {self._application, self._writers})
+
+    def _since_ours(self) -> list[DeltaCommit]:
+        """Return the commits of others since the last one of this sink."""
+        found: list[DeltaCommit] = []
+        for version in range(self._version, -1, -1):
+            commit = self._commit_of(version)
+            if commit is None:
+                raise InvalidUsage(
+                    f"{self._where}: its log was cleaned up past the sink's last commit, so that "
+                    "nobody can tell what others did since: drop the sink, remove the table, and "
+                    "create the sink anew"
+                )
+            if self._ours(commit):
+                break
+            found.append(commit)
+        return found
+
+    def _properties(self, transactions: list[tuple[str, int]]) -> Any:
+        library = _library()
+        return library.CommitProperties(
+            # No retries by the library: a conflict is examined here first. In a folder the library
+            # commits by a link, in a bucket by a conditional request, so that it never replaces a
+            # version.
+            max_commit_retries=0,
+            custom_metadata={WRITER: self._token},
+            app_transactions=[library.Transaction(*each) for each in transactions],
+        )
+
+    def _transact(self, actions: list[Any], transactions: list[tuple[str, int]]) -> bool:
+        """Commit the version after the known one. Return False if others committed it: theirs is
+        then known, and harmless. Raises `WriterFenced`, `InvalidUsage`, `StorageError`."""
+        library = _library()
+        failure: Exception | None = None
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                commit_properties=self._properties(transactions),
+            )
+        except (library.exceptions.DeltaError, OSError, ValueError) as error:
+            failure = error  # indeterminate: the log tells whether it happened
+        before = self._version
+        self._refresh()
+        self._version = self._table.version()
+        new = [self._commit_of(version) for version in range(before + 1, self._version + 1)]
+        others: list[DeltaCommit] = []
+        done = False
+        for commit in new:
+            if commit is None:
+                raise StorageError(
+                    f"versions after {before} of the table's log are gone", determinate=False
+                )
+            told = {(each.app_id, each.version) for each in commit.transactions}
+            # The token and the transactions identify our own commit, whatever the call raised.
+            if commit.writer == self._token and told == set(transactions):
+                done = True
+                self._staging.committed()
+            elif self._ours(commit):
+                raise WriterFenced(
+                    f"another writer of this sink has taken over {self._where} (version "
+                    f"{commit.version} of the table)",
+                    determinate=not done,
+                )
+            elif not done:
+                others.append(commit)
+        if done:
+            self._outlet.sync(_entry(self._version))
+            return True
+        if not others:
+            raise self._error("commit", failure, determinate=False)
+        self._check_table(self._table)
+        check_others(others, self._where, contents=self._contents)
+        return False
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    async def write(self, updates: pa.Table) -> None:
+        """See `SinkConnector`."""
+        await self._threads.run(lambda: self._write(updates), "write a piece")
+        staged = self._counts.rows_staged + updates.num_rows
+        self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
+
+    def _write(self, updates: pa.Table) -> None:
+        if self._files is None:
+            place = self._staging.place(self._upper)
+            self._files = OutputFiles(place, self._shape, "parquet", SINK_FILE.limit)
+        if self._contents:
+            self._rewrites.remove(
+                updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))), self._upper
+            )
+            self._files.add(updates.filter(pc.greater(updates[DIFF], pa.scalar(0, pa.int64()))))
+            return
+        names = [name for name in self._shape.names if name not in (TIME_OUTSIDE, DIFF_OUTSIDE)]
+        rows = updates.select([*names, TIME, DIFF]).rename_columns(self._shape.names)
+        self._files.append(rows)
+
+    async def commit(self, lower: Frontier, upper: Frontier) -> None:
+        """See `SinkConnector`."""
+        files, self._files = self._files, None
+        try:
+            added = [] if files is None else await self._threads.run(files.finish, "write files")
+            size = await self._commit(added, upper)
+        except (WriterFenced, InvalidUsage):
+            # Removes only files that no commit names: `_transact` calls `committed` for the others.
+            if not self._threads.given_up:
+                await self._threads.run(self._staging.remove_staged, "remove what it wrote")
+            raise
+        self._upper = upper
+        await self._threads.run(self._rewrites.forget, "remove what it does not need")
+        self._counts = msgspec.structs.replace(
+            self._counts,
+            rows_staged=0,
+            rows_committed=self._counts.rows_committed + self._counts.rows_staged,
+            bytes_committed=self._counts.bytes_committed + size,
+            commits=self._counts.commits + 1,
+        )
+        await self._vacuum()
+
+    async def _commit(self, added: list[WrittenFile], upper: Frontier) -> int:
+        """Commit the files; return the number of bytes added."""
+        transactions = [(self._application, upper), (self._writers, self._writer)]
+        add = _library().AddAction
+        for _ in range(_ATTEMPTS_MAX):
+            actions = await self._threads.run(lambda: [self._add(each) for each in added], "add")
+            if self._contents:
+                actions += await self._rewritten()
+            if await self._threads.run(partial(self._transact, actions, transactions), "commit"):
+                return sum(action.size for action in actions if isinstance(action, add))
+        raise SourceUnreachable(
+            f"{self._where}: others committed {_ATTEMPTS_MAX} times before a batch could be",
+            "let whoever writes so often pause",
+        )
+
+    async def _rewritten(self) -> list[Any]:
+        """Return the actions that delete rows, on top of the known version."""
+        there = await self._threads.run(self._listed, "list the table's files")
+        done = await self._rewrites.run(there, self._threads, self._upper)
+        actions: list[Any] = []
+        library, now = _library(), self._clock.now_ms()
+        for file in done.removed:
+            # Moved rows are no data change: readers of the table's changes skip such files.
+            moved = file.path in done.moved
+            actions.append(library.RemoveAction(file.path, not moved, now, file.bytes))
+        for written in done.added:
+            add = await self._threads.run(
+                partial(self._add, written, done.moved),
+                "add",
+            )
+            actions.append(add)
+        return actions
+
+    def _listed(self) -> list[TableFile]:
+        library = _library()
+        try:
+            table = pa.table(self._table.get_add_actions(flatten=True))
+        except library.exceptions.DeltaError as error:
+            raise self._error("list its files", error, determinate=True) from None
+        return [TableFile.of(row) for row in table.to_pylist()]
+
+    def _add(self, file: WrittenFile, moved: frozenset[str] = frozenset()) -> Any:
+        return _library().AddAction(
+            path=file.path,
+            size=file.bytes,
+            partition_values={},
+            modification_time=self._clock.now_ms(),
+            data_change=file.path not in moved,
+            stats=self._stats(file),
+        )
+
+    def _stats(self, file: WrittenFile) -> str:
+        with self._staging.reading(file.path) as source:
+            return stats_of(source, file.rows)
+
+    async def _vacuum(self) -> None:
+        """Remove files that a table of contents no longer names, now and then."""
+        now = self._clock.monotonic_ms()
+        if not self._contents or now - self._vacuumed_ms < _VACUUM_MS:
+            return
+        self._vacuumed_ms = now
+        library = _library()
+
+        def vacuum() -> None:
+            try:
+                self._table.vacuum(
+                    retention_hours=self._retain_hours,
+                    dry_run=False,
+                    enforce_retention_duration=False,
+                )
+            except (library.exceptions.DeltaError, OSError) as error:
+                log.warning("%s was not vacuumed: %s", self._where, self._threads.told(error))
+
+        await self._threads.run(vacuum, "vacuum the table")
+
+    async def close(self) -> None:
+        """See `SinkConnector`. Uncommitted files are removed by the next `open`."""
+        files, self._files = self._files, None
+        if not self._threads.given_up:
+            if files is not None:
+                with suppress(pa.ArrowException, OSError):  # no commit names them
+                    files.abandon()
+            self._staging.close()
+
+
+def _entry(version: int) -> str:
+    """Return the path of a version in the log, below the table's place."""
+    return f"{_LOG}/{version:020d}.json"
+
+
+def _library() -> Any:
+    """Return the `deltalake` package, with names of its modules. Raises `InvalidUsage`."""
+    try:
+        import deltalake
+        import deltalake.exceptions
+        import deltalake.transaction
+    except ImportError:
+        raise InvalidUsage(
+            "Delta Lake tables need the package deltalake, which is not installed: "
+            "pip install 'penstock-views[delta]'"
+        ) from None
+    return _Library(deltalake)
+
+
+class _Library:
+    """Names of the library and of its modules."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.exceptions = library.exceptions
+        self.AddAction = library.transaction.AddAction
+        self.RemoveAction = library.transaction.RemoveAction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)

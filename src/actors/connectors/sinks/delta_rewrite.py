@@ -1,0 +1,245 @@
+"""Deletes rows from a Delta table of contents: rewrites the files that hold them, without them.
+
+A file is read twice: first only the columns that tell rows apart (the primary key, or all), and
+when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read. Rows
+are compared bit by bit, NULL is NULL, and of a row with n copies exactly as many are deleted as
+should (`subtract`): MERGE of a Delta engine can promise neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from actors.connectors.sinks.formats import OutputFiles
+from actors.connectors.sinks.staging import SinkStaging, as_storage_errors
+from actors.connectors.sinks.subtract import match_candidates, subtract
+from actors.connectors.sinks.threads import SinkThreads
+from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import WrittenFile
+from actors.plan.schema import DIFF, TableSchema
+from actors.progress import Frontier
+from actors.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
+
+_ROWS_AT_ONCE: Final = 65_536
+
+_SMALL_BYTES: Final = SINK_FILE.default // 4
+_WHOLE: Final = frozenset({"INT32", "INT64"})
+_PLAIN: Final = frozenset({"NONE", "INT"})
+
+
+class TableFile(msgspec.Struct, frozen=True):
+    """A file that the table names; `bounds`: column → (least, greatest) of whole numbers."""
+
+    path: str
+    bytes: int
+    bounds: Mapping[str, tuple[int, int]] = {}
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> TableFile:
+        """Return the file of one of the library's add actions."""
+        bounds = {}
+        for name, low in row.items():
+            if name.startswith("min.") and isinstance(low, int):
+                high = row.get("max." + name[4:])
+                if isinstance(high, int):
+                    bounds[name[4:]] = (low, high)
+        return cls(row["path"], row["size_bytes"], bounds)
+
+
+class RewrittenFiles(msgspec.Struct, frozen=True):
+    """Changes of the table's files; `moved`: paths, old and new, whose rows only change their
+    place."""
+
+    removed: tuple[TableFile, ...] = ()
+    added: tuple[WrittenFile, ...] = ()
+    moved: frozenset[str] = frozenset()
+
+
+class FileRewrites:
+    """The rows that one batch deletes."""
+
+    def __init__(self, staging: SinkStaging, schema: TableSchema) -> None:
+        self._staging = staging
+        self._shape = schema.arrow()
+        self._names = schema.key or schema.names
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._spilled: list[str] = []
+        self._made: list[str] = []
+        """Files of an attempt that may be repeated."""
+
+    def remove(self, updates: pa.Table, upper: Frontier | None) -> None:
+        """Add rows to delete: `DIFF` < 0. Blocking."""
+        if not updates.num_rows:
+            return
+        self._held.append(updates.select([*self._shape.names, DIFF]))
+        self._held_bytes += updates.nbytes
+        # Kept until the commit: another attempt needs them when others moved rows between files.
+        if DELETED_ROWS.exceeded_by(self._held_bytes):
+            place = self._staging.place(upper, "_")
+            with as_storage_errors("write rows that go"):
+                file = place.create("rows.parquet")
+                pq.write_table(pa.concat_tables(self._held), file)
+                place.seal(file)
+            self._spilled.append(place.path("rows.parquet"))
+            self._held, self._held_bytes = [], 0
+
+    def forget(self) -> None:
+        """Drop the rows after the commit. Blocking."""
+        for name in self._spilled:
+            self._staging.remove(name)
+        self._held, self._held_bytes, self._spilled, self._made = [], 0, [], []
+
+    def _chunk(self, index: int) -> pa.Table:
+        if index < len(self._spilled):
+            with self._staging.reading(self._spilled[index]) as source:
+                return pq.read_table(source).cast(self._deletes_shape())
+        if self._held:
+            return pa.concat_tables(self._held).cast(self._deletes_shape())
+        return self._deletes_shape().empty_table()
+
+    def _deletes_shape(self) -> pa.Schema:
+        return self._shape.append(pa.field(DIFF, pa.int64()))
+
+    async def run(
+        self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
+    ) -> RewrittenFiles:
+        """Rewrite files, given the table's current ones; remove those of an earlier attempt. Raises
+        `InvalidUsage` when rows to delete are not there, `SourceUnreachable`."""
+        for name in self._made:
+            await threads.run(partial(self._staging.remove, name), "remove files")
+        self._made = []
+        there = {file.path: file for file in files}
+        made: dict[str, WrittenFile] = {}
+        for index in range(len(self._spilled) + 1):
+            left = await threads.run(partial(self._chunk, index), "read rows that go")
+            # Files written for earlier chunks may hold rows of this chunk, too.
+            for file in [*files, *(_table_file(each) for each in made.values())]:
+                if not left.num_rows:
+                    break
+                if (file.path not in there and file.path not in made) or _apart(file, left):
+                    continue
+                found = await threads.run(
+                    partial(self._without, file, left, upper),
+                    f"rewrite {file.path}",
+                )
+                if found is None:
+                    continue
+                written, left = found
+                there.pop(file.path, None)
+                if made.pop(file.path, None) is not None:
+                    await threads.run(
+                        partial(self._staging.remove, file.path),
+                        "remove a file",
+                    )
+                made |= {each.path: each for each in written}
+            if left.num_rows:
+                raise InvalidUsage(
+                    f"the table lacks {-(pc.sum(left[DIFF]).as_py())} rows that are to be removed "
+                    f"from it, such as {left.slice(0, 1).drop_columns([DIFF]).to_pylist()[0]}: it "
+                    "is not what the sink keeps there. Drop the sink, remove the table, and "
+                    "create the sink anew"
+                )
+        removed = [file for file in files if file.path not in there]
+        moved, gathered = await self._gather(list(there.values()), threads, upper)
+        self._made = [*made, *(file.path for file in gathered)]
+        return RewrittenFiles(
+            (*removed, *moved),
+            (*made.values(), *gathered),
+            frozenset([*(old.path for old in moved), *(new.path for new in gathered)]),
+        )
+
+    def _without(
+        self, file: TableFile, deletes: pa.Table, upper: Frontier | None
+    ) -> tuple[list[WrittenFile], pa.Table] | None:
+        """Return the file rewritten without the rows, and the rows that it did not hold; None: it
+        holds none. Blocking."""
+        with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:
+            # First pass over few columns: most files hold none of the rows.
+            if not any(
+                pc.any(
+                    match_candidates(self._read(batch, self._names), deletes, self._names)
+                ).as_py()
+                for batch in source.iter_batches(_ROWS_AT_ONCE, columns=list(self._names))
+            ):
+                return None
+            left, taken = deletes, 0
+            files = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+            for batch in source.iter_batches(_ROWS_AT_ONCE):
+                found = subtract(self._read(batch, self._shape.names), left, self._names)
+                left, taken = found.left, taken + found.taken
+                files.append(found.kept)
+        written = files.finish()
+        if taken:
+            return written, left
+        # Candidates by single columns only: no row matched, so the file stays.
+        for each in written:
+            self._staging.remove(each.path)
+        return None
+
+    def _read(self, batch: pa.RecordBatch, names: tuple[str, ...] | list[str]) -> pa.Table:
+        shape = pa.schema([self._shape.field(name) for name in names])
+        return pa.Table.from_batches([batch]).select(list(names)).cast(shape)
+
+    async def _gather(
+        self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
+    ) -> tuple[list[TableFile], list[WrittenFile]]:
+        """Combine small files when they are many: return them, and the new files."""
+        small = [file for file in files if file.bytes < _SMALL_BYTES]
+        if not SMALL_FILES.exceeded_by(len(small)):
+            return [], []
+        into = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+
+        def copy(file: TableFile) -> None:
+            with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:
+                for batch in source.iter_batches(_ROWS_AT_ONCE):
+                    into.append(self._read(batch, self._shape.names))
+
+        for file in small:
+            await threads.run(partial(copy, file), f"read {file.path}")
+        return small, await threads.run(into.finish, "write files")
+
+
+def _table_file(file: WrittenFile) -> TableFile:
+    return TableFile(file.path, file.bytes)
+
+
+def _apart(file: TableFile, deletes: pa.Table) -> bool:
+    """Say whether the file's bounds exclude all of the rows."""
+    for name, (low, high) in file.bounds.items():
+        if name in deletes.column_names and pa.types.is_integer(deletes.schema.field(name).type):
+            column = deletes[name]
+            ends = pc.min_max(column).as_py()
+            # A NULL lies in no bounds.
+            if not column.null_count and (ends["max"] < low or ends["min"] > high):
+                return True
+    return False
+
+
+def stats_of(file: Any, rows: int) -> str:
+    """Return Delta's statistics of a Parquet file: rows, and the bounds of columns of whole numbers
+    (times of changes, most keys), by which readers skip files."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    footer = pq.read_metadata(file)
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, found = column.path_in_schema, column.statistics
+            plain = found is not None and found.logical_type.type in _PLAIN
+            if found is None or "." in name or column.physical_type not in _WHOLE or not plain:
+                continue
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if found.has_min_max and isinstance(found.min, int):
+                low[name] = min(low.get(name, found.min), found.min)
+                high[name] = max(high.get(name, found.max), found.max)
+    stats = {"numRecords": rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    return msgspec.json.encode(stats).decode()

@@ -1,0 +1,372 @@
+"""Writes rows as files: Parquet, CSV and lines of JSON. Blocking.
+
+`OutputFiles` takes rows piece by piece and writes them into files of at most about
+`file_bytes_max`, one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory.
+Without rows there is no file.
+
+Values. *Parquet*: the column's own type. *CSV*: a line of names first, text in quotes (one inside
+is doubled), NULL as nothing (a NULL of a table with one column is therefore an empty line) and an
+empty text as two quotes. *JSON*: an object per line; decimals are numbers with all their digits, a
+map is an object with its keys as text. In both, dates and times are ISO 8601, binary is base64, and
+floats that are not finite are "NaN", "Infinity" or "-Infinity". `sources.copied_files` reads all of
+it back, value by value.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Final, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from actors.connectors.sources.json_rows import RowsOfTable
+from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import WrittenFile
+from actors.plan.schema import DIFF, TableSchema
+from actors.plan.updates import sliced
+from actors.protocol.compute import CopyToExport
+from actors.threshold_probes import SINK_FILE, SLICED_ROWS
+
+PIECE_BYTES: Final = 8 << 20
+"""Bytes of rows that are written at once; of Parquet, a row group."""
+YEAR_MAX: Final = 9999
+FILE_BYTES_MIN: Final = 4_096
+"""Least value of `file_bytes_max`."""
+
+
+class FilePlace(Protocol):
+    """Creates files. Blocking; raises `StorageError`. Names are unique; files are orphans until a
+    manifest or commit names them."""
+
+    def create(self, name: str) -> IO[bytes]:
+        """Open a new file, which is valid once it was sealed."""
+        ...
+
+    def seal(self, file: IO[bytes]) -> None:
+        """Make a complete file durable."""
+        ...
+
+    def path(self, name: str) -> str:
+        """Return the file's path as the manifest names it."""
+        ...
+
+
+def check_format(schema: TableSchema, export: CopyToExport) -> None:
+    """Raise `InvalidUsage` for columns that the format cannot hold, and for files too small."""
+    if export.file_bytes_max < FILE_BYTES_MIN:
+        raise InvalidUsage(
+            f"file_bytes_max = {export.file_bytes_max}: must be at least {FILE_BYTES_MIN}"
+        )
+    if export.format == "csv":
+        nested = [f"{c.name} {c.type}" for c in schema.columns if "<" in c.type]
+        if nested:
+            raise InvalidUsage(
+                f"CSV cannot hold nested columns ({', '.join(nested)}): copy to parquet or json"
+            )
+    if export.format == "json":
+        try:
+            RowsOfTable(schema, schema, skips=False)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{error}: copy to parquet") from None
+
+
+def repeated(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield each row as often as its `DIFF` says, without it, in slices (`SLICED_ROWS`)."""
+    diffs = rows[DIFF].to_numpy()
+    plain = rows.drop_columns([DIFF])
+    if not len(diffs) or diffs.max() == 1:
+        yield from sliced(plain)
+        return
+    ends = diffs.cumsum()
+    total = int(ends[-1])
+    SLICED_ROWS.exceeded_by(total)
+    for start in range(0, total, SLICED_ROWS.limit):
+        wanted = np.arange(start, min(total, start + SLICED_ROWS.limit))
+        yield plain.take(pa.array(np.searchsorted(ends, wanted, "right")))
+
+
+class OutputFiles:
+    """Output files of one copy, or of one batch of a sink."""
+
+    def __init__(
+        self, place: FilePlace, schema: pa.Schema, format: str, file_bytes_max: int
+    ) -> None:
+        self._place = place
+        self._schema = schema
+        self._format = format
+        self._bytes_max = file_bytes_max
+        # A quarter, so that files end close to their limit.
+        self._piece_bytes = max(1, min(PIECE_BYTES, file_bytes_max // 4))
+        self._open: _Open | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+        self.written: list[WrittenFile] = []
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows taken, written or not."""
+        taken: int = sum(table.num_rows for table in self._waiting)
+        held = 0 if self._open is None else self._open.rows
+        return taken + held + sum(file.rows for file in self.written)
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the
+        format cannot hold, `StoreFull`, `StorageError`."""
+        for table in repeated(rows.select([*self._schema.names, DIFF])):
+            self.append(table)
+
+    def append(self, rows: pa.Table) -> None:
+        """Write rows once each. Raises as `add` does."""
+        step = max(1, self._piece_bytes * rows.num_rows // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, step):
+            piece = rows.slice(start, step)
+            self._waiting.append(piece)
+            self._waiting_bytes += piece.nbytes
+            if self._waiting_bytes >= self._piece_bytes:
+                self._write()
+
+    def finish(self) -> list[WrittenFile]:
+        """Close the last file; return all of them."""
+        if self._waiting:
+            self._write()
+        self._close()
+        return self.written
+
+    def abandon(self) -> None:
+        """Give up a file that is incomplete."""
+        opened, self._open = self._open, None
+        self._waiting = []
+        if opened is not None:
+            # Closing a writer writes the end of the file: here into memory, not into the file.
+            opened.file.file = io.BytesIO()
+            opened.writer.close()
+
+    def _write(self) -> None:
+        rows = pa.concat_tables(self._waiting)
+        if rows.schema != self._schema:
+            rows = rows.cast(self._schema)
+        self._waiting, self._waiting_bytes = [], 0
+        if self._open is None:
+            name = f"{len(self.written) + 1:05d}.{self._format}"
+            file = CountedFile(self._place.create(name))
+            self._open = _Open(name, file, _WRITERS[self._format](file, self._schema))
+        opened = self._open
+        before = opened.file.size
+        try:
+            opened.writer.write(rows)
+        except (pa.ArrowInvalid, ValueError, OverflowError) as error:
+            raise InvalidUsage(
+                f"a value cannot be written as {self._format} ({error}): copy to parquet"
+            ) from None
+        opened.rows += rows.num_rows
+        # The next piece is about as large as this one.
+        if SINK_FILE.crossed(2 * opened.file.size - before > self._bytes_max):
+            self._close()
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        opened.writer.close()
+        self._place.seal(opened.file.file)
+        path = self._place.path(opened.name)
+        self.written.append(WrittenFile(path, opened.rows, opened.file.size))
+
+
+class CountedFile:
+    """A file that counts the bytes written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        """Write all of the data."""
+        view = memoryview(data)
+        self.size += view.nbytes
+        while view:
+            view = view[self.file.write(view) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: sealing makes the file durable."""
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        return self.size
+
+    def readable(self) -> bool:
+        """Return False."""
+        return False
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return False."""
+        return False
+
+
+class FormatWriter(Protocol):
+    """Writes one file of a format."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows."""
+        ...
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        ...
+
+
+class _Open(msgspec.Struct):
+    name: str
+    file: CountedFile
+    writer: FormatWriter
+    rows: int = 0
+
+
+class _Parquet:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
+        self._writer = pa.parquet.ParquetWriter(file, schema, compression="zstd")
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Csv:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
+        self._file = file
+        self._headed = False
+
+    def write(self, rows: pa.Table) -> None:
+        for index, field in enumerate(rows.schema):
+            column = rows.column(index)
+            if pa.types.is_binary(field.type):
+                texts = pa.array([_base64(value) for value in column.to_pylist()], pa.string())
+            elif pa.types.is_floating(field.type) and not _all_finite(column):
+                texts = _number_texts(column)
+            else:
+                _check_years(column)
+                continue
+            rows = rows.set_column(index, field.name, texts)
+        options = pa.csv.WriteOptions(include_header=not self._headed)
+        pa.csv.write_csv(rows, self._file, options)
+        self._headed = True
+
+    def close(self) -> None:
+        """Do nothing: every line is complete."""
+
+
+def _number_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return floats as text, with the names of JSON and Spark for those that are not finite."""
+    signed = pc.if_else(pc.greater(column, 0), "Infinity", "-Infinity")
+    names = pc.if_else(pc.is_nan(column), "NaN", signed)
+    return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
+
+
+def _check_years(column: pa.ChunkedArray) -> None:
+    """Raise `ValueError` for a year that ISO 8601 cannot hold."""
+    if not pa.types.is_temporal(column.type):
+        return
+    ends = pc.min_max(column.cast(pa.timestamp("s"), safe=False))
+    for end in (ends["min"], ends["max"]):
+        if end.is_valid and not 1 <= pc.year(end).as_py() <= YEAR_MAX:
+            raise ValueError(f"a {column.type} of the year {pc.year(end).as_py()}")
+
+
+class JsonLines:
+    """Encodes rows of one schema as JSON, an object per line; `sources.json_rows` reads them
+    back."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._encoder = msgspec.json.Encoder(decimal_format="number")
+        self._changes = [(f.name, change) for f in schema if (change := _plain(f.type))]
+
+    def encode(self, rows: pa.Table | pa.RecordBatch) -> bytes:
+        """Return the rows' lines. Raises `ValueError` and `OverflowError` for a value that JSON
+        cannot hold: a date beyond the year 9999."""
+        lines = rows.to_pylist()
+        for name, change in self._changes:
+            # Converting value by value is slow: skip columns that need none.
+            if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
+                continue
+            for line in lines:
+                if line[name] is not None:
+                    line[name] = change(line[name])
+        return self._encoder.encode_lines(lines)
+
+
+class _Json:
+    def __init__(self, file: CountedFile, schema: pa.Schema) -> None:
+        self._file = file
+        self._lines = JsonLines(schema)
+
+    def write(self, rows: pa.Table) -> None:
+        self._file.write(self._lines.encode(rows))
+
+    def close(self) -> None:
+        """Do nothing: every line is complete."""
+
+
+_WRITERS: Final[dict[str, Callable[[CountedFile, pa.Schema], FormatWriter]]] = {
+    "parquet": _Parquet,
+    "csv": _Csv,
+    "json": _Json,
+}
+_Change: TypeAlias = Callable[[Any], Any]
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _all_finite(column: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.is_finite(column)).as_py() is not False)
+
+
+def _finite(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain(kind: pa.DataType) -> _Change | None:
+    """Return the function that converts a value (never NULL) of that type to JSON's; None if none
+    is needed."""
+    if pa.types.is_floating(kind):
+        return _finite
+    if pa.types.is_map(kind):
+        key, item = _plain(kind.key_type), _plain(kind.item_type)
+        return lambda pairs: {_text(_changed(k, key)): _changed(v, item) for k, v in pairs}
+    if pa.types.is_list(kind):
+        element = _plain(kind.value_type)
+        return element and (lambda values: [_changed(value, element) for value in values])
+    if pa.types.is_struct(kind):
+        fields = {field.name: _plain(field.type) for field in kind}
+        if not any(fields.values()):
+            return None
+        return lambda found: {name: _changed(found[name], how) for name, how in fields.items()}
+    return None
+
+
+def _changed(value: Any, change: _Change | None) -> Any:
+    return value if value is None or change is None else change(value)
+
+
+def _text(key: Any) -> str:
+    """Return a map's key as text."""
+    return key if isinstance(key, str) else msgspec.json.encode(key).decode().strip('"')

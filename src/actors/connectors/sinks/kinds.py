@@ -1,0 +1,101 @@
+"""All kinds of sinks: their configurations and factories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
+from actors.connectors.sinks.folders import allowed
+from actors.connectors.sinks.outlets import BucketOutlet, FolderOutlet, SinkStorage
+from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
+from actors.connectors.sinks.sink import SinkConnector
+from actors.errors import InvalidUsage
+from actors.kernel import ActorClock
+from actors.object_store.bucket_paths import allowed_bucket, is_bucket
+from actors.progress import ObjectId
+from actors.settings import Settings
+
+SinkConfig: TypeAlias = DeltaConfig | ParquetConfig
+KINDS: Final[Mapping[str, type[SinkConfig]]] = {"delta": DeltaConfig, "parquet": ParquetConfig}
+OURS: Final = ("creation",)
+"""Fields that a user may not set."""
+
+
+def kind_of(config: SinkConfig) -> str:
+    """Return the name of a configuration's kind."""
+    return next(name for name, kind in KINDS.items() if isinstance(config, kind))
+
+
+def encode(config: SinkConfig) -> bytes:
+    """Return a configuration as msgpack; it holds no secret."""
+    return msgspec.msgpack.encode(config)
+
+
+def decode(data: bytes) -> SinkConfig:
+    """Parse what `encode` returned. Raises `InvalidUsage`."""
+    try:
+        config: SinkConfig = msgspec.msgpack.decode(data, type=SinkConfig)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidUsage(f"not the configuration of a sink: {error}") from None
+    return config
+
+
+def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfig:
+    """Return a new sink's configuration from a user's options (texts are converted). `creation`
+    tells it from any other sink that has its id. Raises `InvalidUsage`."""
+    if kind not in KINDS:
+        raise InvalidUsage(f"no sink of kind {kind!r}: there are {', '.join(KINDS)}")
+    fields = [field for field in msgspec.structs.fields(KINDS[kind]) if field.name not in OURS]
+    names = [field.name for field in fields]
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        raise InvalidUsage(
+            f"a sink of kind {kind} has no option {unknown[0]!r}: it has {', '.join(names)}"
+        )
+    try:
+        config: SinkConfig = msgspec.convert(
+            {**options, "kind": kind, "creation": creation}, SinkConfig, strict=False
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidUsage(f"a sink of kind {kind}: {error}") from None
+    if isinstance(config, DeltaConfig) and config.retain_hours < 1:
+        raise InvalidUsage(f"retain_hours = {config.retain_hours}: must be at least 1")
+    return config
+
+
+def make_sink(
+    config: SinkConfig,
+    sink: ObjectId,
+    settings: Settings,
+    clock: ActorClock,
+    randomness: Random,
+    scratch: Path,
+) -> SinkConnector:
+    """Return the sink of that id. Raises `InvalidUsage` for a folder or a bucket that is not
+    allowed. Follows links in the file system. `scratch`: a folder for files to be uploaded, made
+    and removed by the sink."""
+    token = f"{randomness.getrandbits(64):016x}"
+    if is_bucket(config.folder):
+        place = allowed_bucket(config.folder, settings.sink_buckets, "sink_buckets", "write")
+        if not place.path:
+            raise InvalidUsage(f"{config.folder!r} is a whole bucket: name a path in it")
+        outlet: SinkStorage = BucketOutlet(place, scratch / f"going-{token}", settings)
+    else:
+        outlet = FolderOutlet(_folder(config.folder, settings))
+    if isinstance(config, DeltaConfig):
+        return DeltaSink(config, outlet, sink, token, settings, clock)
+    return ParquetSink(config, outlet, sink, token, settings, clock)
+
+
+def _folder(name: str, settings: Settings) -> Path:
+    if not settings.sink_dir:
+        raise InvalidUsage(
+            f"{name!r}: sinks write into no folder, as long as the setting sink_dir names none "
+            "that they may write below"
+        )
+    return allowed(name, settings.sink_dir, "sinks", "sink_dir")

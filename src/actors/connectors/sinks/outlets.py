@@ -1,0 +1,314 @@
+"""Storage of sinks: a folder, or a place in a bucket, with one interface for both. Blocking.
+
+Theory of operation. A sink needs new files that are durable before a commit names them (`staging`),
+small documents of which the first under a name wins (`write_new`), and listings. A folder provides
+them by fsync and link, a bucket by conditional requests.
+
+Names lie below the place, with ``/`` between. All methods raise `StorageError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from actors.connectors.sinks.bucket_staging import BucketStaging
+from actors.connectors.sinks.folders import write_new
+from actors.connectors.sinks.staging import (
+    FolderStaging,
+    SinkStaging,
+    as_storage_errors,
+    sync_file,
+)
+from actors.errors import StorageError
+from actors.object_store.bucket_calls import BucketCalls
+from actors.object_store.bucket_paths import BucketPath
+from actors.object_store.bucket_store import PAGE_KEYS, allows_http
+from actors.persist.blob_file import sync_folder
+from actors.settings import Settings
+
+DOCUMENT_BYTES_MAX: Final = 64 << 20
+_NUMBER: Final = re.compile(r"\d{20}\.")
+_NUMBERED: Final = re.compile(r"\d{20}\.json")
+
+
+class SinkStorage(Protocol):
+    """One place that one sink writes."""
+
+    @property
+    def where(self) -> str:
+        """Return the name of the place, for people."""
+        ...
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """Return the storage options with which `deltalake` reaches it under that name."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Return whether texts of libraries about it may hold secrets."""
+        ...
+
+    def staging(self, token: str) -> SinkStaging:
+        """Return the staging area of the writer with that name."""
+        ...
+
+    def begin(self, folder: str) -> None:
+        """Create the place, and a folder in it for documents."""
+        ...
+
+    def tidy(self, folder: str) -> None:
+        """Remove temporary documents of killed writers from that folder."""
+        ...
+
+    def other_than(self, folder: str) -> str | None:
+        """Return the name of an entry at the place other than a folder; None: there is none."""
+        ...
+
+    def newest(self, folder: str) -> str | None:
+        """Return the greatest name of a numbered document (20 digits) in a folder."""
+        ...
+
+    def numbered(self, folder: str) -> bool:
+        """Say whether a folder holds a name that begins with a number of 20 digits."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """Return a document; None if it does not exist."""
+        ...
+
+    def write_new(self, name: str, data: bytes, token: str) -> bool:
+        """Write a document, durable on return; False when another one has that name already: it
+        stays."""
+        ...
+
+    def sync(self, name: str) -> None:
+        """Make a document durable that another library wrote."""
+        ...
+
+
+class FolderOutlet:
+    """A local folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def where(self) -> str:
+        """See `SinkStorage`."""
+        return str(self.folder)
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """See `SinkStorage`."""
+        return None
+
+    @property
+    def private(self) -> bool:
+        """See `SinkStorage`."""
+        return False
+
+    def staging(self, token: str) -> SinkStaging:
+        """See `SinkStorage`."""
+        return FolderStaging(self.folder, token)
+
+    def begin(self, folder: str) -> None:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"make {self.folder / folder}"):
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder)
+            # Else a power cut may lose the name of the new folder.
+            sync_folder(self.folder.parent)
+
+    def tidy(self, folder: str) -> None:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"look into {self.folder / folder}"):
+            for each in list((self.folder / folder).iterdir()):
+                if each.name.startswith("_"):
+                    each.unlink(missing_ok=True)
+
+    def other_than(self, folder: str) -> str | None:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"look into {self.folder}"):
+            try:
+                others = (each.name for each in self.folder.iterdir())
+                return next((name for name in others if name != folder), None)
+            except FileNotFoundError:
+                return None
+
+    def newest(self, folder: str) -> str | None:
+        """See `SinkStorage`."""
+        names = self._names(folder)
+        return max((name for name in names if _NUMBERED.fullmatch(name)), default=None)
+
+    def numbered(self, folder: str) -> bool:
+        """See `SinkStorage`."""
+        return any(_NUMBER.match(name) for name in self._names(folder))
+
+    def _names(self, folder: str) -> list[str]:
+        with as_storage_errors(f"look into {self.folder}"):
+            try:
+                return [each.name for each in (self.folder / folder).iterdir()]
+            except FileNotFoundError:
+                return []
+
+    def read(self, name: str) -> bytes | None:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"read {self.folder / name}"):
+            try:
+                return (self.folder / name).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def write_new(self, name: str, data: bytes, token: str) -> bool:
+        """See `SinkStorage`."""
+        path = self.folder / name
+        return write_new(path, data, path.parent / f"_{token}")
+
+    def sync(self, name: str) -> None:
+        """See `SinkStorage`."""
+        path = self.folder / name
+        sync_file(path)
+        with as_storage_errors(f"sync {path.parent}"):
+            sync_folder(path.parent)
+            sync_folder(self.folder)
+
+
+class BucketOutlet:
+    """A place in a bucket."""
+
+    def __init__(
+        self,
+        place: BucketPath,
+        spool: Path,
+        settings: Settings,
+        opened: Callable[[BucketPath, Settings], BucketCalls] = BucketCalls.open,
+    ) -> None:
+        """Make an outlet. `spool`: a folder for files to be uploaded, of this outlet alone."""
+        self.place = place
+        self._spool = spool
+        self._settings = settings
+        self._opened = opened
+        self._calls: BucketCalls | None = None
+
+    @property
+    def where(self) -> str:
+        """See `SinkStorage`."""
+        return str(self.place)
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """See `SinkStorage`. Credentials come from the environment, as everywhere."""
+        limits = self._settings
+        timeout_ms = limits.copy_request_timeout_ms
+        retries = limits.copy_request_retries_max
+        given = {
+            "timeout": f"{timeout_ms}ms",
+            "connect_timeout": f"{min(timeout_ms, limits.connect_timeout_ms)}ms",
+            "allow_http": str(allows_http(self.place.kind)).lower(),
+            "max_retries": str(retries),
+            "retry_timeout": f"{timeout_ms * (retries + 1)}ms",
+        }
+        if self.place.kind == "s3":
+            # A commit must be a request that fails if the version exists; variables of the
+            # environment could turn that off.
+            given |= {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
+        return given
+
+    @property
+    def private(self) -> bool:
+        """See `SinkStorage`."""
+        return True
+
+    @property
+    def calls(self) -> BucketCalls:
+        """Return the bucket's client; opening it takes some ms."""
+        if self._calls is None:
+            self._calls = self._opened(self.place, self._settings)
+        return self._calls
+
+    def staging(self, token: str) -> SinkStaging:
+        """See `SinkStorage`."""
+        return BucketStaging(lambda: self.calls, self.where, self._spool, token)
+
+    def begin(self, folder: str) -> None:
+        """See `SinkStorage`. Buckets have no folders."""
+
+    def tidy(self, folder: str) -> None:
+        """See `SinkStorage`. Objects are complete, or not there at all."""
+
+    def other_than(self, folder: str) -> str | None:
+        """See `SinkStorage`."""
+        before = next(self.calls.names(), [])
+        behind = next(self.calls.names(after=f"{folder}/~"), [])
+        names = (name.partition("/")[0] for name in (*before, *behind))
+        return next((name for name in names if name != folder), None)
+
+    def newest(self, folder: str) -> str | None:
+        """See `SinkStorage`."""
+        number = newest_number(lambda number: self._numbers_after(folder, number))
+        return None if number is None else f"{number:020d}.json"
+
+    def numbered(self, folder: str) -> bool:
+        """See `SinkStorage`. Digits sort first."""
+        first = next(self.calls.names(folder), [])
+        return any(_NUMBER.match(name.rpartition("/")[2]) for name in first)
+
+    def _numbers_after(self, folder: str, number: int) -> tuple[list[int], bool]:
+        after = f"{folder}/{number:020d}.json" if number >= 0 else ""
+        found: list[str] = []
+        for page in self.calls.names(folder, after):
+            found += page
+            if len(found) >= PAGE_KEYS:
+                break
+        names = [name.rpartition("/")[2] for name in found]
+        numbers = [int(name[:20]) for name in names if _NUMBERED.fullmatch(name)]
+        return numbers, len(found) >= PAGE_KEYS
+
+    def read(self, name: str) -> bytes | None:
+        """See `SinkStorage`."""
+        return self.calls.get(name, DOCUMENT_BYTES_MAX)
+
+    def write_new(self, name: str, data: bytes, token: str) -> bool:
+        """See `SinkStorage`."""
+        failure: StorageError | None = None
+        # Twice: a failed request may have had no effect. Retrying is safe, since none overwrites.
+        for _ in range(2):
+            try:
+                if self.calls.create(name, data):
+                    return True
+            except StorageError as error:
+                if error.determinate and failure is None:
+                    raise
+                failure = error
+            # Another's, or ours in spite of an error. The same bytes are ours: each writer's token
+            # is in its documents.
+            found = self.calls.get(name, DOCUMENT_BYTES_MAX)
+            if found is not None:
+                return found == data
+        raise StorageError(
+            f"could not write {self.where}/{name}: it may come to be there", determinate=False
+        ) from failure
+
+    def sync(self, name: str) -> None:
+        """See `SinkStorage`. Objects are durable."""
+
+
+def newest_number(after: Callable[[int], tuple[list[int], bool]]) -> int | None:
+    """Return the greatest of numbers from 0 on without a gap after the first. `after` returns the
+    first of those after one (-1: all), and whether there may be more."""
+    low, high = -1, None
+    while high is None or low < high:
+        # Doubling, then bisection: few requests, however many numbers there are.
+        at = max(low, 2 * low) if high is None else (low + high) // 2
+        page, more = after(at)
+        if page:
+            low = max(page)
+            if not more:
+                return low
+        else:
+            high = at
+    return None if low < 0 else low

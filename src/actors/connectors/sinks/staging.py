@@ -1,0 +1,175 @@
+"""Files for a sink's next commit, in a folder or a bucket. Blocking; raises `StorageError`.
+
+A file's name begins with the durable upper at the time of writing, so that orphans (files that no
+commit has named, nor can name any more) are known by their names alone. Files that are not data
+begin with ``_``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from actors.connectors.sinks.formats import FilePlace
+from actors.persist.blob_file import sync_folder
+from actors.persist.location import storage_error
+from actors.progress import Frontier
+
+_NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
+
+
+class SinkStaging(Protocol):
+    """Uncommitted files of one writer."""
+
+    def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
+        """Return the place for files of a batch that begins at `upper`. `kind` ``_``: temporary
+        files of the writer."""
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[Any]:
+        """Open a file of that name for `pyarrow.parquet`."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file that will not be committed."""
+        ...
+
+    def remove_staged(self) -> None:
+        """Remove all files that no commit will name."""
+        ...
+
+    def close(self) -> None:
+        """Close files that were not sealed."""
+        ...
+
+    def committed(self) -> None:
+        """Forget the files: a commit names them."""
+        ...
+
+    def remove_orphans(self, upper: Frontier | None) -> None:
+        """Remove files of earlier writers that no commit has named; none of these writers can
+        commit any more."""
+        ...
+
+
+def staged_name(upper: Frontier | None, token: str, places: int, kind: str = "") -> str:
+    """Return the prefix of the names of one place's files."""
+    return f"{kind}penstock-{upper or 0:020d}-{token}-{places}"
+
+
+def is_orphan(name: str, upper: Frontier | None) -> bool:
+    """Say whether no commit has named a file, when everything below `upper` is committed."""
+    found = _NAME.fullmatch(name)
+    # Temporary files (``_``) are in no commit, whatever their upper.
+    return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
+
+
+class FolderStaging:
+    """Staged files in the folder itself. See `SinkStaging`."""
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder = folder
+        self._token = token
+        self._places = 0
+        self._staged: list[str] = []
+        self._open: list[IO[bytes]] = []
+
+    def place(self, upper: Frontier | None, kind: str = "") -> StagedFiles:
+        """See `SinkStaging`."""
+        self._places += 1
+        name = staged_name(upper, self._token, self._places, kind)
+        return StagedFiles(self._folder, name, self._staged, self._open)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Any]:
+        """See `SinkStaging`."""
+        with as_storage_errors(f"read {self._folder / name}"):
+            yield self._folder / name
+
+    def remove(self, name: str) -> None:
+        """See `SinkStaging`."""
+        with as_storage_errors(f"remove {self._folder / name}"):
+            (self._folder / name).unlink(missing_ok=True)
+        if name in self._staged:
+            self._staged.remove(name)
+
+    def remove_staged(self) -> None:
+        """See `SinkStaging`."""
+        self.close()
+        for name in list(self._staged):
+            self.remove(name)
+
+    def close(self) -> None:
+        """See `SinkStaging`."""
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        self._open.clear()
+
+    def committed(self) -> None:
+        """See `SinkStaging`."""
+        self._staged.clear()
+
+    def remove_orphans(self, upper: Frontier | None) -> None:
+        """See `SinkStaging`."""
+        with as_storage_errors(f"look into {self._folder}"):
+            # A list, since the loop removes entries.
+            for entry in list(os.scandir(self._folder)):
+                if is_orphan(entry.name, upper):
+                    Path(entry.path).unlink(missing_ok=True)
+
+
+class StagedFiles:
+    """A `FilePlace`: new files in the folder."""
+
+    def __init__(
+        self, folder: Path, prefix: str, staged: list[str], opened: list[IO[bytes]]
+    ) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._staged = staged
+        self._open = opened
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `FilePlace`."""
+        with as_storage_errors(f"write {self._folder / self.path(name)}"):
+            file: IO[bytes] = (self._folder / self.path(name)).open("xb", buffering=0)
+        self._staged.append(self.path(name))
+        self._open.append(file)
+        return file
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `FilePlace`."""
+        with as_storage_errors(f"write {file.name}"):
+            os.fsync(file.fileno())
+            file.close()
+            self._open.remove(file)
+            # Durable before the commit that names it, its name included.
+            sync_folder(self._folder)
+
+    def path(self, name: str) -> str:
+        """See `FilePlace`."""
+        return f"{self._prefix}-{name}"
+
+
+@contextmanager
+def as_storage_errors(what: str) -> Iterator[None]:
+    """Raise errors of the operating system in the block as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, error) from error
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's bytes durable."""
+    with as_storage_errors(f"sync {path}"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

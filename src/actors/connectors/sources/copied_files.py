@@ -1,0 +1,119 @@
+"""Reads files of a copy as `copy-to` wrote them, so that every value is what it was. Blocking.
+
+A manifest describes the copy, so no options are needed. Spark does not read these files: its
+readers of CSV and JSON cannot tell all that is in them (an empty text from NULL, keys of a map that
+are no text). Columns are found by name, and read in the types of the target.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
+from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import CopyManifest
+from actors.plan.schema import DIFF, TableSchema
+
+BLOCK_BYTES_MAX: Final = 64 << 20
+"""Greatest length of one CSV row."""
+LINES_AT_ONCE: Final = 10_000
+_READING: Final = (pa.ArrowException, OSError, RowMisfit, UnicodeDecodeError)
+
+
+class UnreadableCopy(Exception):
+    """A file of a copy differs from what was written; the text gives the reason."""
+
+
+def columns_of_copy(manifest: CopyManifest, target: TableSchema) -> TableSchema:
+    """Return the target's columns that the copy has, in the copy's order. Raises `InvalidUsage`
+    for a column that the target has not."""
+    own = {column.name.lower(): column for column in target.columns}
+    strangers = [c.name for c in manifest.schema if c.name.lower() not in own]
+    if strangers:
+        raise InvalidUsage(
+            f"the copy of {manifest.object} has columns that the table has not: "
+            f"{', '.join(strangers)}"
+        )
+    return TableSchema(tuple(own[column.name.lower()] for column in manifest.schema))
+
+
+def has_types(path: str, wanted: TableSchema) -> bool:
+    """Return whether a Parquet file of a copy has just these types, nested ones too."""
+    try:
+        return bool(pq.read_schema(path).types == wanted.arrow().types)
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def read_copied(path: str, kind: str, columns: TableSchema) -> Iterator[pa.Table]:
+    """Yield the rows of a CSV or JSON file with these columns, in pieces. Raises
+    `UnreadableCopy`."""
+    try:
+        yield from _read_csv(path, columns) if kind == "csv" else _read_json(path, columns)
+    except _READING as error:
+        raise UnreadableCopy(str(error)) from None
+
+
+def _read_json(path: str, columns: TableSchema) -> Iterator[pa.Table]:
+    rows = RowsOfTable(columns, columns, skips=False, naive=True)
+    with open(path, "rb") as lines:
+        for line in lines:
+            rows.add(line, 1)
+            if len(rows) == LINES_AT_ONCE:
+                yield rows.updates().drop_columns([DIFF])
+                rows.clear()
+    if len(rows):
+        yield rows.updates().drop_columns([DIFF])
+
+
+def _read_csv(path: str, columns: TableSchema) -> Iterator[pa.Table]:
+    shape = columns.arrow()
+    # Arrow reads no base64: binary columns are read as text first.
+    texts = [pa.string() if pa.types.is_binary(field.type) else field.type for field in shape]
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        reader = pa.csv.open_csv(
+            file,
+            read_options=pa.csv.ReadOptions(
+                use_threads=False, block_size=min(size + 1, BLOCK_BYTES_MAX)
+            ),
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict(zip(_header(path), texts, strict=True)),
+                null_values=[""],
+                strings_can_be_null=True,
+                # Empty and unquoted is NULL; an empty text is written in quotes.
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        for batch in reader:
+            arrays = [
+                _binary(column) if pa.types.is_binary(field.type) else column
+                for field, column in zip(shape, batch.columns, strict=True)
+            ]
+            yield pa.Table.from_arrays(arrays, schema=shape)
+
+
+def _header(path: str) -> Sequence[str]:
+    """Return the column names in the first line."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return next(csv.reader(file))
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    try:
+        return pa.array(
+            [None if v is None else base64.b64decode(v, validate=True) for v in column.to_pylist()],
+            pa.binary(),
+        )
+    except binascii.Error as error:
+        raise RowMisfit(f"what should be base64 is not: {error}") from None

@@ -1,0 +1,263 @@
+"""Finds the new files of a folder, by a position of bounded size.
+
+Theory of operation. Files are taken in the order of (time of modification, hash of the name). The
+position remembers the last `RECENT_MAX` of the files taken; the greatest forgotten one is the *low
+mark*. A file is new when it is not remembered and lies beyond the low mark. So a file may come with
+an older time than others taken before it, as long as fewer than `RECENT_MAX` files beyond it were
+taken; and a time in the future harms no other file.
+
+Files that are reported and not taken:
+- *late*: at or below the low mark, not remembered, but its inode changed after the last scan
+  (it was renamed in with an old time; or only its owner or mode was changed);
+- *changed*: remembered with another time: it was written again after it was taken. It is
+  reported once, and counts with its new time from then on.
+
+A forgotten file that is written again cannot be told from a new one. Links are followed to files
+below the allowed folders, and to no folders.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.object_store.bucket_store import ObjectVersion
+from actors.settings import Settings
+from actors.threshold_probes import LISTED_FILES
+
+RECENT_MAX: Final = 2_000
+HASH_BYTES: Final = 12
+_ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq")
+
+
+class FoundFile(NamedTuple):
+    """A file as it was listed. Files are ordered by their first two fields."""
+
+    modified_ns: int
+    hash: bytes
+    """Hash of the name."""
+    name: str
+    """Path below the folder."""
+    path: str
+    """Path with links resolved; for an object of a bucket, its URL."""
+    size: int
+    """Size in bytes."""
+    inode_changed_ns: int
+    """Time of the inode's last change: also of a rename, or another owner."""
+    version: ObjectVersion | None = None
+    """The listed version of an object in a bucket."""
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """Return the sort key."""
+        return self.modified_ns, self.hash
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A position as JSON."""
+
+    low_ns: int
+    low_hash: bytes
+    looked_ns: int
+    recent: str
+    exports: tuple[str, ...]
+
+
+class TakenFiles(NamedTuple):
+    """The files taken so far."""
+
+    low: tuple[int, bytes] = (-(1 << 63), b"")
+    looked_ns: int = 0
+    """Newest change of an inode at the last scan of the folder."""
+    recent: Mapping[bytes, int] = {}
+    """Hash of the name → time of modification."""
+    exports: tuple[str, ...] = ()
+    """The exports that hold the files."""
+
+    def position(self) -> str:
+        """Return the position of a source, as text."""
+        entries = b"".join(_ENTRY.pack(name, at) for name, at in self.recent.items())
+        recent = base64.b64encode(entries).decode()
+        written = _Written(*self.low, self.looked_ns, recent, self.exports)
+        return msgspec.json.encode(written).decode()
+
+    @classmethod
+    def of(cls, position: str) -> TakenFiles:
+        """Parse the text of `position`. Raises `InvalidUsage`."""
+        try:
+            found = msgspec.json.decode(position, type=_Written)
+            entries = dict(_ENTRY.iter_unpack(base64.b64decode(found.recent, validate=True)))
+        except (msgspec.DecodeError, ValueError, struct.error) as error:
+            raise InvalidUsage(
+                f"{position[:100]!r} is not a position of a source of files: {error}"
+            ) from None
+        return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
+
+    def holding(self, exports: tuple[str, ...]) -> TakenFiles:
+        """Return the same files, held by these exports."""
+        return self._replace(exports=exports)
+
+    def verdict(self, file: FoundFile, looked_ns: int) -> str:
+        """Return ``new``, ``taken``, ``late`` or ``changed``; `looked_ns`: that of the last
+        scan."""
+        known = self.recent.get(file.hash)
+        if known is not None:
+            return "taken" if known == file.modified_ns else "changed"
+        if file.key > self.low:
+            return "new"
+        return "late" if file.inode_changed_ns > looked_ns else "taken"
+
+    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> TakenFiles:
+        """Return the files taken with these added; `looked_ns`: of the scan that found them (None:
+        of the last one)."""
+        looked_ns = self.looked_ns if looked_ns is None else looked_ns
+        recent = dict(self.recent) | {file.hash: file.modified_ns for file in files}
+        low = self.low
+        if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
+            keys = [(at, name) for name, at in recent.items()]
+            kept = nlargest(RECENT_MAX, keys)
+            # The low mark never falls: a file at or below it would be taken twice.
+            low = max(low, *(set(keys) - set(kept)))
+            recent = {name: at for at, name in kept}
+        return self._replace(low=low, looked_ns=looked_ns, recent=recent)
+
+
+class FolderScan(NamedTuple):
+    """Result of a scan of the folder."""
+
+    new: tuple[FoundFile, ...]
+    """New files, in order."""
+    looked_ns: int
+    late: tuple[str, ...] = ()
+    changed: tuple[FoundFile, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Links that lead out of the allowed folders."""
+
+
+class ListingPlace(NamedTuple):
+    """A folder to scan, and the pattern of names."""
+
+    folder: str
+    roots: tuple[str, ...]
+    pattern: str = "*"
+    recursive: bool = False
+
+
+def allowed_roots(settings: Settings) -> tuple[str, ...]:
+    """Return the folders below which files may be read, with links resolved."""
+    named = settings.source_dirs.split(os.pathsep)
+    return tuple(os.path.realpath(root) for root in named if root.strip())
+
+
+def allowed(path: str, roots: Iterable[str]) -> str:
+    """Return a path with links resolved. Raises `InvalidUsage` if it is not below an allowed
+    folder."""
+    real = os.path.realpath(path)
+    if not is_below(real, roots):
+        raise InvalidUsage(
+            f"{path} lies in none of the folders that may be read: the setting source_dirs names "
+            "them, and links count by where they lead"
+        )
+    return real
+
+
+def is_below(real: str, roots: Iterable[str]) -> bool:
+    """Say whether a path without links is one of the folders or in it."""
+    return any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def hash_of(name: str) -> bytes:
+    """Return the hash by which a name is remembered."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
+
+
+def scan(place: ListingPlace, taken: TakenFiles, looked_ns: int) -> FolderScan:
+    """List the folder and sort its files by verdict. Blocks; raises `OSError`."""
+    new: list[FoundFile] = []
+    changed: list[FoundFile] = []
+    late: list[str] = []
+    refused: list[str] = []
+    newest = looked_ns
+    for file in listed(place, refused):
+        newest = max(newest, file.inode_changed_ns)
+        verdict = taken.verdict(file, looked_ns)
+        if verdict == "new":
+            new.append(file)
+        elif verdict == "changed":
+            changed.append(file)
+        elif verdict == "late":
+            late.append(file.name)
+    return FolderScan(tuple(sorted(new)), newest, tuple(late), tuple(changed), tuple(refused))
+
+
+def listed(place: ListingPlace, refused: list[str]) -> Iterator[FoundFile]:
+    """Yield the files of the folder that fit the pattern; add names that may not be read to
+    `refused`. Files and folders with names that begin with ``.`` or ``_`` are skipped. Blocks."""
+    folders = [("", place.folder)]
+    while folders:
+        below, folder = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name[0] in "._":
+                    continue
+                name = below + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if place.recursive:
+                        folders.append((name + "/", entry.path))
+                elif fnmatchcase(entry.name, place.pattern):
+                    found = _found(name, entry, place.roots, refused)
+                    if found is not None:
+                        yield found
+
+
+def _found(
+    name: str, entry: os.DirEntry[str], roots: Iterable[str], refused: list[str]
+) -> FoundFile | None:
+    path = entry.path
+    if entry.is_symlink():
+        # The resolved path is checked, and the same path is read later.
+        path = os.path.realpath(path)
+        if not is_below(path, roots):
+            refused.append(name)
+            return None
+    try:
+        seen = os.stat(path)
+    except FileNotFoundError:
+        return None  # removed since it was listed, or a dangling link
+    if not stat.S_ISREG(seen.st_mode):
+        return None
+    return FoundFile(seen.st_mtime_ns, hash_of(name), name, path, seen.st_size, seen.st_ctime_ns)
+
+
+def unchanged(files: Iterable[FoundFile]) -> str | None:
+    """Return the path of a file that differs from its listing; None if all are as listed.
+    Blocks."""
+    for file in files:
+        try:
+            seen = os.stat(file.path)
+        except OSError:
+            return file.path
+        if (seen.st_mtime_ns, seen.st_size) != (file.modified_ns, file.size):
+            return file.path
+    return None
+
+
+def first_batch(files: Sequence[FoundFile], files_max: int, bytes_max: int) -> Sequence[FoundFile]:
+    """Return the first files that fit the limits: at least one."""
+    count = size = 0
+    for file in files[:files_max]:
+        size += file.size
+        if count and size > bytes_max:
+            break
+        count += 1
+    return files[:count]

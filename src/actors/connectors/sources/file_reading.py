@@ -1,0 +1,340 @@
+"""Reads files as rows, in bounded pieces: by Spark, or here where the result is surely the same.
+
+Spark defines what a file means, so files are read by a job of the engine, whose answer comes as
+Arrow or as Parquet files. Parquet files whose columns have exactly the wanted types are read here,
+at the speed of Arrow (`reads_like_spark`). No row passes through Python one by one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.connectors.sources.copied_files import UnreadableCopy, has_types, read_copied
+from actors.connectors.sources.file_listing import FoundFile
+from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.errors import (
+    ConnectionBroken,
+    DefiniteError,
+    EngineError,
+    InvalidUsage,
+    OperationCanceled,
+    ResourceBusy,
+    ResourceClosed,
+)
+from actors.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
+from actors.plan.nested import TextTooLong, fit_texts_of
+from actors.plan.schema import TableColumn, TableSchema
+from actors.plan.updates import from_ipc
+from actors.threshold_probes import FILE_PIECE
+
+Format: TypeAlias = Literal["parquet", "csv", "json"]
+
+BATCH_ROWS: Final = 64 * 1024
+INFER_FILES: Final = 10
+"""Number of files from which columns are inferred."""
+_HINT: Final = "repair the file, remove it, or put _ before its name"
+_TEXT: Final = "timeZone locale mode columnNameOfCorruptRecord dateFormat timestampFormat"
+_TEXT_TOO: Final = "timestampNTZFormat enableDateTimeParsingFallback multiLine encoding lineSep"
+OPTIONS: Final[dict[str, frozenset[str]]] = {
+    "parquet": frozenset(["datetimerebasemode", "int96rebasemode"]),
+    "csv": frozenset(
+        f"{_TEXT} {_TEXT_TOO} sep delimiter charset quote escape comment header enforceSchema "
+        "preferDate inferSchema samplingRatio ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace "
+        "nullValue nanValue positiveInf negativeInf maxColumns maxCharsPerColumn emptyValue "
+        "charToEscapeQuoteEscaping unescapedQuoteHandling".lower().split()
+    ),
+    "json": frozenset(
+        f"{_TEXT} {_TEXT_TOO} primitivesAsString prefersDecimal allowComments samplingRatio "
+        "allowUnquotedFieldNames allowSingleQuotes allowNumericLeadingZeros dropFieldIfAllNull "
+        "allowBackslashEscapingAnyCharacter allowUnquotedControlChars "
+        "allowNonNumericNumbers".lower().split()
+    ),
+}
+"""Options of Spark's readers that may be given, in lower case. None of them names other files."""
+
+
+class MalformedFile(SourceUnreachable):
+    """A file cannot be read as it is; `path`: the file, None if unknown."""
+
+    def __init__(self, message: str, path: str | None) -> None:
+        super().__init__(message, _HINT)
+        self.path = path
+
+
+def check_options(kind: str, options: Mapping[str, str]) -> None:
+    """Raise `InvalidUsage` for an unknown format or option."""
+    if kind not in OPTIONS:
+        raise InvalidUsage(f"format = {kind!r}: must be one of {', '.join(OPTIONS)}")
+    for name in options:
+        if name.lower() not in OPTIONS[kind]:
+            raise InvalidUsage(
+                f"option {name!r} is not one for {kind}: {', '.join(sorted(OPTIONS[kind]))} are"
+            )
+
+
+def check_columns(columns: Sequence[TableColumn]) -> TableSchema:
+    """Return the columns as a schema. Raises `InvalidUsage` for a name that comes twice or a type
+    that is not supported."""
+    schema = TableSchema(tuple(columns))
+    low = [name.lower() for name in schema.names]
+    twice = sorted({name for name in schema.names if low.count(name.lower()) > 1})
+    if twice:
+        raise InvalidUsage(f"columns that are named twice: {', '.join(twice)}")
+    schema.arrow()
+    return schema
+
+
+class FileReader:
+    """Reads files of one format into rows with the columns `keep`. `read`: all columns of the files
+    (in their order, where files have no names for them)."""
+
+    def __init__(
+        self,
+        kind: Format,
+        options: Mapping[str, str],
+        read: TableSchema,
+        keep: TableSchema,
+        around: ConnectorContext,
+        *,
+        copied: bool = False,
+    ) -> None:
+        """Make a reader. `copied`: the files belong to a copy, and are read as `copy-to` wrote
+        them."""
+        self._kind = kind
+        self._copied = copied
+        self._options = _options(kind, options)
+        self._read = read
+        self._keep = keep
+        self._shape = keep.arrow()
+        self._around = around
+
+    async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
+        """Yield the files' rows. Raises `MalformedFile`, `SourceUnreachable`."""
+        made: Iterator[pa.Table] | None = None
+        if self._copied and self._kind != "parquet":
+            made = self._from_copy(files)
+        elif self._kind == "parquet" and await self._blocking(lambda: self._all_ours(files)):
+            made = _from_parquet([file.path for file in files], self._keep)
+        if made is not None:
+            while (piece := await self._blocking(lambda: next(made, None))) is not None:
+                yield piece
+            return
+        answer = await self._taken(files)
+        try:
+            made = _answered(answer, self._keep)
+            while (piece := await self._blocking(lambda: next(made, None))) is not None:
+                yield piece
+        finally:
+            # The engine has left its answer in files that belong to us: nobody else deletes them.
+            with anyio.CancelScope(shield=True):
+                await self._around.clock.run_blocking(lambda: _remove(answer.paths()))
+
+    def _all_ours(self, files: Sequence[FoundFile]) -> bool:
+        if self._copied:
+            return all(has_types(file.path, self._keep) for file in files)
+        return all(reads_like_spark(file.path, self._shape) for file in files)
+
+    def _from_copy(self, files: Sequence[FoundFile]) -> Iterator[pa.Table]:
+        for file in files:
+            try:
+                for rows in read_copied(file.path, self._kind, self._read):
+                    yield from _cut(rows.select(self._keep.names), self._keep, file.path)
+            except UnreadableCopy as error:
+                raise _Unreadable(file.path, error) from None
+
+    async def _blocking(self, function: Any) -> Any:
+        try:
+            return await self._around.clock.run_blocking(function)
+        except _Unreadable as error:
+            raise MalformedFile(str(error), error.path) from None
+        except OSError as error:
+            raise SourceUnreachable(f"a file cannot be read: {error}") from None
+
+    async def _taken(self, files: Sequence[FoundFile]) -> RowsDone:
+        job = TakeFiles(
+            f"files/{uuid.uuid4().hex}",
+            tuple(file.path for file in files),
+            self._kind,
+            self._read,
+            self._keep.names,
+            self._options,
+            sum(file.size for file in files),
+        )
+        answer = await run(self._around, job, tuple(file.path for file in files))
+        assert isinstance(answer, RowsDone)
+        return answer
+
+
+async def infer(
+    kind: Format,
+    options: Mapping[str, str],
+    files: Sequence[FoundFile],
+    around: ConnectorContext,
+) -> TableSchema:
+    """Return the columns of the first files, as Spark infers them. Raises `InvalidUsage`,
+    `SourceUnreachable`."""
+    given = dict(_options(kind, options))
+    if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
+        given["inferSchema"] = "true"
+    paths = tuple(file.path for file in files[:INFER_FILES])
+    job = InferFiles(f"files/{uuid.uuid4().hex}", paths, kind, tuple(given.items()))
+    try:
+        answer = await run(around, job, paths)
+    except MalformedFile as error:
+        raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
+    assert isinstance(answer, QueryAnalyzed)
+    return check_columns(answer.schema.columns)
+
+
+async def run(around: ConnectorContext, job: Job, paths: Sequence[str]) -> Any:
+    """Run a job and return the engine's answer. Raises `MalformedFile`, `SourceUnreachable`."""
+    try:
+        return await around.run_job(job)
+    except (DefiniteError, InvalidUsage) as error:
+        path = next((path for path in paths if str(error).startswith(f"{path}: ")), None)
+        path = paths[0] if path is None and len(paths) == 1 else path
+        text = str(error) if path is None or path in str(error) else f"{path}: {error}"
+        raise MalformedFile(text, path) from None
+    except (
+        EngineError,
+        ResourceBusy,
+        OperationCanceled,
+        ResourceClosed,
+        ConnectionBroken,
+    ) as error:
+        raise SourceUnreachable(f"the engine did not read files: {error}") from None
+
+
+def _options(kind: Format, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the options with our own default: a malformed record is an error, not a NULL."""
+    if kind == "parquet" or "mode" in {name.lower() for name in given}:
+        return tuple(given.items())
+    return (("mode", "FAILFAST"), *given.items())
+
+
+# -- Parquet, read here ---------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    def __init__(self, path: str | None, why: object) -> None:
+        super().__init__(f"{path or 'a file'}: {why}")
+        self.path = path
+
+
+def reads_like_spark(path: str, shape: pa.Schema) -> bool:
+    """Say whether Arrow surely reads a Parquet file as Spark does: every column is there under its
+    very name, is flat, and has the wanted type, and no dates are in the old calendar. False also
+    for a file that cannot be read. Blocks."""
+    try:
+        with pq.ParquetFile(path) as file:
+            found, notes = file.schema_arrow, file.metadata.metadata or {}
+    except (OSError, pa.ArrowException):
+        return False
+    # Spark marks files with dates of the Julian calendar so; Spark 1 and 2 wrote them without a
+    # mark.
+    if any(b"legacy" in key.lower() for key in notes):
+        return False
+    spark = notes.get(b"org.apache.spark.version", b"4")
+    if spark[:2] in (b"1.", b"2."):
+        return False
+    names = found.names
+    # Spark finds columns without regard to case.
+    if len(set(map(str.lower, names))) < len(names):
+        return False
+    return all(
+        "." not in field.name
+        and field.name in names
+        and _same(found.field(field.name).type, field.type)
+        for field in shape
+    )
+
+
+def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_nested(wanted):
+        return False  # their inner names and NULLs are too many cases
+    if pa.types.is_string(wanted):
+        return bool(
+            pa.types.is_string(there)
+            or pa.types.is_large_string(there)
+            or pa.types.is_string_view(there)
+        )
+    if pa.types.is_binary(wanted):
+        return bool(
+            pa.types.is_binary(there)
+            or pa.types.is_large_binary(there)
+            or pa.types.is_binary_view(there)
+        )
+    if pa.types.is_timestamp(wanted) and pa.types.is_timestamp(there):
+        return there.unit in ("ms", "us") and (there.tz is None) == (wanted.tz is None)
+    return bool(there == wanted)
+
+
+def _from_parquet(paths: Sequence[str], keep: TableSchema, ours: bool = True) -> Iterator[pa.Table]:
+    """Yield the rows of Parquet files; `ours`: False for files that the engine made. Blocks."""
+    shape = keep.arrow()
+    waiting: list[pa.Table] = []
+    size = 0
+    for path in paths:
+        try:
+            with pq.ParquetFile(path, pre_buffer=True) as file:
+                for batch in file.iter_batches(BATCH_ROWS, columns=shape.names):
+                    read = pa.Table.from_batches([batch]).select(shape.names)
+                    rows = _as_stored(read, keep, path if ours else None)
+                    waiting.append(rows)
+                    size += rows.nbytes
+                    if FILE_PIECE.exceeded_by(size):
+                        yield pa.concat_tables(waiting)
+                        waiting, size = [], 0
+        except (OSError, pa.ArrowException) as error:
+            raise _Unreadable(path, error) from None
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _answered(answer: RowsDone, keep: TableSchema) -> Iterator[pa.Table]:
+    """Yield the rows that the engine has read. Blocks."""
+    if answer.arrow is not None:
+        yield from _cut(from_ipc(answer.arrow), keep)
+    if answer.arrow_file is not None:
+        with pa.memory_map(answer.arrow_file) as source:
+            yield from _cut(pa.ipc.open_file(source).read_all(), keep)
+    yield from _from_parquet([file.path for file in answer.files or ()], keep, ours=False)
+
+
+def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:
+    # Several pieces fit into the staging buffer: one is read while another becomes a part.
+    rows = _as_stored(rows, keep, path)
+    step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
+    FILE_PIECE.crossed(rows.num_rows > step)
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            Path(path).unlink()
+
+
+def _as_stored(rows: pa.Table, keep: TableSchema, path: str | None) -> pa.Table:
+    """Return rows in the types of `keep`, with CHAR(n) filled up. Raises `_Unreadable` for a NULL
+    where none may be, and for a text that is too long."""
+    shape = keep.arrow()
+    if rows.schema != shape:
+        rows = rows.cast(shape)
+    for column in keep.columns:
+        if not column.nullable and rows.column(column.name).null_count:
+            raise _Unreadable(path, f"column {column.name} holds NULL, and may not")
+    try:
+        return fit_texts_of(rows, keep)
+    except TextTooLong as error:
+        raise _Unreadable(path, error) from None

@@ -1,0 +1,314 @@
+"""A folder, or a place in a bucket, as a source: each new file is ingested once, whole, in order.
+
+Theory of operation. The source scans its folder, reads the new files in order, as many at a time as
+`batch_files_max` and `batch_bytes_max` allow, and gives a mark. The position tells which files were
+taken (`file_listing`, `object_listing`); it becomes durable together with their rows, so each file
+is in the table exactly once, whenever the service was killed.
+
+Rules of the folder, and of the bucket likewise:
+- a file is renamed into the folder, whole, and not written again. A batch with a file that was
+  changed while it was read is given up and read again;
+- a file that is late, or was changed after it was taken, is not taken, and reported as a warning
+  (`SourceLag.notes`);
+- a malformed file stops the source before it (`MalformedFile`, which names the file): files before
+  it are taken, and it is retried until it was repaired or removed. Options of Spark's readers can
+  accept such records;
+- removing a file retracts no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.connectors.sources.file_listing import FoundFile
+from actors.connectors.sources.file_opening import open_place
+from actors.connectors.sources.file_places import (
+    BroughtReader,
+    FileLedger,
+    FileNotice,
+    FilesPlace,
+    restore_paths_in_text,
+)
+from actors.connectors.sources.file_reading import (
+    INFER_FILES,
+    FileReader,
+    Format,
+    MalformedFile,
+    check_columns,
+    check_options,
+    infer,
+)
+from actors.connectors.sources.generators import at_least, select_exports
+from actors.connectors.sources.source import (
+    Given,
+    PositionMark,
+    SourceExport,
+    SourceIdle,
+    SourceLag,
+    SourceRows,
+    SourceUnreachable,
+)
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.errors import InvalidUsage
+from actors.object_store.bucket_paths import bucket_path, is_bucket
+from actors.object_store.bucket_store import BucketStore, Opener
+from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.settings import without_user
+
+EXPORT: Final = "rows"
+WARNED_NAMES_MAX: Final = 3
+
+
+class FilesConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files"
+):
+    """A folder of files of one format."""
+
+    folder: str
+    """A path, or the URL of a place in a bucket (s3://bucket/path, gs://…, az://container/…)."""
+    format: Format
+    columns: tuple[TableColumn, ...] = ()
+    """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
+    first files when the source is made."""
+    options: dict[str, str] = {}
+    """Options of Spark's reader for the format."""
+    pattern: str = "*"
+    """Shell pattern of file names."""
+    recursive: bool = False
+    """True to include subfolders."""
+    poll_ms: int = 1_000
+    """Interval of scans of the folder."""
+    batch_files_max: int = 1_000
+    """Most files of a transaction."""
+    batch_bytes_max: int = 256 * 1024 * 1024
+    """Most bytes of a transaction, unless one file alone is larger."""
+
+    def check(self) -> None:
+        """Raise `InvalidUsage` naming the option that does not fit."""
+        at_least(self, poll_ms=10, batch_files_max=1, batch_bytes_max=1)
+        check_options(self.format, self.options)
+        check_columns(self.columns)
+        if is_bucket(self.folder):
+            bucket_path(self.folder)
+        elif not self.folder.startswith("/"):
+            raise InvalidUsage(
+                f"folder = {without_user(self.folder)!r}: must be an absolute path, or the URL of "
+                "a bucket"
+            )
+
+
+class FilesSource:
+    """Ingests the files of one place. See `sources.source.Source`."""
+
+    def __init__(
+        self, config: FilesConfig, around: ConnectorContext, opened: Opener = BucketStore.open
+    ) -> None:
+        self._config = config
+        self._around = around
+        self._opened = opened
+        self._place: FilesPlace
+        self._reader: BroughtReader | None = None
+        self._taken: FileLedger
+        self._first = False
+        self._pending: Sequence[FoundFile] = ()
+        self._behind = 0
+        self._behind_bytes = 0
+        self._newest = ""
+        self._batch: Sequence[FoundFile] = ()
+        self._pieces: AsyncGenerator[pa.Table, None] | None = None
+        self._given = 0
+        self._quiet = False
+        self._warnings: dict[str, tuple[int, list[str]]] = {}
+
+    # -- open -------------------------------------------------------------------------------------
+
+    async def describe(
+        self, wanted: Mapping[str, Sequence[str]] | None
+    ) -> tuple[SourceExport, ...]:
+        """See `Source.describe`."""
+        await self._opens()
+        schema = check_columns(self._config.columns)
+        if not schema.columns:
+            found = await self._place.look(self._place.begun(None))
+            if not found.new:
+                raise InvalidUsage(
+                    f"there is no file in {self._config.folder} whose columns could be inferred: "
+                    "declare columns, or put one there"
+                )
+            schema = await self._inferred(found.new)
+        exports = select_exports((SourceExport(EXPORT, schema),), wanted)
+        left_out = exports and len(exports[0].schema.columns) < len(schema.columns)
+        if left_out and self._config.format == "csv" and not self._config.columns:
+            raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
+        return exports
+
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
+        """See `Source.open`."""
+        await self._opens()
+        came = self._place.begun(position)
+        names = tuple(export.name for export in exports)
+        if any(name != EXPORT for name in names):
+            raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
+        if exports and (exports[0].is_new or EXPORT not in came.exports):
+            came = self._place.begun(None)  # files taken so far are in no export
+        self._first = EXPORT not in came.exports
+        self._taken = came.holding(names)
+        if exports:
+            keep = exports[0].schema
+            declared = check_columns(self._config.columns)
+            read = declared if declared.columns else TableSchema(keep.columns)
+            config = self._config
+            reader = FileReader(config.format, config.options, read, keep, self._around)
+            self._reader = BroughtReader(reader, self._place)
+
+    async def _opens(self) -> None:
+        config = self._config
+        config.check()
+        self._place = open_place(
+            config.folder, config.pattern, config.recursive, self._around, self._opened
+        )
+        await self._place.check()
+
+    async def _inferred(self, files: Sequence[FoundFile]) -> TableSchema:
+        config = self._config
+        files = self._place.first(files, INFER_FILES, config.batch_bytes_max)
+        async with self._place.brought(files) as brought:
+            try:
+                return await infer(config.format, config.options, brought, self._around)
+            except InvalidUsage as error:
+                raise InvalidUsage(restore_paths_in_text(str(error), files, brought)) from None
+
+    async def close(self) -> None:
+        """See `Source.close`."""
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None:
+            with suppress(RuntimeError):  # it is running, in a `next` that was cancelled
+                await pieces.aclose()
+
+    async def forget(self) -> None:
+        """See `Source.forget`."""
+
+    async def taken(self, position: str) -> None:
+        """See `Source.taken`: nothing to acknowledge, since files stay where they are."""
+
+    def lag(self) -> SourceLag:
+        """See `Source.lag`. `known` is the newest file that is not taken yet."""
+        count = len(self._pending) + self._behind
+        known = self._newest if self._pending else ""
+        if count > 1:
+            known += f", and {count - 1} before it"
+        texts = []
+        for kind, (count, names) in self._warnings.items():
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            texts.append(f"{kind}: {', '.join(names)}{more}")
+        return SourceLag(
+            known=known,
+            bytes_behind=self._behind_bytes + sum(file.size for file in self._pending),
+            notes=tuple(texts),
+        )
+
+    # -- read -------------------------------------------------------------------------------------
+
+    async def next(self) -> Given:
+        """See `Source.next`."""
+        if self._reader is None:
+            await anyio.sleep_forever()
+        while True:
+            if self._pieces is not None:
+                given = await self._advance(self._pieces)
+                if given is not None:
+                    return given
+            elif self._pending:
+                config = self._config
+                files_max, bytes_max = config.batch_files_max, config.batch_bytes_max
+                self._begin(self._place.first(self._pending, files_max, bytes_max))
+            else:
+                await self._look()
+                if self._pending:
+                    self._quiet = False
+                elif self._first:
+                    # An empty folder: a mark without files fills the export.
+                    return self._marked()
+                elif not self._quiet:
+                    self._quiet = True
+                    return SourceIdle()
+                else:
+                    await anyio.sleep(self._config.poll_ms / 1000)
+
+    def _begin(self, files: Sequence[FoundFile]) -> None:
+        assert self._reader is not None
+        self._batch, self._given = files, 0
+        self._pieces = self._reader.pieces(files)
+
+    async def _advance(self, pieces: AsyncGenerator[pa.Table, None]) -> Given | None:
+        """Return the next piece of the batch, or its mark; None if another batch was begun."""
+        try:
+            piece = await anext(pieces, None)
+        except MalformedFile as error:
+            # Rows that were given cannot be taken back: then the batch cannot be made shorter.
+            shorter = [] if self._given else self._before(error.path)
+            if not shorter:
+                raise
+            self._begin(shorter)
+            return None
+        if piece is not None:
+            self._given += 1
+            diffs = pa.array(np.ones(piece.num_rows, np.int64))
+            updates = piece.append_column(pa.field(DIFF, pa.int64()), diffs)
+            return SourceRows(EXPORT, updates, snapshot=self._first)
+        other = await self._place.changed(self._batch)
+        if other is not None:
+            raise SourceUnreachable(
+                f"{other} was changed while it was read",
+                "write files elsewhere, or under a name that begins with _, and rename them",
+            )
+        return self._marked()
+
+    def _before(self, path: str | None) -> Sequence[FoundFile]:
+        """Return the files of the batch before the malformed one; if that is unknown, the first
+        half."""
+        for number, file in enumerate(self._batch):
+            if file.path == path:
+                return self._batch[:number]
+        return self._batch[: len(self._batch) // 2]
+
+    def _marked(self) -> PositionMark:
+        files, self._batch, self._pieces = self._batch, (), None
+        filled = (EXPORT,) if self._first else ()
+        self._pending = self._pending[len(files) :]
+        self._taken = self._taken.plus(files)
+        if not self._pending and not self._behind:
+            self._first = False
+        newest = max((file.modified_ns for file in files), default=None)
+        return PositionMark(
+            self._taken.position(),
+            outside_ms=None if newest is None else newest // 1_000_000,
+            messages=len(files),
+            filled=filled,
+        )
+
+    # -- scan -------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        found = await self._place.look(self._taken)
+        self._pending, self._taken = found.new, found.taken
+        self._behind, self._behind_bytes = found.behind, found.behind_bytes
+        self._newest = found.newest
+        for told in found.told:
+            self._warn(told)
+
+    def _warn(self, told: FileNotice) -> None:
+        """Record a warning for `SourceLag.notes`."""
+        count, known = (0, []) if told.anew else self._warnings.get(told.kind, (0, []))
+        if told.names:
+            shown = [*known, *told.names][-WARNED_NAMES_MAX:]
+            self._warnings[told.kind] = (count + len(told.names), shown)
+        elif told.anew:
+            self._warnings.pop(told.kind, None)

@@ -1,0 +1,127 @@
+"""All kinds of sources: their configurations as one tagged union, and their factories.
+
+A new kind has its configuration (a frozen Struct with a tag) and its class in a file of its own,
+and is added to `SourceConfig` and to `make_source`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias, assert_never, get_args
+
+import msgspec
+
+from actors.connectors.sources.churn import ChurnConfig, ChurnSeries
+from actors.connectors.sources.counter import CounterConfig, CounterSeries
+from actors.connectors.sources.files import FilesConfig, FilesSource
+from actors.connectors.sources.generators import GeneratorSource
+from actors.connectors.sources.nexmark import NexmarkConfig, NexmarkSeries
+from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.secrets import check_secrets
+from actors.connectors.sources.source import SourceConnector
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.tpch import TpchConfig, TpchSeries
+from actors.connectors.sources.wal import WalSource
+from actors.connectors.sources.wal_config import WalConfig
+from actors.errors import InvalidUsage
+
+SourceConfig: TypeAlias = (
+    CounterConfig
+    | ChurnConfig
+    | NexmarkConfig
+    | TpchConfig
+    | FilesConfig
+    | PostgresConfig
+    | WalConfig
+)
+
+
+KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(SourceConfig))
+
+
+def with_token(config: SourceConfig, token: str) -> SourceConfig:
+    """Return the configuration of a new source: `token` names its resources in the external
+    system."""
+    if not isinstance(config, PostgresConfig):
+        return config
+    return msgspec.structs.replace(config, token=token)
+
+
+def external_resource(config: SourceConfig, id: str) -> str:
+    """Return the name of the external resource to remove with the source; "" if none is ours."""
+    if isinstance(config, PostgresConfig) and config.create:
+        return f"slot {config.slot_name(id)}"
+    return ""
+
+
+def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnector:
+    """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
+    or a package that the kind needs is not installed."""
+    config.check()
+    match config:
+        case CounterConfig():
+            return GeneratorSource(CounterSeries(config), config, around.clock)
+        case ChurnConfig():
+            return GeneratorSource(ChurnSeries(config), config, around.clock)
+        case NexmarkConfig():
+            return GeneratorSource(NexmarkSeries(config), config, around.clock)
+        case TpchConfig():
+            series = TpchSeries(config, around.clock, around.scratch)
+            return GeneratorSource(series, config, around.clock)
+        case FilesConfig():
+            return FilesSource(config, around)
+        case PostgresConfig():
+            return _postgres(config, around)
+        case WalConfig():
+            check_secrets(config, around.settings)
+            return WalSource(config, around)
+        case _:
+            assert_never(config)
+
+
+def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:
+    # Imported here: only this kind needs libpq, an optional dependency.
+    from actors.connectors.sources import libpq
+    from actors.connectors.sources.postgres import PostgresSource
+
+    try:
+        libpq.check()
+    except ImportError as error:
+        raise InvalidUsage(
+            f"a source of kind postgres needs libpq, and {error}: "
+            "pip install 'penstock-views[postgres]'"
+        ) from None
+    check_secrets(config, around.settings)
+    return PostgresSource(config, around.id, around.clock)
+
+
+def kind_of(config: SourceConfig) -> str:
+    """Return the name of a configuration's kind."""
+    return str(config.__struct_config__.tag)
+
+
+def encode(config: SourceConfig) -> bytes:
+    """Return a configuration as JSON, for the catalog."""
+    return msgspec.json.encode(config)
+
+
+def decode(data: bytes | str) -> SourceConfig:
+    """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
+    that does not fit."""
+    try:
+        found: SourceConfig = msgspec.json.decode(data, type=SourceConfig)
+    except msgspec.DecodeError as error:
+        raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
+    return found
+
+
+def _choice(data: bytes | str) -> str:
+    """Return a hint with the known options or kinds; "" if the names are right."""
+    try:
+        given = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return ""
+    for kind in get_args(SourceConfig):
+        if given.get("type") == kind.__struct_config__.tag:
+            names = [field.name for field in msgspec.structs.fields(kind) if field.name != "token"]
+            return "" if set(given) <= {"type", *names} else f"; it has {', '.join(names)}"
+    return f"; kinds are {', '.join(KINDS)}"

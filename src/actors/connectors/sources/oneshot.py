@@ -1,0 +1,215 @@
+"""A copy from files: their rows are read once, all or nothing.
+
+Theory of operation. `prepare` lists the files and checks all that can be checked; `pieces` reads
+them one batch after another; the caller stages the pieces, and appends all of them at the end, or
+none. No position is kept: the same files can be copied again.
+
+The path is a file, a folder, an object, or a place in a bucket (`file_places`). A place that holds
+a copy with its manifest is read as the copy was written (`copied_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.connectors.sources.copied_files import columns_of_copy
+from actors.connectors.sources.file_listing import FoundFile
+from actors.connectors.sources.file_opening import open_place
+from actors.connectors.sources.file_places import BroughtReader, FilesPlace
+from actors.connectors.sources.file_reading import (
+    FileReader,
+    Format,
+    MalformedFile,
+    check_options,
+)
+from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.surroundings import ConnectorContext
+from actors.errors import InvalidUsage
+from actors.object_store.bucket_store import BucketStore, Opener
+from actors.plan.copy_manifest import VERSION, CopyManifest
+from actors.plan.schema import DIFF, TableSchema
+
+FILES_AT_ONCE: Final = 1_000
+BYTES_AT_ONCE: Final = 256 * 1024 * 1024
+
+
+class CopyFromConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to copy a file, or the files of a folder."""
+
+    path: str
+    """A path below `source_dirs`, or a URL at or below one of `source_buckets`."""
+    format: Format
+    columns: tuple[str, ...] = ()
+    """Columns of the table that the files have, for CSV in their order (none: all). Others become
+    NULL."""
+    options: dict[str, str] = {}
+    """Options of Spark's reader for the format."""
+    pattern: str = "*"
+    recursive: bool = False
+
+
+class FilesProgress(msgspec.Struct, frozen=True):
+    """Progress of a copy. Files count when they were read whole."""
+
+    files_done: int
+    files: int
+    bytes_done: int
+    bytes: int
+    rows: int
+
+
+class OneshotCopy:
+    """One copy into a table with the columns of `target`."""
+
+    def __init__(
+        self,
+        request: CopyFromConfig,
+        target: TableSchema,
+        around: ConnectorContext,
+        opened: Opener = BucketStore.open,
+    ) -> None:
+        self._request = request
+        self._target = target
+        self._around = around
+        self._opened = opened
+        self._place: FilesPlace
+        self._manifest: CopyManifest | None = None
+        self._files: list[FoundFile] = []
+        self._done = 0
+        self._rows = 0
+
+    async def prepare(self) -> None:
+        """List the files. Raises `InvalidUsage` (an option, a column, a path that may not be read,
+        no file), `SourceUnreachable`."""
+        request = self._request
+        check_options(request.format, request.options)
+        absent = [name for name in request.columns if name not in self._target.names]
+        if absent:
+            raise InvalidUsage(f"the table has no column {', '.join(absent)}")
+        if len(set(request.columns)) < len(request.columns):
+            raise InvalidUsage(f"columns that are named twice: {', '.join(request.columns)}")
+        must = [
+            column.name
+            for column in self._target.columns
+            if not column.nullable and request.columns and column.name not in request.columns
+        ]
+        if must:
+            raise InvalidUsage(f"the files must have {', '.join(must)}, which may not be NULL")
+        self._place = self._open_place(request.pattern, request.recursive)
+        self._manifest = await self._place.manifest()
+        if self._manifest is not None:
+            self._files = await self._listed(self._manifest)
+            return
+        self._files = await self._place.every()
+        if not self._files:
+            raise InvalidUsage(f"there is no file {request.pattern} in {request.path}")
+
+    def _open_place(self, pattern: str, recursive: bool) -> FilesPlace:
+        path = self._request.path
+        return open_place(path, pattern, recursive, self._around, self._opened)
+
+    async def _listed(self, manifest: CopyManifest) -> list[FoundFile]:
+        """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
+        request = self._request
+        told = f"{request.path} holds a copy of {manifest.object}"
+        if manifest.version != VERSION:
+            raise InvalidUsage(f"{told}, written by another release (version {manifest.version})")
+        if request.format != manifest.format:
+            raise InvalidUsage(f"{told} as {manifest.format}, not {request.format}")
+        if request.options or request.columns or request.pattern != "*":
+            raise InvalidUsage(
+                f"{told}, which is read whole and as it was written: give no options, columns or "
+                "pattern; or name one of its files"
+            )
+        names = {column.name for column in columns_of_copy(manifest, self._target).columns}
+        must = [c.name for c in self._target.columns if not c.nullable and c.name not in names]
+        if must:
+            raise InvalidUsage(f"{told} without {', '.join(must)}, which may not be NULL")
+        # The manifest names files at any depth.
+        self._place = self._open_place("*", recursive=True)
+        there = {file.name: file for file in await self._place.every()}
+        gone = [file.path for file in manifest.files if file.path not in there]
+        if gone:
+            raise InvalidUsage(f"{told}, of which files are gone: {', '.join(gone[:10])}")
+        return [there[file.path] for file in manifest.files]
+
+    def progress(self) -> FilesProgress:
+        """Return the progress; never waits."""
+        done = self._files[: self._done]
+        return FilesProgress(
+            len(done),
+            len(self._files),
+            sum(file.size for file in done),
+            sum(file.size for file in self._files),
+            self._rows,
+        )
+
+    async def pieces(self) -> AsyncGenerator[pa.Table, None]:
+        """Yield the rows: the table's columns and `DIFF`, all 1. They are valid only once the
+        generator has ended without an error. Raises `MalformedFile` (the file is named),
+        `SourceUnreachable`."""
+        names = self._request.columns or self._target.names
+        columns = {column.name: column for column in self._target.columns}
+        read = TableSchema(tuple(columns[name] for name in names))
+        if self._manifest is not None:
+            read = columns_of_copy(self._manifest, self._target)
+        keep = TableSchema(tuple(c for c in self._target.columns if c.name in read.names))
+        request = self._request
+        files = FileReader(
+            request.format,
+            request.options,
+            read,
+            keep,
+            self._around,
+            copied=self._manifest is not None,
+        )
+        reader = BroughtReader(files, self._place)
+        while self._done < len(self._files):
+            batch = self._place.first(self._files[self._done :], FILES_AT_ONCE, BYTES_AT_ONCE)
+            try:
+                async with aclosing(reader.pieces(batch)) as pieces:
+                    async for piece in pieces:
+                        self._rows += piece.num_rows
+                        yield self._whole(piece)
+            except MalformedFile as error:
+                raise await self._named(reader, batch, error) from None
+            self._done += len(batch)
+        # Last: a file that changed after it was listed may have been read in two versions.
+        other = await self._place.changed(self._files)
+        if other is not None:
+            raise SourceUnreachable(f"{other} was changed while it was copied: copy again")
+
+    async def _named(
+        self, reader: BroughtReader, batch: Sequence[FoundFile], error: MalformedFile
+    ) -> MalformedFile:
+        """Return the error with the malformed file's name, found by reading halves of the batch
+        again."""
+        while error.path is None and len(batch) > 1:
+            half = batch[: len(batch) // 2]
+            try:
+                async with aclosing(reader.pieces(half)) as pieces:
+                    async for _ in pieces:
+                        pass
+                batch = batch[len(half) :]
+                if len(batch) == 1:
+                    return MalformedFile(f"{batch[0].path}: {error}", batch[0].path)
+            except MalformedFile as found:
+                batch, error = half, found
+        return error
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        shape = self._target.arrow()
+        columns = [
+            rows[field.name] if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in shape
+        ]  # fmt: skip
+        made = pa.Table.from_arrays(columns, schema=shape)
+        ones = pa.array(np.ones(rows.num_rows, np.int64))
+        return made.append_column(pa.field(DIFF, pa.int64()), ones)

@@ -1,0 +1,290 @@
+"""PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
+
+Theory of operation. A batch of messages lies in one buffer (`CopyFrames`). The same field of all
+messages is read at once with numpy, so that a message costs no Python of its own: `walk` goes
+through the tuples column by column, all rows side by side. A column is then the buffer with offsets
+into it, from which Arrow copies the values (`column`). Only rare messages (a relation's
+description, a truncate) are read one by one.
+
+Frames of the stream are XLogData (``w``, start, end, time, message) and keepalives (``k``). No
+state is kept between batches, and values stay text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.connectors.sources.postgres_frames import (
+    Bytes,
+    CopyFrames,
+    Places,
+    be16,
+    be32,
+    be64,
+)
+from actors.connectors.sources.postgres_names import qualified_name
+from actors.errors import RemoteProtocolError
+
+XLOG_HEADER_BYTES: Final = 25
+EPOCH_MS: Final = 946_684_800_000
+"""PostgreSQL counts microseconds from the beginning of 2000."""
+
+BEGIN, COMMIT, RELATION, TRUNCATE = ord("B"), ord("C"), ord("R"), ord("T")
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+OLD, KEY, NEW = ord("O"), ord("K"), ord("N")
+NULL, UNCHANGED = ord("n"), ord("u")
+_XLOG, _KEEPALIVE = ord("w"), ord("k")
+_KNOWN = frozenset(b"BCRTIUDOYM")
+
+Kinds = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+class PgRelationColumn(msgspec.Struct, frozen=True):
+    """A column as the server describes it."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    in_key: bool
+
+
+class PgRelation(msgspec.Struct, frozen=True):
+    """A table, as the server describes it before its first change and after each of its own."""
+
+    oid: int
+    name: str
+    """Name with schema: ``public.accounts``."""
+    identity: str
+    """``d`` (default: the primary key), ``i`` (an index), ``f`` (full), ``n`` (nothing)."""
+    columns: tuple[PgRelationColumn, ...]
+
+
+class MessageBatch(msgspec.Struct):
+    """A batch: type, first and last place of each message."""
+
+    data: Bytes
+    tags: Kinds
+    places: Places
+    ends: Places
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def slice(self, start: int, stop: int) -> MessageBatch:
+        """Return some of the messages."""
+        cut = slice(start, stop)
+        return MessageBatch(self.data, self.tags[cut], self.places[cut], self.ends[cut])
+
+
+class PrimaryKeepalive(msgspec.Struct, frozen=True):
+    """The server has sent everything before `end`."""
+
+    end: int
+    wants_reply: bool
+
+
+class CommitBatch(msgspec.Struct):
+    """Commits of a batch: their indices, the position after each, and its time (Unix ms)."""
+
+    places: Places
+    ends: Places
+    times_ms: Places
+
+
+class TupleValues(msgspec.Struct):
+    """One column of many tuples: the kind of each value, and the place of its text."""
+
+    kinds: Kinds
+    starts: Places
+    ends: Places
+
+
+def messages(frames: CopyFrames) -> MessageBatch:
+    """Return the messages of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
+    kinds = frames.data[frames.starts]
+    logged = kinds == _XLOG
+    if not bool((logged | (kinds == _KEEPALIVE)).all()):
+        strange = int(kinds[~logged & (kinds != _KEEPALIVE)][0])
+        raise RemoteProtocolError(f"frame of type {chr(strange)!r} in a replication stream")
+    places = frames.starts[logged] + XLOG_HEADER_BYTES
+    tags = frames.data[places]
+    unknown = [tag for tag in np.unique(tags).tolist() if tag not in _KNOWN]
+    if unknown:
+        raise RemoteProtocolError(f"message of type {chr(unknown[0])!r}: it is none of version 1")
+    return MessageBatch(frames.data, tags, places, frames.ends[logged])
+
+
+def is_commit(frames: CopyFrames) -> Mask:
+    """Return which frames end a transaction."""
+    # A keepalive is shorter than the header: bounded, so that the index stays in the buffer.
+    last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
+    mask: Mask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
+    return mask
+
+
+def late_ms(frames: CopyFrames, index: int) -> int:
+    """Return the time between a commit and its sending, both by the server's clock."""
+    start = frames.starts[index : index + 1]
+    sent = be64(frames.data, start + 17)
+    committed = be64(frames.data, start + XLOG_HEADER_BYTES + 18)
+    return int((sent - committed)[0]) // 1000
+
+
+def keepalive(frames: CopyFrames) -> PrimaryKeepalive | None:
+    """Return the newest keepalive of these frames; it wants a reply if any of them does."""
+    (at,) = np.nonzero(frames.data[frames.starts] == _KEEPALIVE)
+    if not len(at):
+        return None
+    starts = frames.starts[at]
+    return PrimaryKeepalive(
+        end=int(be64(frames.data, starts[-1:] + 1)[0]),
+        wants_reply=bool((frames.data[starts + 17] != 0).any()),
+    )
+
+
+def received(frames: CopyFrames) -> int:
+    """Return the newest log position in these frames; 0 if there are none."""
+    if not len(frames):
+        return 0
+    # XLogData begins with its record's start, a keepalive with the end of the server's log.
+    return int(be64(frames.data, frames.starts + 1).max())
+
+
+def begins(batch: MessageBatch) -> tuple[Places, Places]:
+    """Return (indices of begins in the batch, the position of each one's commit)."""
+    (at,) = np.nonzero(batch.tags == BEGIN)
+    return at, be64(batch.data, batch.places[at] + 1)
+
+
+def xids(batch: MessageBatch) -> set[int]:
+    """Return the transactions that begin in the batch, modulo 2^32."""
+    at = batch.tags == BEGIN
+    return set((be32(batch.data, batch.places[at] + 17) & 0xFFFFFFFF).tolist())
+
+
+def commits(batch: MessageBatch) -> CommitBatch:
+    """Return all commits of a batch."""
+    (at,) = np.nonzero(batch.tags == COMMIT)
+    # type, flags, position, position after it, time
+    places = batch.places[at]
+    times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
+    return CommitBatch(at, be64(batch.data, places + 10), times)
+
+
+def relation_oids(batch: MessageBatch) -> Places:
+    """Return the relation of each insert, update and delete; meaningless for other messages."""
+    return be32(batch.data, batch.places + 1) & 0xFFFFFFFF
+
+
+def relation(batch: MessageBatch, index: int) -> PgRelation:
+    """Parse the description at that index of the batch. Raises `RemoteProtocolError`."""
+    start, end = int(batch.places[index]), int(batch.ends[index])
+    body = batch.data[start + 1 : end].tobytes()
+    try:
+        oid = int.from_bytes(body[:4], "big")
+        schema, table, rest = body[4:].split(b"\0", 2)
+        identity, count = chr(rest[0]), int.from_bytes(rest[1:3], "big")
+        rest = rest[3:]
+        columns = []
+        for _ in range(count):
+            name, behind = rest[1:].split(b"\0", 1)
+            columns.append(
+                PgRelationColumn(
+                    name=name.decode(),
+                    type_oid=int.from_bytes(behind[:4], "big"),
+                    type_modifier=int.from_bytes(behind[4:8], "big", signed=True),
+                    in_key=bool(rest[0] & 1),
+                )
+            )
+            rest = behind[8:]
+    except (IndexError, ValueError) as error:
+        raise RemoteProtocolError(f"broken description of a relation: {error}") from None
+    whole = qualified_name(schema.decode() or "pg_catalog", table.decode())
+    return PgRelation(oid, whole, identity, tuple(columns))
+
+
+def truncated(batch: MessageBatch, index: int) -> tuple[int, ...]:
+    """Return the relations that the truncate at that index of the batch empties."""
+    start, end = int(batch.places[index]), int(batch.ends[index])
+    oids = batch.data[start + 6 : end].tobytes()
+    return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
+
+
+def walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
+    """Return tuples that begin at these places, column by column; and the end of each. Raises
+    `RemoteProtocolError` for a tuple with another number of columns, or beyond the buffer."""
+    try:
+        return _walk(data, places, columns)
+    except IndexError:  # numpy's bounds check, instead of one of ours at each read
+        raise RemoteProtocolError("a tuple ends behind its batch") from None
+
+
+def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
+    counts = be16(data, places)
+    if len(counts) and not bool((counts == columns).all()):
+        wrong = int(counts[counts != columns][0])
+        raise RemoteProtocolError(f"a tuple of {wrong} columns in a relation of {columns}")
+    at = places + 2
+    values = []
+    for _ in range(columns):
+        kinds = data[at]
+        lengths = be32(data, at + 1)
+        none = (kinds == NULL) | (kinds == UNCHANGED)
+        starts = at + 5
+        # NULL and unchanged values have a kind, but no length.
+        if none.any():
+            lengths[none] = 0
+            starts = np.where(none, at + 1, starts)
+        _check(starts, lengths, data)
+        at = starts + lengths
+        values.append(TupleValues(kinds, starts, at))
+    return values, at
+
+
+def _check(starts: Places, lengths: Places, data: Bytes) -> None:
+    if len(lengths) and (int(lengths.min()) < 0 or int((starts + lengths).max()) > len(data)):
+        raise RemoteProtocolError("a value ends outside its batch")
+
+
+def walk_copied(data: Bytes, places: Places, columns: int) -> list[TupleValues]:
+    """Return tuples of COPY's binary format that begin at these places, column by column. Raises
+    `RemoteProtocolError`."""
+    counts = be16(data, places)
+    if len(counts) and not bool((counts == columns).all()):
+        raise RemoteProtocolError(f"a row of COPY has other than {columns} columns")
+    at = places + 2
+    values = []
+    for _ in range(columns):
+        lengths = be32(data, at)
+        none = lengths < 0
+        starts = at + 4
+        if none.any():
+            lengths[none] = 0
+        _check(starts, lengths, data)
+        at = starts + lengths
+        values.append(TupleValues(np.where(none, NULL, 0).astype(np.uint8), starts, at))
+    return values
+
+
+def column(data: Bytes, values: TupleValues) -> pa.Array:
+    """Return the texts (binary); NULL where there is none. Places must ascend."""
+    count = len(values.starts)
+    if not count:
+        return pa.array([], pa.binary())
+    # One array over the buffer: its even elements are the values, its odd ones the gaps.
+    base = int(values.starts[0])
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = values.starts - base
+    offsets[1::2] = values.ends - base
+    whole = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data[base:])]
+    )
+    none = (values.kinds == NULL) | (values.kinds == UNCHANGED)
+    chosen = pa.array(np.arange(0, 2 * count, 2), mask=none if none.any() else None)
+    return whole.take(chosen)

@@ -1,0 +1,409 @@
+"""Queries of PostgreSQL's catalog: tables, types, publication and slot. Nothing is changed.
+
+Every query is a simple one with literals (`literal`), so that it also runs on a connection for
+replication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from actors.connectors.sources.postgres_names import (
+    identifier,
+    literal,
+    qualified_name,
+    split_name,
+)
+from actors.connectors.sources.postgres_types import TypeFacts
+from actors.connectors.sources.postgres_wire import PostgresConnection
+
+VERSION_MIN: Final = 130_000
+_VERSION_WITH_MULTIRANGES: Final = 140_000
+VERSION_WITH_LISTS: Final = 150_000
+"""Version from which publications may list columns and filter rows."""
+
+
+class PostgresColumn(msgspec.Struct, frozen=True):
+    """A column of a table."""
+
+    name: str
+    number: int
+    type_oid: int
+    modifier: int
+    not_null: bool
+    generated: bool
+    readable: bool
+    key_place: int
+    """Place in the key of the replica identity (from 1); 0: not in it."""
+    changed_xid: int = 0
+    """Transaction that wrote the column's row of the catalog, as every ALTER of the column does."""
+
+
+class LeafPartition(msgspec.Struct, frozen=True):
+    """A partition that holds rows."""
+
+    oid: int
+    relation: str
+    """Name as in SQL."""
+    kind: str
+    """``r``; ``f`` for a foreign table."""
+    permanent: bool
+    identity: str
+    key: tuple[str, ...]
+    """Columns of its own replica identity."""
+    filenode: int
+    attached_xid: int
+    """Transaction that attached it, or a partition above it, to the root."""
+
+
+class PostgresTable(msgspec.Struct, frozen=True):
+    """A table, or the root of a partitioned one."""
+
+    oid: int
+    schema: str
+    table: str
+    partitioned: bool
+    permanent: bool
+    identity: str
+    """``d``, ``i``, ``f`` or ``n``."""
+    row_security: bool
+    owned: bool
+    """True if the user, or a role that it is in, owns the table."""
+    rows: int
+    """Estimated number of rows; -1: unknown."""
+    columns: tuple[PostgresColumn, ...]
+    filenode: int = 0
+    """File of its rows: it changes with a rewrite, also by TRUNCATE and VACUUM FULL."""
+    leaves: tuple[LeafPartition, ...] = ()
+    """Partitions that hold rows, in order of oids."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its export."""
+        return qualified_name(self.schema, self.table)
+
+    @property
+    def relation(self) -> str:
+        """Return the expression for FROM that selects its own rows only."""
+        place = f"{identifier(self.schema)}.{identifier(self.table)}"
+        return place if self.partitioned else f"ONLY {place}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Return the names of the key's columns; empty: no key."""
+        inside = sorted((each.key_place, each.name) for each in self.columns if each.key_place)
+        return tuple(name for _, name in inside)
+
+
+class PublicationInfo(msgspec.Struct, frozen=True):
+    """A publication, and the tables in it."""
+
+    name: str
+    owned: bool
+    all_tables: bool
+    missing: tuple[str, ...]
+    """Operations that it leaves out: insert, update, delete, truncate."""
+    tables: Mapping[str, tuple[str, ...]]
+    """Name of each table, with its columns (empty: all)."""
+    filtered: tuple[str, ...]
+    """Tables with a row filter."""
+    tokens: Mapping[int, str]
+    """Oid of each table → token of its membership, which differs once it was altered or made
+    anew."""
+
+
+class ReplicationSlot(msgspec.Struct, frozen=True):
+    """A replication slot."""
+
+    plugin: str
+    database: str
+    active_pid: int
+    """Process that reads it; 0: none."""
+    confirmed_lsn: int
+    wal_status: str
+
+
+class ServerHealth(msgspec.Struct, frozen=True):
+    """State of the server's log and of the slot."""
+
+    wal_lsn: int
+    """End of the server's log."""
+    slot: ReplicationSlot | None
+
+
+def lsn_of(text: str | None) -> int:
+    """Parse a position such as ``16/B374D848``; return 0 for None."""
+    if not text:
+        return 0
+    high, low = text.split("/")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+def lsn_text(lsn: int) -> str:
+    """Return a position as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+async def tables(
+    wire: PostgresConnection, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
+) -> dict[str, PostgresTable]:
+    """Return tables of these names, or with these oids, by their current names; both None: all that
+    the user may read. Partitions of a partitioned table are no tables of their own."""
+    chosen = "has_table_privilege(c.oid, 'SELECT')"
+    if oids is not None:
+        chosen = f"c.oid IN ({listed_numbers(oids) or 'NULL'})"
+    elif names is not None:
+        pairs = (
+            f"({literal(schema)}, {literal(table)})" for schema, table in map(split_name, names)
+        )
+        chosen = f"(n.nspname, c.relname) IN ({', '.join(pairs) or '(NULL, NULL)'})"
+    rows = await wire.query(
+        "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,"
+        " row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), c.reltuples::bigint,"
+        " c.relfilenode FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition"
+        " AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
+        f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen}"
+        " ORDER BY n.nspname <> 'public', 2, 3"
+    )
+    columns = await _columns(wire, [number_of(row[0]) for row in rows])
+    leaves = await _leaves(wire, [number_of(row[0]) for row in rows if row[3] == "p"])
+    found = [
+        PostgresTable(
+            oid=number_of(row[0]),
+            schema=row[1] or "",
+            table=row[2] or "",
+            partitioned=row[3] == "p",
+            permanent=row[4] == "p",
+            identity=row[5] or "n",
+            row_security=row[6] == "t",
+            owned=row[7] == "t",
+            rows=number_of(row[8]),
+            columns=columns.get(number_of(row[0]), ()),
+            filenode=number_of(row[9]),
+            leaves=leaves.get(number_of(row[0]), ()),
+        )
+        for row in rows
+    ]
+    return {table.name: table for table in found}
+
+
+_KEY: Final = (
+    "SELECT string_to_array(i.indkey::text, ' ')::int2[] AS columns FROM pg_index i"
+    " WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
+    " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END LIMIT 1"
+)
+"""Subquery for the numbers of the columns that tell rows of table ``c`` apart."""
+
+
+async def _columns(
+    wire: PostgresConnection, oids: Sequence[int]
+) -> dict[int, tuple[PostgresColumn, ...]]:
+    if not oids:
+        return {}
+    rows = await wire.query(
+        "SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, a.attnotnull,"
+        " a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),"
+        " COALESCE(array_position(k.columns, a.attnum), 0), a.xmin"
+        " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+        f" LEFT JOIN LATERAL ({_KEY}) k ON true"
+        f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({listed_numbers(oids)})"
+        " ORDER BY a.attrelid, a.attnum"
+    )
+    found: dict[int, list[PostgresColumn]] = {}
+    for oid, name, number, kind, modifier, not_null, generated, readable, place, xid in rows:
+        column = PostgresColumn(
+            name=name or "",
+            number=number_of(number),
+            type_oid=number_of(kind),
+            modifier=number_of(modifier),
+            not_null=not_null == "t",
+            generated=generated == "t",
+            readable=readable == "t",
+            key_place=number_of(place),
+            changed_xid=number_of(xid),
+        )
+        found.setdefault(number_of(oid), []).append(column)
+    return {oid: tuple(columns) for oid, columns in found.items()}
+
+
+async def _leaves(
+    wire: PostgresConnection, oids: Sequence[int]
+) -> dict[int, tuple[LeafPartition, ...]]:
+    """Return the partitions that hold rows, by the oid of the root."""
+    if not oids:
+        return {}
+    # Tables of the catalog only: its functions would not see the transaction's snapshot.
+    rows = await wire.query(
+        "WITH RECURSIVE below(root, oid, attached) AS ("
+        " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
+        f" WHERE i.inhparent IN ({listed_numbers(oids)}) UNION ALL"
+        # `age` compares transaction ids across their wraparound; the youngest attachment on the
+        # path counts.
+        " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
+        " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
+        " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
+        " c.relreplident, c.relfilenode, b.attached, (SELECT json_agg(a.attname ORDER BY a.attnum)"
+        " FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.columns))"
+        " FROM below b JOIN pg_class c ON c.oid = b.oid"
+        f" JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN LATERAL ({_KEY}) k ON true"
+        " WHERE c.relkind <> 'p' ORDER BY c.oid"
+    )
+    found: dict[int, list[LeafPartition]] = {}
+    for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
+        leaf = LeafPartition(
+            oid=number_of(oid),
+            relation=f"{identifier(schema or '')}.{identifier(table or '')}",
+            kind=kind or "",
+            permanent=persistence == "p",
+            identity=identity or "n",
+            key=msgspec.json.decode(key, type=tuple[str, ...]) if key else (),
+            filenode=number_of(filenode),
+            attached_xid=number_of(attached),
+        )
+        found.setdefault(number_of(root), []).append(leaf)
+    return {root: tuple(leaves) for root, leaves in found.items()}
+
+
+async def type_facts(wire: PostgresConnection, oids: Iterable[int]) -> dict[int, TypeFacts]:
+    """Return the facts of these types, and of those that they are made of."""
+    wanted = sorted(set(oids))
+    if not wanted:
+        return {}
+    # Found by the oid, which has an index; typarray has none.
+    element = "(SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)"
+    multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
+    ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
+    attributes = (
+        "FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0"
+        " AND NOT a.attisdropped"
+    )
+    rows = await wire.query(
+        f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{listed_numbers(wanted)}]::oid[]) UNION"
+        " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid, LATERAL"
+        f" (SELECT t.typbasetype UNION SELECT {element} UNION SELECT a.atttypid {attributes}"
+        f" UNION SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " below(oid) WHERE below.oid <> 0)"
+        " SELECT t.oid, t.typname, t.typoutput::regproc::text, t.typbasetype, t.typtypmod,"
+        f" COALESCE({element}, 0), t.typdelim,"
+        " (SELECT json_agg(json_build_array(e.oid::bigint, e.enumlabel) ORDER BY e.oid)"
+        " FROM pg_enum e WHERE e.enumtypid = t.oid),"
+        " (SELECT json_agg(json_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)"
+        f" ORDER BY a.attnum) {attributes}),"
+        f" (SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " FROM used JOIN pg_type t USING (oid)"
+    )
+    found = [
+        TypeFacts(
+            oid=number_of(oid),
+            name=name or "",
+            output=output or "textout",
+            base=number_of(base),
+            base_modifier=number_of(modifier),
+            element=number_of(inner),
+            delimiter=delimiter or ",",
+            labels=msgspec.json.decode(labels, type=tuple[tuple[int, str], ...]) if labels else (),
+            attributes=_attributes(parts),
+            range_of=number_of(below),
+        )
+        for oid, name, output, base, modifier, inner, delimiter, labels, parts, below in rows
+    ]
+    return {facts.oid: facts for facts in found}
+
+
+def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
+    return msgspec.json.decode(text, type=tuple[tuple[int, int, int], ...]) if text else ()
+
+
+async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | None:
+    """Return a publication; None if there is none."""
+    rows = await wire.query(
+        "SELECT pg_has_role(pubowner, 'USAGE'), puballtables, pubinsert, pubupdate, pubdelete,"
+        f" pubtruncate FROM pg_publication WHERE pubname = {literal(name)}"
+    )
+    if not rows:
+        return None
+    lists = wire.server_version >= VERSION_WITH_LISTS
+    more = "array_to_json(attnames)::text, rowfilter" if lists else "NULL, NULL"
+    listed = await wire.query(
+        f"SELECT schemaname, tablename, {more} FROM pg_publication_tables"
+        f" WHERE pubname = {literal(name)}"
+    )
+    given: dict[str, tuple[str, ...]] = {}
+    for schema, table, columns, _ in listed:
+        given[qualified_name(schema or "", table or "")] = (
+            tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
+        )
+    kinds = ("insert", "update", "delete", "truncate")
+    return PublicationInfo(
+        name=name,
+        owned=rows[0][0] == "t",
+        all_tables=rows[0][1] == "t",
+        missing=tuple(kind for kind, on in zip(kinds, rows[0][2:], strict=True) if on != "t"),
+        tables=given,
+        filtered=tuple(
+            qualified_name(schema or "", table or "")
+            for schema, table, _, condition in listed
+            if condition
+        ),
+        tokens=await _memberships(wire, name),
+    )
+
+
+async def _memberships(wire: PostgresConnection, publication: str) -> dict[int, str]:
+    """Return for each table's oid a token of its membership: the catalog rows of the publication,
+    and of the table or schema in it."""
+    whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
+    parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
+    if wire.server_version >= VERSION_WITH_LISTS:
+        parts += (
+            " UNION ALL SELECT c.oid, s.oid FROM pg_publication_namespace s"
+            " JOIN pg_class c ON c.relnamespace = s.pnnspid WHERE s.pnpubid = p.oid"
+            " AND c.relkind IN ('r', 'p')"
+        )
+    rows = await wire.query(
+        "SELECT r.table, concat_ws(' ', p.oid, p.xmin, string_agg(r.part::text, ' ' ORDER BY"
+        f" r.part)) FROM ({whole}) p CROSS JOIN LATERAL ({parts}) r GROUP BY 1, p.oid, p.xmin"
+        f" UNION ALL SELECT 0, concat_ws(' ', p.oid, p.xmin) FROM ({whole}) p"
+    )
+    return {number_of(table): token or "" for table, token in rows}
+
+
+async def sender_timeout_ms(wire: PostgresConnection) -> int:
+    """Return the time without feedback after which the server ends a replication; 0: never."""
+    rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
+    return number_of(rows[0][0])
+
+
+async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
+    """Return the end of the server's log, and the slot."""
+    rows = await wire.query(
+        "SELECT pg_current_wal_flush_lsn(), s.plugin, s.database, s.active_pid,"
+        " s.confirmed_flush_lsn, s.wal_status FROM (SELECT) AS one"
+        # One row even without the slot: the end of the log is wanted anyway.
+        f" LEFT JOIN pg_replication_slots s ON s.slot_name = {literal(slot)}"
+    )
+    lsn, plugin, database, process, confirmed, status = rows[0]
+    found = None
+    if database is not None or plugin is not None:
+        found = ReplicationSlot(
+            plugin=plugin or "",
+            database=database or "",
+            active_pid=number_of(process),
+            confirmed_lsn=lsn_of(confirmed),
+            wal_status=status or "",
+        )
+    return ServerHealth(lsn_of(lsn), found)
+
+
+def listed_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as SQL lists them."""
+    return ", ".join(map(str, numbers))
+
+
+def number_of(text: str | None) -> int:
+    """Return a number that a query gave; 0 for NULL."""
+    return int(text or 0)

@@ -1,0 +1,208 @@
+"""Copies the first contents of several tables, at one snapshot that a replication slot exported.
+
+Theory of operation. One transaction imports the snapshot; then one table after another comes by
+COPY's binary format, in pieces, whose rows are decoded together (`pgoutput.walk_copied`). The
+snapshot is the slot's position, so changes from there on follow without a gap.
+
+Rules: at most one piece is in memory; the next table is requested after the last one was given. A
+value that cannot be held ends its table (`ExportFailed`), not the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.connectors.sources import pgoutput
+from actors.connectors.sources.postgres_catalog import PostgresTable
+from actors.connectors.sources.postgres_changes import unheld
+from actors.connectors.sources.postgres_copy import CopyStream
+from actors.connectors.sources.postgres_errors import ServerRefused
+from actors.connectors.sources.postgres_footing import FilledTable
+from actors.connectors.sources.postgres_frames import CopyFrames, be16, be32
+from actors.connectors.sources.postgres_names import identifier, literal
+from actors.connectors.sources.postgres_survey import CatalogSurvey, survey
+from actors.connectors.sources.postgres_types import (
+    ColumnType,
+    TypeFacts,
+    UnrepresentableValue,
+    column_type,
+    copy_expression,
+    from_binary,
+)
+from actors.connectors.sources.postgres_wire import PostgresConnection
+from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
+from actors.plan.schema import DIFF
+
+BUFFER_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 8 * 1024 * 1024
+_FLAGS_AT: Final = 11
+_HEADER_BYTES: Final = 19
+"""Bytes of the signature, the flags, and the length of the extension."""
+
+
+class SnapshotTable(msgspec.Struct, frozen=True):
+    """A table to copy."""
+
+    export: SourceExport
+    relation: str
+    """Expression for SQL's FROM."""
+    kinds: tuple[ColumnType, ...]
+    """Types of the export's columns."""
+    names: tuple[str, ...]
+    """Names of the export's columns in the server's catalog."""
+
+    def select(self) -> str:
+        """Return the query whose rows `from_binary` reads."""
+        columns = ", ".join(
+            copy_expression(identifier(name), kind)
+            for name, kind in zip(self.names, self.kinds, strict=True)
+        )
+        return f"SELECT {columns} FROM {self.relation}"
+
+
+def copied_contents(
+    export: SourceExport,
+    filled: FilledTable,
+    table: PostgresTable,
+    types: Mapping[int, TypeFacts],
+    numeric: str,
+) -> SnapshotTable:
+    """Return the copy of a table: the columns that it is bound to."""
+    columns = {column.number: column for column in table.columns}
+    bound = [columns[number] for number in filled.columns]
+    kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
+    return SnapshotTable(export, table.relation, kinds, filled.names)
+
+
+class TableSnapshots:
+    """Copies tables, one after another."""
+
+    def __init__(self, wire: PostgresConnection) -> None:
+        self._wire = wire
+        self._left: list[SnapshotTable] = []
+        self._copy: CopyStream | None = None
+        self._begun = False
+        self._parts: list[pa.Table] = []
+        """Rows of the next piece, kept here so that a cancelled `next` loses none."""
+        self._bytes = 0
+        """Bytes of `_parts`."""
+        self.rows = 0
+        """Rows given so far."""
+
+    async def begin(
+        self, snapshot: str, tables: Sequence[PostgresTable], publication: str
+    ) -> tuple[CatalogSurvey, dict[str, str]]:
+        """Import an exported snapshot, and lock the tables. Return the catalog at the snapshot, and
+        table name → error for tables that cannot be locked. Raises `ServerRefused`,
+        `SourceUnreachable`."""
+        await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+        refused = {}
+        for table in tables:
+            # An error without a savepoint would abort the transaction, and with it the snapshot.
+            await self._wire.query("SAVEPOINT one")
+            try:
+                # The lock keeps others from altering, emptying or rewriting the table while it is
+                # copied.
+                await self._wire.query(f"LOCK TABLE {table.relation} IN ACCESS SHARE MODE")
+            except ServerRefused as error:
+                await self._wire.query("ROLLBACK TO one")
+                refused[table.name] = str(error)
+        oids = [table.oid for table in tables]
+        return await survey(self._wire, oids, publication), refused
+
+    def copy(self, tables: Iterable[SnapshotTable]) -> None:
+        """Set the tables to copy, in this order."""
+        self._left = list(tables)
+
+    async def next(self) -> SourceRows | ExportFailed | None:
+        """Return the next piece; None when all tables are given. Raises `SourceUnreachable`."""
+        while self._left:
+            table = self._left[0]
+            try:
+                piece = await self._piece(table)
+            except _Failed as failed:
+                self._left.pop(0)
+                await self._skip()
+                return ExportFailed(table.export.name, failed.error, failed.hint)
+            if piece is not None:
+                self.rows += piece.num_rows
+                return SourceRows(table.export.name, piece, snapshot=True)
+            self._left.pop(0)
+            self._copy = None
+        return None
+
+    async def _piece(self, table: SnapshotTable) -> pa.Table | None:
+        """Return the next rows of a table; None: there are no more."""
+        if self._copy is None:
+            sql = f"COPY ({table.select()}) TO STDOUT (FORMAT binary)"
+            await self._wire.query("SAVEPOINT one")
+            try:
+                self._copy = await self._wire.copy(sql, BUFFER_BYTES)
+            except ServerRefused as error:
+                await self._wire.query("ROLLBACK TO one")
+                hint = "check that the user may SELECT all columns of the table"
+                raise _Failed(f"the table cannot be read: {error}", hint) from None
+            self._begun = False
+        copy, parts = self._copy, self._parts
+        while self._bytes < PIECE_BYTES:
+            while not copy.full and not copy.ended:
+                await copy.fill()
+            frames = copy.frames()
+            copy.take(len(frames))
+            if len(frames):
+                parts.append(self._rows(table, frames))
+                self._bytes += parts[-1].nbytes
+            elif copy.ended:
+                break
+        self._parts, self._bytes = [], 0
+        return pa.concat_tables(parts) if any(part.num_rows for part in parts) else None
+
+    def _rows(self, table: SnapshotTable, frames: CopyFrames) -> pa.Table:
+        starts = frames.starts
+        if not self._begun:
+            self._begun = True
+            # COPY's header comes with the first row, in one frame.
+            first = starts[:1]
+            extension = be32(frames.data, first + _FLAGS_AT + 4)
+            starts = np.concatenate([first + _HEADER_BYTES + extension, starts[1:]])
+        if int(be16(frames.data, starts[-1:])[0]) == -1:  # the trailer
+            starts = starts[:-1]
+        values = pgoutput.walk_copied(frames.data, starts, len(table.kinds))
+        columns: dict[str, pa.Array] = {}
+        for column, kind, told in zip(
+            table.export.schema.columns, table.kinds, values, strict=True
+        ):
+            try:
+                columns[column.name] = from_binary(frames.data, told, kind)
+            except UnrepresentableValue as error:
+                raise _Failed(*unheld(column.name, error)) from None
+        columns[DIFF] = pa.array(np.ones(len(starts), np.int64))
+        return pa.table(columns)
+
+    async def _skip(self) -> None:
+        """Discard the rest of a table that failed."""
+        copy, self._copy = self._copy, None
+        self._parts, self._bytes = [], 0
+        # The connection takes no other query before this COPY has ended.
+        while copy is not None and not copy.ended:
+            await copy.fill()
+            copy.take(len(copy.frames()))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+
+class _Failed(Exception):
+    """A table cannot be copied."""
+
+    def __init__(self, error: str, hint: str) -> None:
+        super().__init__(error)
+        self.error = error
+        self.hint = hint

@@ -1,0 +1,199 @@
+"""Reads the changes of a replication slot, a batch at a time, and acknowledges positions.
+
+Theory of operation. The server sends each transaction whole, after its commit. The stream reads
+ahead until one buffer is full. All data in the buffer up to the last commit is a batch: one small
+transaction when there is little to do, thousands when there is much. A transaction that does not
+fit the buffer is given in pieces.
+
+Feedback is sent by a timer of the event loop, within the server's `wal_sender_timeout`, whoever
+reads. Only positions that `taken` named are acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from actors.connectors.sources import pgoutput
+from actors.connectors.sources.pgoutput import EPOCH_MS
+from actors.connectors.sources.postgres_catalog import lsn_text
+from actors.connectors.sources.postgres_changes import DecodedChanges
+from actors.connectors.sources.postgres_copy import CopyStream
+from actors.connectors.sources.postgres_frames import CopyFrames
+from actors.connectors.sources.postgres_names import identifier, literal
+from actors.connectors.sources.postgres_wire import PostgresConnection
+from actors.connectors.sources.source import Given, SourceUnreachable
+from actors.kernel.clock import ActorClock
+
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
+LATE_MS: Final = 1_000
+"""Age at which a commit waits for a larger piece (`_gather`)."""
+_PIECE_FRAMES: Final = 8_192
+_GATHER_S: Final = 0.005
+_GATHER_TURNS: Final = 4
+IDLE_MARK_MS: Final = 10_000
+"""Interval of marks without changes, which only advance the position."""
+_STATUS = struct.Struct(">cQQQqB")
+
+
+class ReplicationStream:
+    """A slot being read."""
+
+    def __init__(
+        self, wire: PostgresConnection, changes: DecodedChanges, clock: ActorClock, feedback_ms: int
+    ) -> None:
+        self._wire = wire
+        self._changes = changes
+        self._clock = clock
+        self._feedback_s = feedback_ms / 1000
+        self._copy: CopyStream | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._broken: SourceUnreachable | None = None
+        self._received = self._taken = changes.lsn
+        self._waiting = 0
+        """Number of frames in the buffer."""
+        self._whole = 0
+        """Number of those up to the last commit."""
+        self._late_ms = 0
+        """Time between the newest commit in the buffer and its sending, by the server's clock."""
+        self._idle_lsn = 0
+        """Position before which the server had nothing more to send."""
+        self._wants_mark = False
+        self._marked_ms = clock.monotonic_ms()
+
+    async def begin(self, slot: str, publication: str) -> None:
+        """Start the replication. Raises `Refused`, `SourceUnreachable`."""
+        names = literal(identifier(publication))
+        self._copy = await self._wire.copy(
+            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
+            f" (proto_version '1', publication_names {names})",
+            BATCH_BYTES_MAX,
+        )
+        self._copy.read_ahead()
+        self._read(self._copy.frames())  # those that came with the first answer
+        self._beat()
+
+    @property
+    def reached(self) -> int:
+        """Return the position before which no change for us is missing."""
+        return max(self._changes.lsn, self._idle_lsn if not self._waiting else 0)
+
+    async def next(self, wait_s: float) -> list[Given]:
+        """Return changes and marks; empty when none came in time. A cancelled call loses nothing.
+        Raises `SourceUnreachable`."""
+        copy = self._copy
+        assert copy is not None, "begun"
+        await checkpoint()
+        self._read(copy.poll())
+        with anyio.move_on_after(wait_s):
+            while not self._whole and not copy.full:
+                if copy.ended:
+                    self._read(copy.poll())  # raises the server's error, if it sent one
+                    raise SourceUnreachable("PostgreSQL ended the stream", "it is opened again")
+                if given := self._idle():
+                    return given
+                self._read(await copy.fill())
+        if self._broken is not None:
+            raise self._broken
+        await self._gather(copy)
+        return self._batch(copy)
+
+    async def _gather(self, copy: CopyStream) -> None:
+        """Wait for a larger piece, if the stream is late anyway."""
+        if not self._whole or self._late_ms < LATE_MS:
+            return
+        # Most of a small piece's cost is not its rows: larger pieces catch up faster.
+        for _ in range(_GATHER_TURNS):
+            if self._waiting >= _PIECE_FRAMES or copy.full or copy.ended:
+                return
+            await anyio.sleep(_GATHER_S)  # it reads ahead meanwhile
+            self._read(copy.poll())
+
+    def _read(self, frames: CopyFrames) -> None:
+        """Note commits, keepalives and positions of frames that have just come."""
+        if not len(frames):
+            return
+        self._received = max(self._received, pgoutput.received(frames))
+        commits = pgoutput.is_commit(frames).nonzero()[0]
+        alive = pgoutput.keepalive(frames)
+        if len(commits):
+            self._whole = self._waiting + int(commits[-1]) + 1
+            self._late_ms = pgoutput.late_ms(frames, int(commits[-1]))
+        self._waiting += len(frames)
+        if alive is not None:
+            self._idle_lsn = max(self._idle_lsn, alive.end)
+            if alive.wants_reply:
+                self._wants_mark = True
+                self._tell()
+
+    def _batch(self, copy: CopyStream) -> list[Given]:
+        """Return the changes of all whole transactions, or of a full buffer."""
+        count = self._whole or (self._waiting if copy.full else 0)
+        if not count:
+            return self._idle()
+        frames = copy.frames()
+        batch = CopyFrames(frames.data, frames.starts[:count], frames.ends[:count])
+        copy.take(count)
+        self._waiting -= count
+        self._whole = 0
+        given = self._changes.take(pgoutput.messages(batch))
+        self._marked_ms = self._clock.monotonic_ms()
+        return given
+
+    def _idle(self) -> list[Given]:
+        """Return a mark for the end of the server's log, when one is due."""
+        copy = self._copy
+        if self._changes.open or copy is None:
+            return []
+        if self._waiting:
+            frames = copy.frames()
+            if (frames.data[frames.starts] == ord("w")).any():
+                return []
+            copy.take(self._waiting)  # keepalives alone
+            self._waiting = 0
+        now = self._clock.monotonic_ms()
+        if not self._wants_mark and now - self._marked_ms < IDLE_MARK_MS:
+            return []
+        # Else the slot would keep the log of other tables' changes until one of ours changes.
+        given = self._changes.idle(self._idle_lsn)
+        if given:
+            self._wants_mark, self._marked_ms = False, now
+        return given
+
+    # -- feedback to the server ------------------------------------------------------------
+
+    def taken(self, lsn: int) -> None:
+        """Acknowledge a position: the server may remove the log before it."""
+        self._taken = max(self._taken, lsn)
+        self._tell()
+
+    def ask(self) -> None:
+        """Send a request for a keepalive, which has the end of the server's log."""
+        self._tell(reply=True)
+        self._wants_mark = True
+
+    def _tell(self, *, reply: bool = False) -> None:
+        if self._copy is None:
+            return
+        now_us = (self._clock.now_ms() - EPOCH_MS) * 1000
+        seen = max(self._received, self._taken)
+        try:
+            # Written, flushed, applied: the server may remove the log before the flushed position.
+            self._copy.send(_STATUS.pack(b"r", seen, self._taken, self._taken, now_us, reply))
+        except SourceUnreachable as error:
+            self._broken = error
+
+    def _beat(self) -> None:
+        self._tell()
+        self._timer = asyncio.get_running_loop().call_later(self._feedback_s, self._beat)
+
+    def close(self) -> None:
+        """Close the connection; the slot stays."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._copy = None
+        self._wire.close()

@@ -1,0 +1,145 @@
+"""One connection to PostgreSQL on the event loop: simple queries, and COPY.
+
+libpq connects (in a thread: it resolves names and reads password files) and answers simple queries
+without blocking. `postgres_copy` reads the rows of a COPY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.connectors.sources import libpq
+from actors.connectors.sources.postgres_copy import (
+    CopyStream,
+    LibpqCopy,
+    RawCopy,
+    next_result,
+    ready,
+)
+from actors.connectors.sources.postgres_errors import (
+    ServerRefused,
+    connection_lost,
+    hint_for,
+    refusal,
+    text_of,
+)
+from actors.connectors.sources.source import SourceUnreachable
+from actors.kernel.clock import ActorClock
+
+
+class PostgresConnection:
+    """One connection, for one task at a time (but for `CopyStream.send`)."""
+
+    def __init__(self, connection: libpq.LibpqConnection) -> None:
+        self._connection = connection
+        self._copy: CopyStream | None = None
+        self._asked = False
+        """True if a query's answers were not all read, since its caller was cancelled."""
+        self._beginning = False
+        """True from a COPY's request to its start."""
+
+    @classmethod
+    async def connect(cls, parameters: Mapping[str, str], clock: ActorClock) -> PostgresConnection:
+        """Connect with these parameters. Raises `SourceUnreachable`."""
+        return await cls.open(
+            " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items()), clock
+        )
+
+    @classmethod
+    async def open(cls, conninfo: str, clock: ActorClock) -> PostgresConnection:
+        """Connect with libpq's ``key=value`` text or URI. Raises `SourceUnreachable`."""
+
+        def blocking() -> libpq.LibpqConnection:
+            return libpq.connect(conninfo.encode())
+
+        connection = await clock.run_blocking(blocking)
+        if connection.status != libpq.CONNECTION_OK:
+            text = text_of(connection.error_message)
+            connection.finish()
+            raise SourceUnreachable(text, hint_for(text))
+        connection.nonblocking = 1
+        return cls(connection)
+
+    @property
+    def server_version(self) -> int:
+        """Return the server's version: 150004 for 15.4."""
+        return self._connection.server_version
+
+    async def query(self, sql: str) -> list[tuple[str | None, ...]]:
+        """Run simple statements; return the rows of the last one that has any. Raises
+        `ServerRefused`, `SourceUnreachable`."""
+        connection = self._connection
+        rows: list[tuple[str | None, ...]] = []
+        error: ServerRefused | None = None
+        await self._drain()
+        try:
+            self._asked = True
+            connection.send_query(sql.encode())
+            while connection.flush():
+                await ready(connection.socket, writable=True)
+            while (result := await next_result(connection)) is not None:
+                if result.status == libpq.TUPLES_OK:
+                    rows = _rows(result)
+                elif result.status == libpq.FATAL_ERROR:
+                    error = refusal(result)
+            self._asked = False
+        except libpq.LOST as lost:
+            raise connection_lost(str(lost)) from None
+        if error is not None:
+            # 57P: the server ends the connection, though libpq may not know yet.
+            if connection.status != libpq.CONNECTION_OK or error.sqlstate.startswith("57P"):
+                raise connection_lost(str(error))
+            raise error
+        return rows
+
+    async def copy(self, sql: str, bytes_max: int) -> CopyStream:
+        """Begin a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
+        `ServerRefused`, `SourceUnreachable`."""
+        connection = self._connection
+        await self._drain()
+        if self._copy is not None:
+            self._copy.end()
+        self._beginning = True
+        kind = LibpqCopy if connection.ssl_in_use or connection.used_gssapi else RawCopy
+        try:
+            self._copy = await kind.begin(connection, sql, bytes_max)
+        except ServerRefused:
+            self._beginning = False
+            raise
+        self._beginning = False
+        return self._copy
+
+    async def _drain(self) -> None:
+        """Read the remaining answers to a cancelled query. Raises `SourceUnreachable`."""
+        # A COPY was cancelled as it began: it is unknown which of its bytes come next.
+        if self._beginning:
+            raise connection_lost("a COPY was given up as it began")
+        try:
+            while self._asked and await next_result(self._connection) is not None:
+                pass
+        except libpq.LOST as lost:
+            raise connection_lost(str(lost)) from None
+        self._asked = False
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        if self._copy is not None:
+            self._copy.end()
+            self._copy = None
+        self._connection.finish()
+
+
+def _rows(result: libpq.LibpqResult) -> list[tuple[str | None, ...]]:
+    def value(row: int, column: int) -> str | None:
+        raw = result.get_value(row, column)
+        return None if raw is None else raw.decode()
+
+    return [
+        tuple(value(row, column) for column in range(result.nfields))
+        for row in range(result.ntuples)
+    ]
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

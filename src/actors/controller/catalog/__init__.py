@@ -1,0 +1,1 @@
+"""The durable catalog, and the statements that change it."""

@@ -1,0 +1,276 @@
+"""The catalog: every table, view, index, source and sink, and the one durable record of them.
+
+`CatalogSnapshot` is immutable; a change makes a new one. It is stored whole under one consensus
+key, so that one compare-and-set changes it together with the shards that are created or removed.
+
+Ids are never reused, and dependencies have smaller ids, so objects can be built in the order of
+ids. Names are unique without regard to case; sources and sinks, which cannot be read, have
+namespaces of their own. Uppers and sinces are the shards' own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from actors.errors import (
+    CorruptData,
+    InvalidUsage,
+    ObjectExists,
+    ObjectInUse,
+    StateDirectoryError,
+    UnknownObject,
+)
+from actors.plan.delta import AUTO, DeltaPlan
+from actors.plan.schema import TableSchema
+from actors.progress import ObjectId, ShardId, Time
+from actors.protocol.names import fold
+from actors.protocol.relations import refuse_relation
+from actors.protocol.storage import ConnectorConfiguration
+
+CATALOG_KEY: Final = "catalog"
+FORMAT_VERSION: Final = 3
+"""Format 3 added sources and sinks; a document of format 2 has none and is decoded unchanged."""
+
+TABLE: Final = "table"
+VIEW: Final = "view"
+INDEX: Final = "index"
+SOURCE: Final = "source"
+"""Reads an external system; `shard` is its remap shard. Its `SOURCE_TABLE`s depend on it."""
+SOURCE_TABLE: Final = "source table"
+SINK: Final = "sink"
+"""Writes the object that it depends on to an external system."""
+OUTSIDE: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
+"""Kinds that the storage half maintains."""
+HIDDEN_SHARD: Final = "-hidden"
+"""Infix of the ids of views' hidden shards, after the view's id."""
+APART: Final = frozenset({SOURCE, SINK})
+"""Kinds with namespaces of their own, which cannot be read."""
+
+
+class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One object. `shard` is its contents' shard; an index has none of its own.
+
+    `as_of` is the time from which a view has contents (an index: from which it was made).
+    """
+
+    id: ObjectId
+    name: str
+    kind: str
+    schema: TableSchema
+    shard: ShardId | None = None
+    hidden_shards: tuple[ShardId, ...] = ()
+    depends: tuple[ObjectId, ...] = ()
+    sql: str = ""
+    plan: DeltaPlan | None = None
+    fingerprint: str = ""
+    compiled_by: str = ""
+    """Digest of the rules that made a view's plan."""
+    rebuilt_at: Time = 0
+    """Upper of a view's output when its plan was replaced: the view is computed whole from
+    there."""
+    conf: dict[str, str] = {}
+    spark_version: str = ""
+    key: tuple[str, ...] = ()
+    """Key columns of an index."""
+    retain_history_ms: int | None = None
+    target_lag_ms: int = 0
+    """Age that a view may have; 0: as fresh as possible."""
+    as_of: Time = 0
+    configuration: ConnectorConfiguration | None = None
+    """Configuration of a source or sink."""
+    outside: str = ""
+    """External name of a source's table."""
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        """Return all shards that belong to the object."""
+        own = () if self.shard is None else (self.shard,)
+        return own + self.hidden_shards
+
+
+def _key(kind: str, name: str) -> str:
+    """Return the lookup key of a name; sources and sinks have namespaces of their own."""
+    return f"{kind}/{fold(name)}" if kind in APART else fold(name)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """The part of the document that every version can read."""
+
+    format: int
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    next_id: int
+    objects: tuple[CatalogObject, ...]
+
+
+class CatalogSnapshot:
+    """An immutable set of objects."""
+
+    __slots__ = ("_allowed_lags", "_below", "_by_id", "_by_name", "_indexes", "next_id")
+
+    def __init__(self, objects: tuple[CatalogObject, ...] = (), next_id: int = 1) -> None:
+        self.next_id = next_id
+        self._below: dict[ObjectId, frozenset[ObjectId | None]] = {}
+        self._allowed_lags: dict[ObjectId, int] = {}
+        self._by_id = {entry.id: entry for entry in objects}
+        self._by_name = {_key(entry.kind, entry.name): entry for entry in objects}
+        self._indexes: dict[ObjectId, list[CatalogObject]] = {}
+        for entry in objects:
+            if entry.kind == INDEX:
+                self._indexes.setdefault(entry.depends[0], []).append(entry)
+
+    @property
+    def objects(self) -> tuple[CatalogObject, ...]:
+        """Return all objects, dependencies first."""
+        return tuple(self._by_id.values())
+
+    @property
+    def new_id(self) -> ObjectId:
+        """Return the id that the next object gets."""
+        return f"u{self.next_id}"
+
+    def get(self, id_: ObjectId) -> CatalogObject | None:
+        """Return the object with this id, or None."""
+        return self._by_id.get(id_)
+
+    def by_id(self, id_: ObjectId) -> CatalogObject:
+        """Return the object with this id, which must exist."""
+        return self._by_id[id_]
+
+    def find(self, name: str) -> CatalogObject:
+        """Return the object with this name. Raises `UnknownObject`, and `InvalidUsage` for a
+        relation."""
+        refuse_relation(name, "the object")
+        entry = self._by_name.get(_key("", name))
+        if entry is None:
+            for kind in APART:
+                if _key(kind, name) in self._by_name:
+                    raise InvalidUsage(f"{name} is a {kind}: it cannot be read or built upon")
+            raise UnknownObject(f"there is no table, view or index named {name!r}")
+        return entry
+
+    def find_apart(self, kind: str, name: str) -> CatalogObject:
+        """Return the source or sink with this name. Raises `UnknownObject`."""
+        entry = self._by_name.get(_key(kind, name))
+        if entry is None:
+            raise UnknownObject(f"there is no {kind} named {name!r}")
+        return entry
+
+    def check_free(self, name: str, kind: str = "") -> None:
+        """Raise `ObjectExists` when the name is taken; `kind` counts for sources and sinks."""
+        entry = self._by_name.get(_key(kind, name))
+        if entry is not None:
+            raise ObjectExists(f"{name!r} is taken by a {entry.kind} ({entry.name})")
+
+    def dependents(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """Return the objects that depend directly on this one."""
+        return tuple(entry for entry in self._by_id.values() if id_ in entry.depends)
+
+    def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """Return the indexes on an object."""
+        return tuple(self._indexes.get(id_, ()))
+
+    def readable(self) -> dict[str, TableSchema]:
+        """Return the schemas of tables, source tables and views by name: the inputs that a view may
+        have."""
+        kinds = (TABLE, SOURCE_TABLE, VIEW)
+        return {e.name: e.schema for e in self._by_id.values() if e.kind in kinds}
+
+    def of_kind(self, kind: str) -> tuple[CatalogObject, ...]:
+        """Return all objects of a kind, oldest first."""
+        return tuple(entry for entry in self._by_id.values() if entry.kind == kind)
+
+    def below(self, id_: ObjectId) -> frozenset[ObjectId | None]:
+        """Return the source tables that an object is or depends on, at any depth. None among them
+        stands for all tables that clients write."""
+        known = self._below.get(id_)
+        if known is None:
+            entry = self._by_id[id_]
+            if entry.kind in (TABLE, SOURCE_TABLE):
+                known = frozenset({None if entry.kind == TABLE else id_})
+            else:
+                known = frozenset().union(*(self.below(below) for below in entry.depends))
+            # A catalog never changes, so what was found stays true.
+            self._below[id_] = known
+        return known
+
+    def allowed_lag_ms(self, id_: ObjectId) -> int:
+        """Return the greatest target lag of the object and of all objects that it depends on."""
+        known = self._allowed_lags.get(id_)
+        if known is None:
+            entry = self._by_id[id_]
+            # Cached, since each read asks and a diamond of views would be walked many times.
+            known = max([entry.target_lag_ms, *map(self.allowed_lag_ms, entry.depends)])
+            self._allowed_lags[id_] = known
+        return known
+
+    def add(self, entry: CatalogObject) -> CatalogSnapshot:
+        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`."""
+        self.check_free(entry.name, entry.kind)
+        assert entry.id == self.new_id, (entry.id, self.new_id)
+        assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
+        return CatalogSnapshot((*self.objects, entry), self.next_id + 1)
+
+    def remove(self, *entries: CatalogObject) -> CatalogSnapshot:
+        """Return a catalog without these objects. Raises `ObjectInUse` naming the objects that
+        depend on one."""
+        gone = {entry.id for entry in entries}
+        for entry in entries:
+            users = [user for user in self.dependents(entry.id) if user.id not in gone]
+            if users:
+                names = ", ".join(f"{user.kind} {user.name}" for user in users)
+                raise ObjectInUse(f"{entry.kind} {entry.name} is used by {names}: drop them first")
+        kept = tuple(other for other in self.objects if other.id not in gone)
+        return CatalogSnapshot(kept, self.next_id)
+
+    def encode(self) -> bytes:
+        """Return the durable document."""
+        document = _Document(FORMAT_VERSION, self.next_id, self.objects)
+        return msgspec.msgpack.encode(document)
+
+    @staticmethod
+    def decode(data: bytes) -> CatalogSnapshot:
+        """Return the catalog in a document. Raises `StateDirectoryError` (another format),
+        `CorruptData`."""
+        try:
+            # The format first: a document of another version is refused by name and not taken for
+            # corrupt.
+            found = msgspec.msgpack.decode(data, type=_Format).format
+            if found not in (2, FORMAT_VERSION):
+                than = "a newer one" if found > FORMAT_VERSION else "another state directory"
+                raise StateDirectoryError(
+                    f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
+                    f"use the version that wrote it, or {than}"
+                )
+            document = _decoded(data)
+        except msgspec.MsgspecError as error:
+            raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
+        return CatalogSnapshot(document.objects, document.next_id)
+
+
+def _decoded(data: bytes) -> _Document:
+    """Decode a document; a plan that this version cannot read is replaced by `unreadable_plan`."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Document)
+    except msgspec.ValidationError:
+        found = msgspec.msgpack.decode(data)
+    for entry in found["objects"]:
+        plan = entry.get("plan")
+        if plan is None:
+            continue
+        try:
+            msgspec.convert(plan, DeltaPlan)
+        except msgspec.ValidationError:
+            policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
+            # Without a digest the view counts as stale, so that `upgrade_views` compiles it again.
+            entry |= {"plan": unreadable_plan(policy), "fingerprint": "", "compiled_by": ""}
+    return msgspec.convert(found, _Document)
+
+
+def unreadable_plan(policy: str) -> DeltaPlan:
+    """Return a placeholder for a plan of another version, until its view is compiled anew."""
+    return DeltaPlan((), (), TableSchema(()), "", "opaque", "of another version", policy=policy)

@@ -1,0 +1,400 @@
+"""Changes of the catalog, each one compare-and-set together with the shards it concerns.
+
+Order of a creation: check names → (views: Spark analyses the text) → choose the as_of → durable
+holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a drop: check
+dependents → (tables: wait for running writes) → ONE set: catalog and removed shards → drop the
+holds on the inputs. A crash leaves at most holds without an object, which the next start drops.
+
+One change at a time: the owner ensures that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from actors.arrangement.hashing import check_key_type
+from actors.controller.catalog.analyses import analyzer
+from actors.controller.catalog.boot import last_sealed_time
+from actors.controller.catalog.catalog import (
+    CATALOG_KEY,
+    HIDDEN_SHARD,
+    INDEX,
+    OUTSIDE,
+    TABLE,
+    VIEW,
+    CatalogObject,
+    CatalogSnapshot,
+)
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.tables.rows import check_key_columns
+from actors.dataflow.chunks import note_key
+from actors.errors import (
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+    WriterFenced,
+)
+from actors.kernel import ActorAddress
+from actors.persist import CompareAndSet, NewShard, PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.plan.plan_splitting import PlanLimits
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.progress import ObjectId, ShardId, Time
+from actors.protocol.api import CreateIndex, CreateTable, CreateView
+from actors.protocol.names import check_name, fold
+from actors.settings import Settings
+from actors.views.compile import compile_view
+from actors.views.eager_choice import EagerChoice
+from actors.views.fingerprint import rules_digest
+from actors.views.policy import with_policy
+
+log = logging.getLogger("penstock.controller")
+
+AS_OF_ATTEMPTS_MAX: Final = 5
+COLUMNS_MAX: Final = 1024
+
+
+class CatalogChanged(msgspec.Struct, frozen=True):
+    """A durable change of the catalog."""
+
+    catalog: CatalogSnapshot
+    seqno: int
+    created: CatalogObject | None = None
+    dropped: CatalogObject | None = None
+    also: tuple[CatalogObject, ...] = ()
+    """Tables of a source that were created or dropped with it."""
+    notices: tuple[str, ...] = ()
+    """Notices for the client: tables that were left out."""
+
+
+class CatalogStore:
+    """Carries out changes of the catalog."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        executor: ActorAddress[ExecutorMessage],
+        settings: Settings,
+    ) -> None:
+        self._persist = persist
+        self._analyze = analyzer(executor, "analyze")
+        self._settings = settings
+
+    # -- creation ------------------------------------------------------------------------------
+
+    async def create_table(
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateTable
+    ) -> CatalogChanged:
+        """Create a table. Raises `InvalidUsage` and its children, and `StorageError`."""
+        name = check_name("table", request.name)
+        catalog.check_free(name)
+        schema = table_schema(name, request.schema)
+        id_ = catalog.new_id
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=TABLE,
+            schema=schema,
+            shard=id_,
+            retain_history_ms=retain(request.retain_history_ms),
+        )
+        shard = NewShard(id=id_, schema=schema, holds={RETAIN: 0}, tables=True)
+        return await self.store(catalog.add(entry), seqno, [shard], created=entry)
+
+    async def create_view(
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateView
+    ) -> CatalogChanged:
+        """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
+        errors."""
+        name = check_name("view", request.name)
+        catalog.check_free(name)
+        # Checked before anything is held: a refused view leaves nothing behind.
+        retained, lag_ms = retain(request.retain_history_ms), target_lag(request.target_lag_ms)
+        conf = tuple(sorted(request.conf.items()))
+        limits = PlanLimits(
+            self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
+        )
+        choose = partial(self._eager_choice, catalog)
+        plan = await compile_view(
+            request.sql, catalog.readable(), self._analyze, conf, limits, choose
+        )
+        plan = with_policy(plan, request.refresh_policy)
+        sources = [catalog.find(source) for source in plan.sources]
+        id_ = catalog.new_id
+        # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
+        as_of = await self.hold_inputs(dataflow_holder(id_), sources)
+        shards = [_view_shard(id_, plan.output, id_, as_of)]
+        hidden = tuple(
+            NewShard(
+                id=f"{id_}{HIDDEN_SHARD}{index}",
+                schema=state.schema,
+                since=as_of,
+                holds={dataflow_holder(id_): as_of},
+            )
+            for index, state in enumerate(plan.hidden)
+        )
+        shards += hidden
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=VIEW,
+            schema=plan.output,
+            shard=id_,
+            hidden_shards=tuple(shard.id for shard in hidden),
+            depends=tuple(dict.fromkeys(source.id for source in sources)),
+            sql=request.sql,
+            plan=plan,
+            fingerprint=plan.fingerprint,
+            compiled_by=rules_digest(),
+            conf=request.conf,
+            spark_version=importlib.metadata.version("pyspark"),
+            retain_history_ms=retained,
+            target_lag_ms=lag_ms,
+            as_of=as_of,
+        )
+        return await self._create_on(catalog, seqno, entry, shards)
+
+    async def _eager_choice(self, catalog: CatalogSnapshot, sources: Sequence[str]) -> EagerChoice:
+        """Return the choice of sums below joins, by the sources' numbers of rows."""
+        found = (catalog.find(name).shard for name in sources)
+        states = [await self._persist.state(shard) for shard in found if shard is not None]
+        rows = tuple(state.rows for state in states)
+        return EagerChoice(rows, self._settings.eager_aggregation_rows_min)
+
+    async def create_index(
+        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateIndex
+    ) -> CatalogChanged:
+        """Create an index. Raises `InvalidUsage` and its children, and `StorageError`."""
+        name = check_name("index", request.name)
+        catalog.check_free(name)
+        target = catalog.find(request.on)
+        if target.kind == INDEX:
+            raise InvalidUsage(f"{target.name} is an index: make the index on a table or a view")
+        key = columns_named(target, request.key)
+        for column in target.schema.columns:
+            if column.name in key:
+                check_key_type(column.name, arrow_type(column.type))
+        if not key:
+            raise InvalidUsage(f"index {name}: give at least one key column of {target.name}")
+        id_ = catalog.new_id
+        as_of = await self.hold_inputs(dataflow_holder(id_), [target])
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=INDEX,
+            schema=target.schema,
+            depends=(target.id,),
+            key=key,
+            as_of=as_of,
+        )
+        return await self._create_on(catalog, seqno, entry, [])
+
+    async def _create_on(
+        self,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        entry: CatalogObject,
+        shards: Sequence[NewShard],
+    ) -> CatalogChanged:
+        """Store an object that holds its inputs; drop the holds if that surely failed."""
+        try:
+            return await self.store(catalog.add(entry), seqno, shards, created=entry)
+        except PenstockError as error:
+            # If the outcome is open, the object may be there and need its holds.
+            if error.determinate:
+                await self.drop_holds(catalog, entry)
+            raise
+
+    async def hold_inputs(self, holder: str, sources: Sequence[CatalogObject]) -> Time:
+        """Hold all inputs for `holder` at the latest time at which all can be read, and return that
+        time."""
+        shards = [source.shard for source in sources if source.shard is not None]
+        for _ in range(AS_OF_ATTEMPTS_MAX):
+            states = [await self._persist.state(shard) for shard in shards]
+            uppers = [await self._persist.upper(shard) for shard in shards]
+            as_of: Time = max([last_sealed_time(min(uppers)), *(state.since for state in states)])
+            try:
+                await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
+            except ReadBelowSince:
+                # An input was compacted beyond the chosen time meanwhile: choose again.
+                continue
+            states = [await self._persist.state(shard) for shard in shards]
+            if all(state.since <= as_of for state in states):
+                return as_of
+        for shard in shards:
+            await self.drop_hold(shard, holder)
+        names = ", ".join(source.name for source in sources)
+        raise PenstockError(f"the history of {names} is compacted faster than it can be held")
+
+    # -- drop ----------------------------------------------------------------------------------
+
+    async def drop(
+        self, catalog: CatalogSnapshot, seqno: int | None, entry: CatalogObject
+    ) -> CatalogChanged:
+        """Drop an object. Raises `ObjectInUse`, `StorageError`. The holds stay: see
+        `drop_holds`."""
+        return await self.drop_all(catalog.remove(entry), seqno, entry, ())
+
+    async def drop_all(
+        self,
+        smaller: CatalogSnapshot,
+        seqno: int | None,
+        entry: CatalogObject,
+        also: tuple[CatalogObject, ...],
+        records: Sequence[CompareAndSet] = (),
+    ) -> CatalogChanged:
+        """Store a catalog without these objects; `records` are set with it. Raises `WriterFenced`,
+        `StorageError`."""
+        cas = [CompareAndSet(CATALOG_KEY, seqno, smaller.encode()), *records]
+        shards = [shard for each in (entry, *also) for shard in each.shards]
+        if shards:
+            done = await self._persist.drop_shards(shards, extra=cas)
+        else:
+            done = await self._persist.compare_and_set(cas)
+        if not done:
+            raise _fenced(seqno)
+        # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
+        if entry.kind not in OUTSIDE:
+            await self._forget_hydrations(shards)
+        return CatalogChanged(smaller, _after(seqno), dropped=entry, also=also)
+
+    async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
+        """Delete the notes of a view that was dropped while it hydrated; after a failure they stay
+        forever."""
+        with suppress(StorageError):
+            for shard in shards:
+                head = await self._persist.head(note_key(shard))
+                if head is not None:
+                    await self._persist.compare_and_set(
+                        [CompareAndSet(note_key(shard), head.seqno, None)]
+                    )
+
+    async def drop_holds(self, catalog: CatalogSnapshot, entry: CatalogObject) -> None:
+        """Drop the holds of an object's dataflow on its inputs; a failure is only logged."""
+        for id_ in entry.depends:
+            source = catalog.get(id_)
+            if source is not None and source.shard is not None:
+                await self.drop_hold(source.shard, dataflow_holder(entry.id))
+
+    async def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Drop one hold; a failure is only logged: the next start drops it."""
+        try:
+            await self._persist.drop_hold(shard, holder)
+        except (StorageError, UnknownObject) as error:
+            log.info("hold %s on shard %s stays for now: %s", holder, shard, error)
+
+    # -- the record ----------------------------------------------------------------------------
+
+    async def store(
+        self,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        shards: Sequence[NewShard],
+        *,
+        created: CatalogObject,
+        also: tuple[CatalogObject, ...] = (),
+    ) -> CatalogChanged:
+        """Make a catalog durable, with new shards. Raises `WriterFenced`, `StorageError`."""
+        cas = CompareAndSet(CATALOG_KEY, seqno, catalog.encode())
+        if shards:
+            # One set: a crash leaves neither an object without shards nor shards without an object.
+            done = await self._persist.create_shards(shards, extra=[cas])
+        else:
+            done = await self._persist.compare_and_set([cas])
+        if not done:
+            raise _fenced(seqno)
+        return CatalogChanged(catalog, _after(seqno), created=created, also=also)
+
+    async def read_back(self) -> tuple[CatalogSnapshot, int | None]:
+        """Return the durable catalog, after a change whose outcome is open."""
+        head = await self._persist.head(CATALOG_KEY)
+        return (
+            (CatalogSnapshot(), None)
+            if head is None
+            else (CatalogSnapshot.decode(head.data), head.seqno)
+        )
+
+
+def _after(seqno: int | None) -> int:
+    """Return the catalog's seqno after a set."""
+    # Computed and not read: a failed read would report a durable change as a failure.
+    return 0 if seqno is None else seqno + 1
+
+
+def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]:
+    """Return column names in the object's spelling. Raises `InvalidUsage`."""
+    own = {fold(name): name for name in entry.schema.names}
+    for name in names:
+        if fold(name) not in own:
+            raise InvalidUsage(
+                f"{entry.name} has no column {name!r}; it has {', '.join(entry.schema.names)}"
+            )
+    found = tuple(own[fold(name)] for name in names)
+    if len(set(found)) < len(found):
+        raise InvalidUsage(f"{entry.name}: a key column is named twice: {', '.join(names)}")
+    return found
+
+
+def _view_shard(id_: ObjectId, schema: TableSchema, shard: ShardId, as_of: Time) -> NewShard:
+    holds = {RETAIN: as_of, dataflow_holder(id_): as_of}
+    return NewShard(id=shard, schema=schema, since=as_of, holds=holds)
+
+
+def table_schema(table: str, schema: TableSchema) -> TableSchema:
+    """Return the schema with its key columns NOT NULL. Raises `InvalidUsage`."""
+    if not 0 < len(schema.columns) <= COLUMNS_MAX:
+        raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
+    own: dict[str, TableColumn] = {}
+    for column in schema.columns:
+        check_name(f"table {table}: column", column.name)
+        if fold(column.name) in own:
+            raise InvalidUsage(f"table {table}: column {column.name} is given twice")
+        if arrow_type(column.type) == arrow_type("void"):
+            raise InvalidUsage(f"table {table}: column {column.name} can only hold NULL")
+        own[fold(column.name)] = column
+    missing = [name for name in schema.key if fold(name) not in own]
+    if missing or len({fold(name) for name in schema.key}) < len(schema.key):
+        raise InvalidUsage(
+            f"table {table}: PRIMARY KEY ({', '.join(schema.key)}) must name different columns of "
+            f"{', '.join(schema.names)}"
+        )
+    key = tuple(own[fold(name)].name for name in schema.key)
+    columns = tuple(
+        msgspec.structs.replace(c, nullable=c.nullable and c.name not in key)
+        for c in schema.columns
+    )
+    fitted = TableSchema(columns, key)
+    check_key_columns(f"table {table}", fitted)
+    return fitted
+
+
+def target_lag(target_lag_ms: int) -> int:
+    """Return the target lag. Raises `InvalidUsage` for a negative one."""
+    if target_lag_ms < 0:
+        raise InvalidUsage(
+            f"target_lag_ms = {target_lag_ms}: must not be negative; 0 is as fresh as can be"
+        )
+    return target_lag_ms
+
+
+def retain(retain_history_ms: int | None) -> int | None:
+    """Return the retained history that was asked for (None: the default). Raises `InvalidUsage`."""
+    if retain_history_ms is not None and retain_history_ms <= 0:
+        raise InvalidUsage(f"retain_history_ms = {retain_history_ms}: must be greater than zero")
+    return retain_history_ms
+
+
+def _fenced(seqno: int | None) -> WriterFenced:
+    return WriterFenced(
+        f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
+        determinate=True,
+    )

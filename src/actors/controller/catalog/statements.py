@@ -1,0 +1,318 @@
+"""Statements that change the catalog: queued, carried out strictly one at a time.
+
+Each is an effect of `ddl.CatalogStore` on the present catalog. When it is durable the catalog in
+memory follows, the replica is told, and only then the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from actors.controller.catalog.boot import describe_dataflow
+from actors.controller.catalog.catalog import (
+    INDEX,
+    OUTSIDE,
+    TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+)
+from actors.controller.catalog.ddl import CatalogChanged
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.messages import CloseTable, ShardsDropped, TickTables
+from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.errors import PenstockError, StorageError
+from actors.kernel import ActorAddress
+from actors.progress import EMPTY, ObjectId, ShardId, Time
+from actors.protocol.api import CreateIndex, CreateTable, CreateView, DropObject, RequestDone
+from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, DropSink, DropSource
+from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
+from actors.spans import forget_measures, span_below
+from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
+
+log = logging.getLogger("penstock.controller")
+
+Statement = (
+    CreateTable
+    | CreateView
+    | CreateIndex
+    | DropObject
+    | CreateSource
+    | AlterSource
+    | DropSource
+    | CreateSink
+    | DropSink
+)
+
+DROP_HOLD_ROUNDS: Final = 5
+"""Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
+them."""
+
+
+class StatementDone(msgspec.Struct, frozen=True, gc=False):
+    """The running statement has ended; `result` is the change or the error."""
+
+    result: CatalogChanged | PenstockError
+    read_back: tuple[CatalogSnapshot, int | None] | None = None
+
+
+class _Queued(msgspec.Struct, frozen=True, gc=False):
+    """A statement, its session, and its trace context."""
+
+    session: ActorAddress[Any]
+    statement: Statement
+    traceparent: str | None = None
+
+
+class StatementQueue:
+    """The queue of statements, and the consequences of each."""
+
+    def __init__(self, desk: ControllerState) -> None:
+        self._desk = desk
+        self._queue: deque[_Queued] = deque()
+        self._current: _Queued | None = None
+        self._closing: set[ObjectId] = set()
+        self._zombies: list[tuple[ShardId, str, int]] = []
+        self._opening = False
+
+    def is_closing(self, id_: ObjectId) -> bool:
+        """Return whether a table is being dropped: writes are refused."""
+        return id_ in self._closing
+
+    def submit(self, session: ActorAddress[Any], statement: Statement) -> None:
+        """Queue a statement."""
+        self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
+        self._next()
+
+    def describe(self) -> str:
+        """Return the running statement, for people."""
+        if self._current is None:
+            return "no statement under way"
+        statement = self._current.statement
+        waiting = len(self._queue)
+        return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
+
+    def _next(self) -> None:
+        if self._current is not None or not self._queue:
+            return
+        self._current = self._queue.popleft()
+        queued = self._current
+        self._desk.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
+
+    async def _carry_out(self, queued: _Queued) -> StatementDone:
+        statement = queued.statement
+        values = (type(statement).__name__, statement.name)
+        try:
+            with span_below(queued.traceparent, STATEMENT, *values):
+                return StatementDone(await self._change(statement))
+        except Exception as error:
+            if not isinstance(error, PenstockError):
+                log.error("a statement failed by a fault of this program", exc_info=error)
+            named = to_penstock_error(error)
+            if named.determinate:
+                return StatementDone(named)
+            # The change may be durable or not: the catalog that is read back decides (`_settled`).
+            return StatementDone(named, await self._read_back())
+
+    async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
+        """Return the durable catalog, however long the store takes."""
+        settings = self._desk.settings
+        failures = 0
+        # Retried forever: with another seqno than the durable one, every later statement would
+        # fail.
+        while True:
+            try:
+                return await self._desk.store.read_back()
+            except StorageError as error:
+                log.warning("the catalog cannot be read back, trying again: %s", error)
+            failures += 1
+            await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
+
+    def _change(self, statement: Statement) -> Coroutine[Any, Any, CatalogChanged]:
+        desk = self._desk
+        store, catalog, seqno = desk.store, desk.catalog, desk.seqno
+        match statement:
+            case CreateTable():
+                return self._create_table(statement)
+            case CreateView():
+                return store.create_view(catalog, seqno, statement)
+            case CreateIndex():
+                return store.create_index(catalog, seqno, statement)
+            case DropObject():
+                return self._drop(statement)
+        outside = desk.outside
+        match statement:
+            case CreateSource():
+                return outside.create_source(catalog, seqno, statement)
+            case AlterSource():
+                return outside.alter_source(catalog, seqno, statement)
+            case DropSource():
+                return outside.drop_source(catalog, seqno, statement.name)
+            case CreateSink():
+                return outside.create_sink(catalog, seqno, statement)
+            case DropSink():
+                return outside.drop_sink(catalog, seqno, statement.name)
+
+    async def _create_table(self, statement: CreateTable) -> CatalogChanged:
+        """Create a table; the first one is given a first time, so that views on it can start."""
+        desk = self._desk
+        changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
+        if desk.frontiers.tables_upper == 0 and desk.writer is not None:
+            with suppress(PenstockError):  # `open_times` tries again
+                await desk.writer.ask(TickTables)
+        return changed
+
+    def open_times(self) -> None:
+        """Give the tables a first time, if they have none."""
+        desk = self._desk
+        tables = any(entry.kind == TABLE for entry in desk.catalog.objects)
+        # Before its first time neither a table nor a view on it can be read. A crash or a store's
+        # failure may have come between the first table and its time.
+        if tables and not self._opening and desk.frontiers.tables_upper == 0:
+            self._opening = True
+            desk.ctx.effect(self._open_times, done=lambda _: None)
+
+    async def _open_times(self) -> None:
+        desk = self._desk
+        assert desk.writer is not None, "statements are carried out by it"
+        failures = 0
+        while desk.frontiers.tables_upper == 0:
+            try:
+                await desk.writer.ask(TickTables)
+                break
+            except PenstockError as error:
+                log.warning("the tables have no first time yet, trying again: %s", error)
+            failures += 1
+            await anyio.sleep(desk.settings.retry_delay_ms(failures) / 1000)
+        self._opening = False
+
+    async def _drop(self, statement: DropObject) -> CatalogChanged:
+        desk = self._desk
+        entry = desk.catalog.find(statement.name)
+        # Only for its check: an object in use is refused before its writes are.
+        desk.catalog.remove(entry)
+        if entry.kind != TABLE or desk.writer is None:
+            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+        self._closing.add(entry.id)
+        try:
+            # Writes that were accepted earlier must find the shard.
+            await desk.writer.ask(lambda reply: CloseTable(entry.id, reply))
+            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+        finally:
+            self._closing.discard(entry.id)
+
+    # -- after a statement ---------------------------------------------------------------------
+
+    def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
+        """Take the end of a statement. Return the objects that it dropped."""
+        assert self._current is not None
+        queued, self._current = self._current, None
+        session, statement = queued.session, queued.statement
+        result = message.result
+        if message.read_back is not None and isinstance(result, PenstockError):
+            result = self._settled(statement, message.read_back, result)
+        dropped: tuple[CatalogObject, ...] = ()
+        if isinstance(result, CatalogChanged):
+            self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
+            if result.created is not None:
+                self._created(result.created, queued.traceparent)
+                for entry in result.also:
+                    self._track(entry)
+            if result.dropped is not None:
+                dropped = (result.dropped, *result.also)
+                for entry in dropped:
+                    self._dropped(entry)
+            for notice in result.notices:
+                log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
+            session.reply(RequestDone(statement.request, "\n".join(result.notices)))
+        else:
+            reply_error(session, statement.request, result)
+        self._next()
+        return dropped
+
+    def _settled(
+        self,
+        statement: Statement,
+        found: tuple[CatalogSnapshot, int | None],
+        error: PenstockError,
+    ) -> CatalogChanged | PenstockError:
+        """Return the change that the durable catalog shows, or the error."""
+        before, (catalog, seqno) = self._desk.catalog, found
+        # Even if no object came or went: the next statement needs the present seqno.
+        self._desk.seqno = seqno
+        if seqno is None:
+            return error
+        came = [each for each in catalog.objects if before.get(each.id) is None]
+        went = [each for each in before.objects if catalog.get(each.id) is None]
+        if came:
+            return CatalogChanged(catalog, seqno, created=came[0], also=tuple(came[1:]))
+        if went:
+            return CatalogChanged(catalog, seqno, dropped=went[0], also=tuple(went[1:]))
+        return error
+
+    def _track(self, entry: CatalogObject) -> None:
+        """Track the retained history and the upper of a new object."""
+        desk = self._desk
+        if entry.shard is not None:
+            retain = entry.retain_history_ms or desk.settings.retain_history_ms
+            desk.retain.track(entry.shard, retain, entry.as_of)
+        desk.frontiers.track(entry, 0)
+
+    def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
+        self._track(entry)
+        if entry.kind == TABLE:
+            self.open_times()
+        elif entry.kind in OUTSIDE:
+            self._desk.created_outside(entry)
+        else:
+            self.build(entry, entry.as_of, traceparent=traceparent)
+
+    def build(
+        self,
+        entry: CatalogObject,
+        as_of: Time,
+        upper: Time = 0,
+        traceparent: str | None = None,
+    ) -> None:
+        """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
+        desk = self._desk
+        desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+        desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
+        desk.command(ScheduleDataflow(entry.id, traceparent))
+
+    def _dropped(self, entry: CatalogObject) -> None:
+        desk = self._desk
+        desk.frontiers.forget(entry.id)
+        forget_measures(entry.name, LAG_MS)
+        for own in entry.shards:
+            desk.retain.forget(own)
+        if entry.shards and desk.maintenance is not None:
+            desk.maintenance.reply(ShardsDropped(entry.shards))
+        if entry.kind in OUTSIDE:
+            desk.dropped_outside(entry)
+        if entry.kind == TABLE or entry.kind in OUTSIDE:
+            return
+        desk.command(AllowCompaction(entry.id, EMPTY))
+        for id_ in entry.depends:
+            shard = desk.catalog.by_id(id_).shard
+            if shard is not None:
+                self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
+
+    def drop_zombie_holds(self) -> None:
+        """Drop the holds of dropped dataflows, for one more round."""
+        desk = self._desk
+        zombies, self._zombies = self._zombies, []
+        for shard, holder, rounds in zombies:
+            assert holder != RETAIN
+            desk.ctx.effect(
+                lambda shard=shard, holder=holder: desk.store.drop_hold(shard, holder),  # type: ignore[misc]
+                done=lambda _: None,
+            )
+            if rounds > 1:
+                self._zombies.append((shard, holder, rounds - 1))

@@ -1,0 +1,171 @@
+"""Compiles views of another version of the program anew, when the service starts.
+
+A view's plan and the state that it keeps are durable. A view whose plan was made by other rules
+(`rules_digest`), or over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`),
+is compiled again from its text, before its dataflow begins. If the plan's fingerprint is the same,
+nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the state of the new
+plan, and is computed whole at the first time that its output does not have yet
+(`dataflow.hydrate`).
+
+One set changes the catalog and makes the shards. A crash before it leaves nothing; one after it
+leaves shards of the old plan, which the next start drops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from actors.controller.catalog.boot import BootState, load
+from actors.controller.catalog.catalog import (
+    CATALOG_KEY,
+    HIDDEN_SHARD,
+    VIEW,
+    CatalogObject,
+    CatalogSnapshot,
+)
+from actors.controller.holds import dataflow_holder
+from actors.errors import InvalidUsage, StateDirectoryError
+from actors.persist import CompareAndSet, NewShard, PersistClient
+from actors.plan.delta import AUTO
+from actors.plan.plan_splitting import PlanLimits
+from actors.progress import ShardId
+from actors.settings import Settings
+from actors.views.compile import compile_view
+from actors.views.eager_choice import EagerChoice
+from actors.views.fingerprint import rules_digest
+from actors.views.policy import with_policy
+from actors.views.query_analysis import AnalyzeQuery
+
+log = logging.getLogger("penstock.controller")
+
+
+async def upgrade_views(
+    found: BootState, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
+) -> BootState:
+    """Compile again the views that other rules compiled. Return the durable state after that.
+
+    Raises:
+        StateDirectoryError: A view means something else now; it names the view.
+        PenstockError: What the engine and the stores raise.
+    """
+    rules = rules_digest()
+    stale = [
+        entry
+        for entry in found.catalog.of_kind(VIEW)
+        if entry.compiled_by != rules or (_is_open(entry) and all(_rows(found, entry)))
+    ]
+    if stale:
+        found = await _upgraded(found, stale, persist, analyze, settings)
+    # Shards of former plans, also of an upgrade that a crash has interrupted.
+    left = _left(found.catalog, await persist.list_shards())
+    if left:
+        await persist.drop_shards(left)
+    return found
+
+
+async def _upgraded(
+    found: BootState,
+    stale: Sequence[CatalogObject],
+    persist: PersistClient,
+    analyze: AnalyzeQuery,
+    settings: Settings,
+) -> BootState:
+    log.info("%s views are compiled anew: other rules, or tables that were empty then", len(stale))
+    made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
+    objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
+    catalog = CatalogSnapshot(objects, found.catalog.next_id)
+    shards = [
+        shard
+        for entry in stale
+        if made[entry.id].hidden_shards != entry.hidden_shards
+        for shard in _hidden_shards(made[entry.id])
+    ]
+    cas = CompareAndSet(CATALOG_KEY, found.seqno, catalog.encode())
+    if shards:
+        done = await persist.create_shards(shards, extra=[cas])
+    else:
+        done = await persist.compare_and_set([cas])
+    if not done:
+        raise StateDirectoryError("another service has changed the catalog: start again")
+    return await load(persist)
+
+
+async def _again(
+    found: BootState, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
+) -> CatalogObject:
+    """Return a view's entry with its plan by the present rules."""
+    limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
+    conf = tuple(sorted(entry.conf.items()))
+    try:
+
+        async def chosen(_: Sequence[str]) -> EagerChoice:
+            if not _is_open(entry):
+                # The earlier choice is repeated: another one would be another plan, and a rebuild.
+                return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
+            return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
+
+        plan = await compile_view(
+            entry.sql, found.catalog.readable(), analyze, conf, limits, chosen
+        )
+        policy = AUTO if entry.plan is None else entry.plan.policy
+        plan = with_policy(plan, policy)
+    except InvalidUsage as error:  # the text is refused; an engine's failure says nothing of it
+        raise StateDirectoryError(_refusal(entry, str(error))) from error
+    if plan.output != entry.schema:
+        names = f"{entry.schema.names} became {plan.output.names}"
+        raise StateDirectoryError(_refusal(entry, f"its columns or their types differ: {names}"))
+    renewed = replace(entry, plan=plan, compiled_by=rules_digest())
+    if plan.fingerprint == entry.fingerprint:
+        log.info("view %s: the same plan", entry.name)
+        return renewed
+    log.info("view %s: another plan, so it is rebuilt", entry.name)
+    assert entry.shard is not None, entry.name
+    begun = f"{entry.id}{HIDDEN_SHARD}"
+    hidden = tuple(f"{begun}{i}-{plan.fingerprint[:12]}" for i in range(len(plan.hidden)))
+    return replace(
+        renewed,
+        fingerprint=plan.fingerprint,
+        hidden_shards=hidden,
+        # The output stays: the answer of a text is the same by any plan.
+        rebuilt_at=found.states[entry.shard].upper,
+    )
+
+
+def _is_open(entry: CatalogObject) -> bool:
+    """Return whether sums below joins could not be chosen when the view was made."""
+    return entry.plan is not None and entry.plan.eager_open
+
+
+def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
+    """Return about how many rows the view's sources have."""
+    assert entry.plan is not None, entry.name
+    shards = (found.catalog.find(name).shard for name in entry.plan.sources)
+    return tuple(found.states[shard].rows for shard in shards if shard is not None)
+
+
+def _refusal(entry: CatalogObject, why: str) -> str:
+    return (
+        f"view {entry.name} means something else to this version: {why}; "
+        "start the version that made it, drop the view, and make it again with this one"
+    )
+
+
+def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
+    assert entry.plan is not None, entry.name
+    since = max(0, min(entry.rebuilt_at, entry.as_of))
+    holds = {dataflow_holder(entry.id): since}
+    return [
+        NewShard(id=shard, schema=state.schema, since=since, holds=holds)
+        for shard, state in zip(entry.hidden_shards, entry.plan.hidden, strict=True)
+    ]
+
+
+def _left(catalog: CatalogSnapshot, there: Sequence[ShardId]) -> list[ShardId]:
+    """Return the hidden shards of former plans."""
+    known = {shard for entry in catalog.objects for shard in entry.shards}
+    views = {entry.id for entry in catalog.of_kind(VIEW)}
+    apart = [(shard, *shard.partition(HIDDEN_SHARD)) for shard in there if shard not in known]
+    return [shard for shard, owner, mark, _ in apart if mark and owner in views]

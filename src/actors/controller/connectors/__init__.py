@@ -1,0 +1,1 @@
+"""Sources and sinks as the controller sees them, and the cleanup of external resources."""

@@ -1,0 +1,358 @@
+"""Sources and sinks as the controller sees them: commands to the storage half, and its responses.
+
+A part of the controller, which runs in its task. The commands follow from the catalog at any moment
+(`commands`), so no history is kept; the storage half has one connection, to one replica, since an
+external system should be read once. Health and statistics are as last reported; while no replica is
+connected a source is *paused*.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from actors.compute.logs import Row
+from actors.controller.catalog.catalog import (
+    SINK,
+    SOURCE,
+    SOURCE_TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+)
+from actors.controller.connectors.cleanup_record import CleanupRecord
+from actors.controller.connectors.external_cleanup import ExternalCleanup
+from actors.controller.holds import sink_holder
+from actors.controller.messages import (
+    PushCommand,
+    ReplayHistory,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
+from actors.controller.state import ControllerState
+from actors.controller.tables.copies_from import CopiesFrom
+from actors.kernel import ActorAddress
+from actors.progress import EMPTY, ObjectId, frontier_or_null
+from actors.protocol.api_storage import (
+    ListSources,
+    ObjectHealth,
+    SourceReport,
+    SourceStatus,
+    SourceTableStatus,
+)
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    ConnectionRefused,
+    InitializationComplete,
+    SourceImport,
+)
+from actors.protocol.storage import (
+    Command,
+    DroppedId,
+    FrontierUpper,
+    IngestionDescription,
+    IngestionExport,
+    ObjectStatistics,
+    Response,
+    RunIngestion,
+    RunSink,
+    SinkDescription,
+    StagedBatches,
+    StatisticsUpdates,
+    StatusUpdate,
+    UpdateStorageConfiguration,
+)
+
+log = logging.getLogger("penstock.controller")
+
+
+def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> IngestionDescription:
+    """Return a source with its tables, as the cluster runs it."""
+    assert entry.configuration is not None, entry.name
+    assert entry.shard is not None, entry.name
+    exports = tuple(
+        IngestionExport(table.id, table.outside, table.schema, table.shard, name=table.name)
+        for table in catalog.dependents(entry.id)
+        if table.shard is not None
+    )
+    return IngestionDescription(entry.id, entry.name, entry.configuration, entry.shard, exports)
+
+
+def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescription:
+    """Return a sink with its input, as the cluster runs it."""
+    assert entry.configuration is not None, entry.name
+    on = catalog.by_id(entry.depends[0])
+    assert on.shard is not None, on.name
+    source = SourceImport(on.shard, on.schema, on.kind == "table")
+    return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
+
+
+class ConnectorObjects:
+    """All sources and sinks. `link` is the task that holds the connection."""
+
+    def __init__(
+        self,
+        desk: ControllerState,
+        link: ActorAddress[Any] | None,
+        copies: CopiesFrom,
+        leftovers: tuple[CleanupRecord, ...] = (),
+    ) -> None:
+        self._desk = desk
+        self.copies = copies
+        copies.push = None if link is None else self._push
+        self.leftovers = ExternalCleanup(desk, leftovers)
+        desk.created_outside, desk.dropped_outside = self.created, self.dropped
+        desk.health = self.health
+        self._link = link
+        self._incarnation = 0
+        self._health: dict[ObjectId, StatusUpdate] = {}
+        self._failed: dict[ObjectId, ObjectHealth] = {}
+        """Health of each object at its last stall: while it is restarted, its own health does not
+        show that."""
+        self._stalled_ms: dict[ObjectId, int] = {}
+        """Time since which each object is stalled: a restart does not end a stall, running does."""
+        self._statistics: dict[ObjectId, ObjectStatistics] = {}
+        self._dropping: dict[ObjectId, CatalogObject] = {}
+        """Sinks whose holds are dropped when the cluster has stopped them."""
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def connected(self, message: ReplicaConnected) -> None:
+        """Send everything to a new connection."""
+        self._incarnation = message.incarnation
+        assert self._link is not None, "it is the link that says so"
+        self._link.reply(ReplayHistory(message.incarnation, tuple(self.commands())))
+        for entry in list(self._dropping.values()):
+            self._let_go(entry.id)  # this connection was not told to run it
+        self.leftovers.connected()
+
+    def commands(self) -> list[Command]:
+        """Return all commands for a fresh connection, after its Hello."""
+        catalog, settings = self._desk.catalog, self._desk.settings
+        found: list[Command] = [
+            UpdateStorageConfiguration(
+                source_tick_ms=settings.source_tick_ms,
+                statistics_ms=settings.statistics_ms,
+                source_inflight_bytes_max=settings.source_inflight_bytes_max,
+            )
+        ]
+        found += [RunIngestion(describe_source(catalog, e)) for e in catalog.of_kind(SOURCE)]
+        found += [RunSink(describe_sink(catalog, e)) for e in catalog.of_kind(SINK)]
+        found += self.copies.commands()
+        return [*found, InitializationComplete(), AllowWrites()]
+
+    def created(self, entry: CatalogObject) -> None:
+        """Run a source, a source's table, or a sink that was added to the catalog."""
+        catalog = self._desk.catalog
+        if entry.kind == SINK:
+            self._push(RunSink(describe_sink(catalog, entry)))
+        elif entry.kind == SOURCE:
+            # First: a pending removal must not take the resource from the new source.
+            self.leftovers.created(entry)
+            self._push(RunIngestion(describe_source(catalog, entry)))
+        elif entry.kind == SOURCE_TABLE:
+            # The running source is altered: it has one more export.
+            source = catalog.by_id(entry.depends[0])
+            self._push(RunIngestion(describe_source(catalog, source)))
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Stop an object that was removed from the catalog."""
+        self._health.pop(entry.id, None)
+        self._failed.pop(entry.id, None)
+        self._stalled_ms.pop(entry.id, None)
+        self._statistics.pop(entry.id, None)
+        self.leftovers.dropped(entry)
+        if entry.kind == SINK:
+            # The sink reads under its hold until the cluster has stopped it.
+            self._dropping[entry.id] = entry
+        if entry.kind == SOURCE_TABLE and self._desk.catalog.get(entry.depends[0]) is None:
+            return  # it goes with its source
+        self._push(AllowCompaction(entry.id, EMPTY))
+
+    def _push(self, command: Command) -> None:
+        if self._link is not None:
+            self._link.reply(PushCommand(command))
+
+    # -- responses -------------------------------------------------------------------------------
+
+    def responded(self, message: ReplicaResponse) -> ObjectId | None:
+        """Take a response. Return the object whose upper has moved, if one has."""
+        response: Response = message.response
+        present = message.incarnation == self._incarnation
+        if isinstance(response, StagedBatches):
+            # From a former connection, too: the parts may have no owner but this copy.
+            self.copies.staged(response, present=present)
+        if not present:
+            return None
+        match response:
+            case FrontierUpper(id_, upper):
+                return id_ if self._desk.frontiers.sealed(id_, upper) else None
+            case StatusUpdate(id=id_, time_ms=time_ms):
+                # Worker 0 and the owner of an object both speak of it, in any order.
+                known = self._health.get(id_)
+                late = known is not None and time_ms < known.time_ms
+                if self._desk.catalog.get(id_) is not None and not late:
+                    self._health[id_] = response
+                    if response.status == "stalled":
+                        self._failed[id_] = _health(response)
+                        self._stalled_ms.setdefault(id_, time_ms)
+                    elif response.status != "starting":
+                        self._stalled_ms.pop(id_, None)
+                    self._log(response)
+            case StatisticsUpdates(sources, sinks, oneshots):
+                for each in oneshots:
+                    self.copies.noted(each)
+                for each in (*sources, *sinks):
+                    if self._desk.catalog.get(each.id) is not None:
+                        self._statistics[each.id] = each
+            case DroppedId(id_):
+                self._let_go(id_)
+                self.leftovers.schedule_removal(id_)
+            case StagedBatches():
+                pass
+            case ConnectionRefused():
+                log.warning("the cluster refused: %s", response)
+        return None
+
+    def lost(self, message: ReplicaLost) -> None:
+        """Pause all objects until the next connection."""
+        if message.incarnation == self._incarnation:
+            self._incarnation = 0
+
+    def _log(self, update: StatusUpdate) -> None:
+        entry = self._desk.catalog.by_id(update.id)
+        level = logging.WARNING if update.status == "stalled" else logging.INFO
+        why = f": {update.error}" if update.error else ""
+        hint = f" ({update.hint})" if update.hint else ""
+        log.log(level, "%s %s is %s%s%s", entry.kind, entry.name, update.status, why, hint)
+
+    def _let_go(self, id_: ObjectId) -> None:
+        entry = self._dropping.pop(id_, None)
+        if entry is None:
+            return
+        on = self._desk.catalog.get(entry.depends[0])
+        if on is not None and on.shard is not None:
+            self._desk.drop_hold(on.shard, sink_holder(id_))
+
+    # -- reporting ---------------------------------------------------------------------------------
+
+    def health(self, entry: CatalogObject) -> ObjectHealth:
+        """Return the health of a source, a source's table, or a sink."""
+        told = self._health.get(entry.id)
+        if not self._incarnation:
+            return ObjectHealth("paused", "no replica is connected")
+        if told is None:
+            return ObjectHealth("starting")
+        return _health(told)
+
+    def report(self, request: ListSources) -> SourceReport:
+        """Return the status of all sources, or of all sinks."""
+        desk = self._desk
+        kind = SINK if request.sinks else SOURCE
+        found = tuple(self._status(entry) for entry in desk.catalog.of_kind(kind))
+        if not request.sinks:
+            found += tuple(shown for _, shown in self.leftovers.statuses())
+        return SourceReport(request.request, desk.oracle_now(), found)
+
+    def _status(self, entry: CatalogObject) -> SourceStatus:
+        desk = self._desk
+        assert entry.configuration is not None, entry.name
+        tables = () if entry.kind == SINK else desk.catalog.dependents(entry.id)
+        return SourceStatus(
+            entry.name,
+            entry.configuration.kind,
+            self.health(entry),
+            desk.frontiers.upper(entry),
+            self._statistics.get(entry.id),
+            tuple(
+                SourceTableStatus(
+                    table.name, table.outside, self.health(table), desk.frontiers.upper(table)
+                )
+                for table in tables
+            ),
+            desk.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
+            self._failed.get(entry.id),
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.sources`."""
+        catalog = self._desk.catalog
+        objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
+        listed = [(entry.id, self._status(entry)) for entry in objects]
+        for id_, shown in (*listed, *self.leftovers.statuses()):
+            health, told = shown.health, shown.statistics or ObjectStatistics(id_)
+            failed = shown.failed or ObjectHealth("")
+            yield (
+                id_,
+                shown.name,
+                "out" if shown.on else "in",
+                shown.kind,
+                *_told(health),
+                health.since_ms or None,
+                frontier_or_null(shown.upper),
+                told.messages,
+                told.bytes,
+                told.rows_inserted,
+                told.rows_deleted,
+                told.rows_staged,
+                told.snapshot_rows_known,
+                told.snapshot_rows_staged,
+                told.position_known,
+                told.position_committed,
+                told.lag_ms,
+                told.lag_bytes,
+                told.restarts,
+                failed.error or None,
+                failed.since_ms or None,
+            )
+
+    def operator_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.operators` for the running tasks, as last reported."""
+        catalog = self._desk.catalog
+        for entry in (*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)):
+            told = self._statistics.get(entry.id)
+            for number, each in enumerate(() if told is None else told.operators or ()):
+                did = each.rows, each.ms, each.bytes_memory, each.bytes_mapped
+                own = entry.id, entry.name, number, number, each.operator, each.text
+                yield (*own, None, None, None, *did)
+
+    def error_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks."""
+        for id_, since_ms in self._stalled_ms.items():
+            failed = self._failed[id_]
+            text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
+            yield id_, self._desk.catalog.by_id(id_).name, "stalled", text, since_ms
+        for id_, shown in self.leftovers.statuses(failing=True):
+            health = shown.health
+            yield id_, shown.name, health.status, health.error, health.since_ms
+
+    def table_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.source_tables`."""
+        catalog = self._desk.catalog
+        for entry in catalog.of_kind(SOURCE_TABLE):
+            yield (
+                entry.id,
+                entry.name,
+                catalog.by_id(entry.depends[0]).name,
+                entry.outside,
+                *_told(self.health(entry)),
+                frontier_or_null(self._desk.frontiers.upper(entry)),
+            )
+
+    def describe(self) -> str:
+        """Return how many sources and sinks there are, and whether they run."""
+        catalog = self._desk.catalog
+        state = "connected" if self._incarnation else "not connected"
+        return (
+            f"{len(catalog.of_kind(SOURCE))} sources, {len(catalog.of_kind(SINK))} sinks, {state}"
+        )
+
+
+def _health(told: StatusUpdate) -> ObjectHealth:
+    return ObjectHealth(told.status, told.error or "", told.hint or "", told.time_ms)
+
+
+def _told(health: ObjectHealth) -> tuple[str, str | None, str | None]:
+    return health.status, health.error or None, health.hint or None

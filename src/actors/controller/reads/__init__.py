@@ -1,0 +1,1 @@
+"""Reads, queries and subscribes, from the request to the last answer."""

@@ -1,0 +1,295 @@
+"""Copies into files (COPY TO): each is a transient dataflow with one response.
+
+A copy is checked, then holds its shard at its `as_of`; then its dataflow is created. Its response
+ends it, and so do its client (by canceling or disconnecting), its deadline, and the drop of its
+object: then the dataflow is dropped, with the files that it has written. A replica that reconnects
+runs the copy again; if the copy was done already, it reports that (`dataflow/copy_places.py`).
+
+A session has one copy at a time, the service `copies_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from actors.controller.catalog.boot import source_import
+from actors.controller.catalog.catalog import INDEX, CatalogObject
+from actors.controller.holds import copy_holder
+from actors.controller.state import ControllerState, reply_error
+from actors.dataflow.copy_destinations import check_copy
+from actors.errors import (
+    ConnectionBroken,
+    DeadlineExceeded,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ReadBelowSince,
+    ResourceBusy,
+    UnknownObject,
+    from_wire,
+)
+from actors.kernel import ActorAddress, RunningEffect
+from actors.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time
+from actors.protocol.api import CopiedInto, CopyProgressed, CopyTo
+from actors.protocol.compute import (
+    AllowCompaction,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyToExport,
+    CopyToResponse,
+    CreateDataflow,
+    DataflowDescription,
+    ScheduleDataflow,
+    StatusResponse,
+)
+
+
+class CopyHeld(msgspec.Struct, frozen=True, gc=False):
+    """The copy's durable hold was taken, with the shard's since; or that failed."""
+
+    id: ObjectId
+    since: Time = 0
+    error: PenstockError | None = None
+
+
+class CopyLate(msgspec.Struct, frozen=True, gc=False):
+    """The copy's deadline has passed."""
+
+    id: ObjectId
+
+
+class _Copy(msgspec.Struct, eq=False):
+    session: ActorAddress[Any]
+    request: CopyTo
+    entry: CatalogObject
+    dataflow: DataflowDescription
+    timer: RunningEffect | None
+    held: bool = False
+    created: bool = False
+    """True once the replicas were told to run the dataflow."""
+    state: str = "waiting"
+    news: CopyProgressed | None = None
+    """Progress that was not sent to the client yet."""
+    telling: bool = False
+    """True while a progress report is on its way to the client."""
+
+    @property
+    def id(self) -> ObjectId:
+        return self.dataflow.id
+
+    @property
+    def shard(self) -> ShardId:
+        return self.dataflow.imports[0].shard
+
+
+class RunningCopies:
+    """All running copies."""
+
+    def __init__(self, desk: ControllerState) -> None:
+        self._desk = desk
+        self._copies: dict[ObjectId, _Copy] = {}
+        self._by_session: dict[str, _Copy] = {}
+        self._ended_early: dict[ObjectId, ShardId] = {}
+        """Holds that are still being taken, for copies that have ended."""
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def copy(self, session: ActorAddress[Any], request: CopyTo) -> None:
+        """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
+        desk, limit = self._desk, self._desk.settings.copies_max
+        entry = desk.catalog.find(request.name)
+        what = f"copy of {entry.name}"
+        if entry.kind == INDEX:
+            on = desk.catalog.by_id(entry.depends[0])
+            raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
+        as_of = request.as_of
+        time = max(desk.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
+        if not 0 <= time <= TIME_MAX:
+            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+        desk.check_ahead(what, time)
+        if request.deadline_ms is not None and request.deadline_ms <= 0:
+            raise InvalidUsage(f"deadline_ms = {request.deadline_ms}: must be greater than zero")
+        source = source_import(entry)
+        export = CopyToExport(
+            entry.schema,
+            request.destination,
+            request.format,
+            request.file_bytes_max,
+            request.overwrite,
+        )
+        check_copy(export)
+        if session.path in self._by_session:
+            raise ResourceBusy(
+                "a connection does one copy at a time: wait for it, or open another one"
+            )
+        if len(self._copies) >= limit:
+            raise ResourceBusy(f"{limit} copies are running (copies_max): try again later")
+        id_ = desk.transient_id()
+        dataflow = DataflowDescription(id_, entry.name, (source,), export, time)
+        wait_ms = request.deadline_ms
+        timer = None if wait_ms is None else desk.ctx.after(wait_ms, CopyLate(id_))
+        made = _Copy(session, request, entry, dataflow, timer)
+        self._copies[id_] = self._by_session[session.path] = made
+        # Held before the dataflow is created: neither the wait for the time nor a replica that
+        # reconnects may lose the history.
+        desk.hold(
+            source.shard,
+            copy_holder(id_),
+            time,
+            done=lambda since: CopyHeld(id_, since),
+            failed=lambda error: CopyHeld(id_, 0, error),
+        )
+
+    def held(self, message: CopyHeld) -> None:
+        """Create the dataflow now that the hold was taken, or refuse the copy."""
+        made = self._copies.get(message.id)
+        if made is None:
+            shard = self._ended_early.pop(message.id, None)
+            if shard is not None:
+                self._desk.drop_hold(shard, copy_holder(message.id))
+            return
+        made.held = True
+        time = made.dataflow.as_of
+        if message.error is not None:
+            self._end(made, message.error)
+        elif time < message.since:
+            text = f"copy of {made.entry.name} at {time}: its history begins at {message.since}"
+            self._end(made, ReadBelowSince(text))
+        else:
+            made.created = True
+            self._desk.command(CreateDataflow(made.dataflow))
+            self._desk.command(ScheduleDataflow(made.id))
+
+    def turn(self, message: CopyHeld | CopyLate) -> None:
+        """Handle the end of a hold's effect or of a deadline."""
+        if isinstance(message, CopyHeld):
+            self.held(message)
+        else:
+            self.late(message.id)
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def noted(self, status: StatusResponse) -> None:
+        """Take a dataflow's status, which may be a copy's."""
+        made = self._copies.get(status.id)
+        if made is None or status.state not in ("waiting", "copying"):
+            return
+        made.state = status.state
+        if made.request.progress:
+            made.news = CopyProgressed(
+                made.request.request,
+                status.state,
+                status.rows_out,
+                status.parts_read,
+                status.parts_total,
+                status.bytes_read,
+                status.bytes_total,
+            )
+            self._tell(made)
+
+    def _tell(self, made: _Copy) -> None:
+        # One report at a time: the next when the last was written, so that a slow client gets the
+        # newest.
+        if made.news is not None and not made.telling:
+            made.session.reply(made.news)
+            made.news, made.telling = None, True
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Note that the client was sent a report, and send the next. Return False if there is no
+        such copy."""
+        made = self._by_session.get(session)
+        if made is None or made.request.request != request:
+            return False
+        made.telling = False
+        self._tell(made)
+        return True
+
+    def responded(self, response: CopyToResponse) -> None:
+        """Take a replica's response; that of a copy that has ended is dropped."""
+        made = self._copies.get(response.id)
+        if made is None:
+            return
+        match response.result:
+            case CopyDone(rows, files, manifest):
+                time, number = made.dataflow.as_of, made.request.request
+                made.session.reply(CopiedInto(number, rows, files, manifest, time))
+                self._end(made, None)
+            case CopyFailed(code, text):
+                self._end(made, from_wire(code, text, True))
+            case CopyDropped():
+                what = f"the copy of {made.entry.name} was dropped by its replica"
+                self._end(made, ConnectionBroken(what))
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of ``penstock.copies``."""
+        for made in self._copies.values():
+            yield (
+                made.session.path,
+                made.request.request,
+                made.entry.name,
+                made.dataflow.as_of,
+                made.request.destination,
+                made.request.format,
+                made.state,
+                made.request.deadline_ms,
+                made.id,
+            )
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def late(self, id_: ObjectId) -> None:
+        """End a copy whose deadline has passed."""
+        made = self._copies.get(id_)
+        if made is None:
+            return
+        why = "it is being written"
+        if made.state == "waiting":
+            why = self._desk.waiting_for(made.entry)
+        what = f"copy of {made.entry.name} at {made.dataflow.as_of}"
+        text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
+        self._end(made, DeadlineExceeded(text))
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Drop a copy on the client's request. Return False if the session has none of that
+        number."""
+        made = self._by_session.get(session)
+        if made is None or made.request.request != request:
+            return False
+        self._end(made, OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drop the copy of a closed session."""
+        made = self._by_session.get(session)
+        if made is not None:
+            self._end(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fail the copies of a dropped object."""
+        for made in list(self._copies.values()):
+            if made.entry.id == entry.id:
+                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _end(self, made: _Copy, error: PenstockError | None) -> None:
+        if error is not None:
+            reply_error(made.session, made.request.request, error)
+        if made.timer is not None:
+            made.timer.cancel()
+        del self._copies[made.id], self._by_session[made.session.path]
+        if made.created:
+            # Only then: the history would keep the drop of an id that it never created.
+            self._desk.command(AllowCompaction(made.id, EMPTY))
+        if made.held:
+            self._desk.drop_hold(made.shard, copy_holder(made.id))
+        else:
+            # The hold is still being taken: `held` drops it.
+            self._ended_early[made.id] = made.shard

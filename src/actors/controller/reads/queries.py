@@ -1,0 +1,461 @@
+"""One-off queries over tables and views, at one time.
+
+A query that is a plain read of one object (`views.simple`) is not run here: the answer names the
+read that the client sends instead (`ReadInstead`). Every other one goes through these stages, all
+in one effect of the controller, `_Run`:
+
+1. analysed: Spark returns its columns, or the reason why it is refused;
+2. held: a durable hold on every input at the query's time;
+3. opened and run: the inputs' parts are leased as for a view that is computed whole, which waits
+   until the time is sealed in all of them; then one Spark job makes the rows, in their order;
+4. streamed: piece by piece, the next one when the last was passed on to the client. Few rows are in
+   memory; many are in files, of which one batch at a time is read.
+
+Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
+with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
+until the rows are there). At most `queries_in_flight_max` run, more are refused with
+`ResourceBusy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.compute.stash import row_too_large
+from actors.controller.catalog.analyses import analyzer
+from actors.controller.catalog.boot import last_sealed_time, source_import
+from actors.controller.catalog.catalog import CatalogObject
+from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
+from actors.dataflow.recompute import open_contents
+from actors.errors import (
+    DeadlineExceeded,
+    DefiniteError,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    QueryRejected,
+    ReadBelowSince,
+    ResourceBusy,
+    ViewInError,
+)
+from actors.kernel import ActorAddress, RunningEffect
+from actors.plan.jobs import ExecutorMessage, SelectContents
+from actors.plan.pieces import ResultPiece, pieces
+from actors.plan.schema import DIFF, TableSchema
+from actors.plan.updates import opening_of
+from actors.progress import EMPTY, TIME_MAX, Time
+from actors.protocol.api import ReadContents, ReadInstead, RunQuery
+from actors.protocol.relations import RELATIONS
+from actors.spans import use_context
+from actors.telemetry import TRACEPARENT
+from actors.threshold_probes import QUERY_ANSWER
+from actors.views.compile import CHANGES_MEANING
+from actors.views.plain_sql import query_text
+from actors.views.query_analysis import analyzed_query
+from actors.views.simple import simple_read
+
+BATCH_ROWS: int = 16_384
+"""Number of a file's rows in memory at a time, about."""
+
+
+class QueryPiece(msgspec.Struct, frozen=True, gc=False):
+    """A run has rows for its client."""
+
+    number: int
+    arrow: bytes
+    last: bool
+
+
+class QueryEnded(msgspec.Struct, frozen=True, gc=False):
+    """A run has ended; without an error all its rows were sent."""
+
+    number: int
+    error: PenstockError | None = None
+
+
+class QueryLate(msgspec.Struct, frozen=True, gc=False):
+    """A deadline has passed."""
+
+    number: int
+
+
+QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
+
+
+class _Running(msgspec.Struct):
+    session: ActorAddress[Any]
+    request: RunQuery
+    time: Time
+    """Time of the query: as given; else that of the latest write, until the inputs are known."""
+    deadline_ms: int
+    since_ms: float
+    timer: RunningEffect
+    taken: anyio.Event
+    """Set when the client was sent the last piece."""
+    names: str = ""
+    """Names of the inputs, for people, once they are known."""
+    effect: RunningEffect | None = None
+    telling: bool = False
+    state: str = "analysing"
+
+
+class RunningQueries:
+    """All running queries."""
+
+    def __init__(
+        self, desk: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
+    ) -> None:
+        self._desk = desk
+        self._executor = executor
+        self._scratch = scratch
+        self._numbers = 0
+        self._running: dict[int, _Running] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+        own = desk.settings.spark_conf
+        self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
+        """True if no Spark setting of the service changes the meaning of a query's text."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def query(self, session: ActorAddress[Any], request: RunQuery) -> None:
+        """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
+        `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `ResourceBusy`."""
+        desk, as_of = self._desk, request.as_of
+        sql = query_text(request.sql)
+        if as_of is not None:
+            if not 0 <= as_of <= TIME_MAX:
+                raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
+            desk.check_ahead("query", as_of)
+        readable = desk.catalog.readable()
+        instead = self._read_instead(sql, request, readable)
+        if instead is not None:
+            session.reply(instead)
+            return
+        limit = desk.settings.queries_in_flight_max
+        if len(self._running) >= limit:
+            raise ResourceBusy(
+                f"{limit} queries run already (queries_in_flight_max): try again later"
+            )
+        deadline = request.deadline_ms
+        deadline = desk.settings.query_deadline_ms if deadline is None else deadline
+        if deadline <= 0:
+            raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
+        self._begin(session, msgspec.structs.replace(request, sql=sql), deadline)
+
+    def _read_instead(
+        self, sql: str, request: RunQuery, readable: dict[str, TableSchema]
+    ) -> ReadInstead | None:
+        relations = {name: relation.schema for name, relation in RELATIONS.items()}
+        found = simple_read(sql, readable | relations)
+        if found is None or request.engine or not self._plain:
+            return None
+        as_of = request.as_of
+        if as_of is None and found.name not in relations:
+            as_of = readable_time(self._desk, [self._desk.catalog.find(found.name)])
+        return ReadInstead(
+            request.request,
+            found.name,
+            as_of,
+            found.project,
+            found.names,
+            found.filter,
+            found.finishing,
+        )
+
+    def _begin(
+        self,
+        session: ActorAddress[Any],
+        request: RunQuery,
+        deadline_ms: int,
+    ) -> None:
+        desk = self._desk
+        self._numbers += 1
+        number = self._numbers
+        running = self._running[number] = _Running(
+            session,
+            request,
+            readable_time(desk, ()) if request.as_of is None else request.as_of,
+            deadline_ms,
+            desk.ctx.monotonic_ms(),
+            desk.ctx.after(deadline_ms, QueryLate(number)),
+            anyio.Event(),
+        )
+        self._by_request[session.path, request.request] = number
+        run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running)
+        traceparent = TRACEPARENT.get()
+
+        async def carry_out() -> None:
+            with use_context(traceparent):
+                await run.carry_out()
+
+        running.effect = desk.ctx.effect(
+            carry_out,
+            done=lambda _: QueryEnded(number),
+            failed=lambda error: QueryEnded(number, to_penstock_error(error)),
+        )
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def turn(self, message: QueryTurn) -> None:
+        """Handle a run's rows, its end, or its deadline."""
+        running = self._running.get(message.number)
+        if running is None:
+            return
+        match message:
+            case QueryPiece(arrow=arrow, last=last):
+                if not running.telling:
+                    running.telling = True
+                    # The deadline counts until the first rows are there.
+                    running.timer.cancel()
+                answer = ReadContents(running.request.request, running.time, arrow, not last)
+                running.session.reply(answer)
+                if last:
+                    self._forget(message.number)
+            case QueryEnded(error=error):
+                if error is not None:
+                    self._fail(message.number, error)
+            case QueryLate():
+                text = (
+                    f"query over {running.names or 'no table'} at {running.time}: not within "
+                    f"{running.deadline_ms} ms: it was {running.state}"
+                )
+                self._fail(message.number, DeadlineExceeded(text))
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Let the run send its next piece. Return False if there is no such query."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._running[number].taken.set()
+        return True
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Cancel a query on the client's request. Return False if there is none of that number."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """End the queries of a closed session."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def _fail(self, number: int, error: PenstockError) -> None:
+        running = self._running[number]
+        reply_error(running.session, running.request.request, error)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        running = self._running.pop(number)
+        del self._by_request[running.session.path, running.request.request]
+        running.timer.cancel()
+        if running.effect is not None:
+            # Cancels the Spark job, and drops holds, leases and files (`_Run`).
+            running.effect.cancel()
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of queries of each session."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the queries' rows of ``penstock.peeks``."""
+        now = self._desk.ctx.monotonic_ms()
+        for running in self._running.values():
+            yield (
+                running.session.path,
+                running.request.request,
+                "query",
+                running.names,
+                running.time,
+                "streaming" if running.telling else running.state,
+                now - running.since_ms,
+                running.deadline_ms,
+                None,
+            )
+
+
+def readable_time(desk: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
+    """Return the greatest time at which all inputs can be read; without inputs, the time of the
+    latest write."""
+    if not inputs:
+        return max(0, desk.frontiers.tables_upper - 1)
+    upper = min(desk.frontiers.upper(entry) for entry in inputs)
+    # An input was never computed: only then a query without `as_of` waits.
+    if upper == 0:
+        return max(desk.latest_with_contents(entry) for entry in inputs)
+    return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
+
+
+class _Run:
+    """One running query, in an effect beside the controller."""
+
+    def __init__(
+        self,
+        desk: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        number: int,
+        running: _Running,
+    ) -> None:
+        self._desk = desk
+        self._executor = executor
+        self._scratch = scratch
+        self._number = number
+        self._running = running
+        self._inputs: list[CatalogObject] = []
+        clock, settings = desk.ctx.clock, desk.settings
+        self._name = f"query-{number}"
+        self._engine = EngineClient(executor, clock, settings, scratch, self._name)
+
+    async def carry_out(self) -> None:
+        """Carry the query out, from its text to its last row."""
+        schema = await self._analysed()
+        made: JobResult | MadeFiles | None = None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(self._held())
+                self._running.state = "waiting until sealed"
+                made = await self._made(stack, schema)
+            # The rows are made: holds and leases are dropped before a slow client reads them.
+            await self._tell(made, schema)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
+
+    async def _analysed(self) -> TableSchema:
+        """Return the query's columns, and note its inputs and its time."""
+        desk, running = self._desk, self._running
+        sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
+        told = await analyzed_query(sql, desk.catalog.readable(), analyze)
+        self._inputs = [desk.catalog.find(name) for name in told.sources]
+        running.names = ", ".join(told.sources)
+        as_of = running.request.as_of
+        running.time = readable_time(desk, self._inputs) if as_of is None else as_of
+        _check_columns(told.schema)
+        return told.schema
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """Hold the inputs at the query's time meanwhile. Raises `ReadBelowSince`."""
+        persist, time = self._desk.persist, self._running.time
+        shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
+        holder = f"query/{self._desk.transient_id()}"
+        try:
+            for entry, shard in shards:
+                # Hold first, then read the since: in the other order a compaction could come in
+                # between.
+                with contextlib.suppress(ReadBelowSince):
+                    await persist.set_holds([(shard, holder, time)])
+                since = (await persist.state(shard)).since
+                if time < since:
+                    raise ReadBelowSince(
+                        f"{entry.kind} {entry.name} cannot be read at {time}: its history begins "
+                        f"at {since}"
+                    )
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                for _, shard in shards:
+                    with contextlib.suppress(PenstockError):
+                        await persist.drop_hold(shard, holder)
+
+    async def _made(
+        self, stack: contextlib.AsyncExitStack, schema: TableSchema
+    ) -> JobResult | MadeFiles:
+        request, engine = self._running.request, self._engine
+        imports = [source_import(entry) for entry in self._inputs]
+        try:
+            sources = await open_contents(
+                stack, engine, self._desk.persist, imports, self._running.time, (0, 0)
+            )
+        except DefiniteError as error:
+            raise ViewInError(str(error)) from None
+        self._running.state = "run by Spark"
+        names = [entry.name for entry in self._inputs]
+        return await engine.run_into_files(
+            SelectContents(
+                job_id=engine.job_id(0, 0, "select"),
+                sql=request.sql,
+                tables=tuple(zip(names, sources, strict=True)),
+                output=schema,
+                into_files=True,
+            )
+        )
+
+    async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
+        """Send the rows, each piece when the client was sent the one before."""
+        settings, running = self._desk.settings, self._running
+        shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
+        found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
+        while True:
+            piece: ResultPiece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
+            if len(piece.arrow) > settings.result_bytes_max:
+                raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
+            # A fresh event before the piece is sent: the old one may be set by the piece before.
+            running.taken = anyio.Event()
+            told = QueryPiece(self._number, piece.arrow, piece.last)
+            self._desk.ctx.self.reply(told)
+            if not QUERY_ANSWER.crossed(not piece.last):
+                return
+            await running.taken.wait()
+
+
+def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in order, each once; of files one batch at a time."""
+    if isinstance(made, MadeFiles):
+        for file in made.files:
+            with pq.ParquetFile(file.path) as opened_file:
+                for batch in opened_file.iter_batches(BATCH_ROWS, use_threads=False):
+                    yield _weighted(batch, shape)
+        return
+    for batch in made.rows.to_batches(max_chunksize=BATCH_ROWS):
+        yield _weighted(batch, shape)
+
+
+def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
+    ]
+    # The rows are in the query's order, so equal ones are not summed up.
+    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
+
+
+def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
+    for file in made.files if isinstance(made, MadeFiles) else ():
+        Path(file.path).unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_columns(schema: TableSchema) -> None:
+    """Raise `QueryRejected` for duplicate or reserved column names."""
+    seen: set[str] = set()
+    for name in schema.names:
+        if name.lower() in seen:
+            raise QueryRejected(f"the query has two columns named {name!r}: give one an alias")
+        seen.add(name.lower())
+        if name.startswith("__"):
+            raise QueryRejected(f"column name {name!r} is reserved: give it an alias")

@@ -1,0 +1,471 @@
+"""Reads and waits: each is pending until it is sealed, answered, canceled or late.
+
+A read: name and key are checked → the since is checked → it waits until its time is sealed → one
+Peek → one answer. Every pending request has a deadline, whose error names what was waited for.
+
+A stashed result goes to the session part by part, the next one when the last was written to the
+client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
+when they were passed on, or when no client needs them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from actors.controller.catalog.catalog import CatalogObject
+from actors.controller.reads.read_shapes import (
+    ReadShapeCache,
+    StashedTransfer,
+    filter_fixes_key,
+    index_can_answer,
+)
+from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.errors import (
+    DeadlineExceeded,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ReadBelowSince,
+    UnknownObject,
+    from_wire,
+)
+from actors.kernel import ActorAddress, RunningEffect
+from actors.progress import TIME_MAX, ObjectId, Time
+from actors.protocol.api import CopyTo, ReadContents, ReadObject, RequestDone, RunQuery, WaitFor
+from actors.protocol.compute import (
+    CancelPeek,
+    IndexTarget,
+    Peek,
+    PeekCanceled,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    PeekStashed,
+    PeekTarget,
+)
+from actors.telemetry import TRACEPARENT
+
+RELATION: Final = "relation"
+"""Kind of the catalog entry that stands for a system relation."""
+
+
+class SinceRead(msgspec.Struct, frozen=True, gc=False):
+    """The since of a pending read's shard was read."""
+
+    number: int
+    since: Time
+    error: PenstockError | None = None
+
+
+class PartRead(msgspec.Struct, frozen=True, gc=False):
+    """A part of a stashed result was read; None: it was deleted."""
+
+    number: int
+    arrow: bytes | None
+    error: PenstockError | None = None
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
+    """The deadline of a pending read or wait has passed."""
+
+    number: int
+
+
+class _Pending(msgspec.Struct):
+    session: ActorAddress[Any]
+    request: int
+    entry: CatalogObject
+    time: Time
+    read: ReadObject | None
+    """None: a wait."""
+    deadline_ms: int
+    timer: RunningEffect
+    since_ms: float
+    """Time of the request, on the monotonic clock."""
+    peek: Peek | None = None
+    """The peek to send, but for its uuid and, where an index serves, its target."""
+    serve: Callable[[], None] | None = None
+    """Serves the request again; set while it waits for a table's first contents."""
+    ready: bool = False
+    """True when the checks are done and only the time is waited for."""
+    uuid: str | None = None
+    traceparent: str | None = None
+    course: StashedTransfer | None = None
+    """Transfer of the stashed answer to the session."""
+
+
+class PendingReads:
+    """All pending reads and waits."""
+
+    def __init__(self, desk: ControllerState) -> None:
+        self._desk = desk
+        self._numbers = 0
+        self._shapes = ReadShapeCache()
+        self._pending: dict[int, _Pending] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+        self._by_uuid: dict[str, int] = {}
+        self._waiting: dict[ObjectId, dict[int, None]] = {}
+        """Numbers of the requests that wait for an object's upper."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
+        """Begin a read. Raises `InvalidUsage` and its children."""
+        desk = self._desk
+        shape = self._shapes.of(desk.catalog, request)
+        entry = shape.entry
+        time = desk.latest_with_contents(entry) if request.as_of is None else request.as_of
+        _check_time(f"read of {entry.name}", time)
+        desk.check_ahead(f"read of {entry.name}", time)
+        peek = shape.peek(request, time)
+        number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
+        self._pending[number].peek = peek
+        shard = entry.shard
+        assert shard is not None, entry.name
+        # The service's own hold covers the time; further back the durable since decides.
+        if desk.retain.keeps(shard, time):
+            self._pending[number].ready = True
+            self._go_on(number)
+            return
+        desk.ctx.effect(
+            lambda: desk.persist.state(shard),
+            done=lambda state: SinceRead(number, state.since),
+            failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
+        )
+
+    def read_relation(
+        self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
+    ) -> None:
+        """Read a relation that every worker keeps about itself, as it is now. Raises
+        `InvalidUsage`."""
+        number = self._begin(
+            session, request.request, entry, peek.time, request, request.deadline_ms
+        )
+        self._pending[number].peek = peek
+        self._pending[number].ready = True
+        self._go_on(number)
+
+    def wait_for(self, session: ActorAddress[Any], request: WaitFor) -> None:
+        """Begin a wait. Raises `InvalidUsage` and its children."""
+        desk = self._desk
+        entry = desk.catalog.find(request.name)
+        _check_time(f"wait for {entry.name}", request.time)
+        desk.check_ahead(f"wait for {entry.name}", request.time)
+        number = self._begin(
+            session, request.request, entry, request.time, None, request.deadline_ms
+        )
+        self._pending[number].ready = True
+        self._go_on(number)
+
+    def await_contents(
+        self,
+        session: ActorAddress[Any],
+        request: ReadObject | RunQuery | CopyTo,
+        table: CatalogObject,
+        serve: Callable[[], None],
+    ) -> None:
+        """Serve a request when a source's table has its first contents; its deadline begins again
+        then."""
+        number = self._begin(session, request.request, table, 0, None, request.deadline_ms)
+        pending = self._pending[number]
+        pending.ready, pending.serve = True, serve
+        self._go_on(number)
+
+    def _begin(
+        self,
+        session: ActorAddress[Any],
+        request: int,
+        entry: CatalogObject,
+        time: Time,
+        read: ReadObject | None,
+        deadline_ms: int | None,
+    ) -> int:
+        desk = self._desk
+        wait_ms = desk.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
+        if wait_ms <= 0:
+            raise InvalidUsage(f"deadline_ms = {wait_ms}: must be greater than zero")
+        self._numbers += 1
+        number = self._numbers
+        timer = desk.ctx.after(wait_ms, DeadlinePassed(number))
+        self._pending[number] = _Pending(
+            session,
+            request,
+            entry,
+            time,
+            read,
+            wait_ms,
+            timer,
+            desk.ctx.monotonic_ms(),
+            traceparent=TRACEPARENT.get(),
+        )
+        self._by_request[session.path, request] = number
+        return number
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def since_read(self, message: SinceRead) -> None:
+        """Refuse a read below the since, or let it wait for its time."""
+        pending = self._pending.get(message.number)
+        if pending is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error)
+        elif pending.time < message.since:
+            text = (
+                f"{pending.entry.kind} {pending.entry.name} cannot be read at {pending.time}: "
+                f"its history begins at {message.since}"
+            )
+            self._fail(message.number, ReadBelowSince(text))
+        else:
+            pending.ready = True
+            self._go_on(message.number)
+
+    def advanced(self, id_: ObjectId | None) -> None:
+        """Resume the requests that wait for an object's upper (None: the tables')."""
+        # Over copies, since `_go_on` removes the requests that it resumes.
+        for waited in list(self._waiting) if id_ is None else [id_]:
+            for number in list(self._waiting.get(waited, ())):
+                self._go_on(number)
+
+    def _go_on(self, number: int) -> None:
+        pending = self._pending[number]
+        id_ = pending.entry.id
+        sealed = pending.entry.kind == RELATION or (
+            self._desk.frontiers.upper(pending.entry) > pending.time
+        )
+        if not sealed:
+            self._waiting.setdefault(id_, {})[number] = None
+            return
+        self._waits_no_more(number, id_)
+        if pending.serve is not None:
+            # First, since `serve` enters the same request again.
+            self._forget(number)
+            # The request's own trace goes on, and not that of the response which moved the upper.
+            token = TRACEPARENT.set(pending.traceparent)
+            try:
+                pending.serve()
+            finally:
+                TRACEPARENT.reset(token)
+            return
+        peek = pending.peek
+        if peek is None:
+            pending.session.reply(RequestDone(pending.request))
+            self._forget(number)
+            return
+        pending.uuid = f"{self._desk.ctx.random.getrandbits(128):032x}"
+        self._by_uuid[pending.uuid] = number
+        self._desk.command(
+            msgspec.structs.replace(
+                peek,
+                uuid=pending.uuid,
+                target=self._target(pending, peek),
+                traceparent=pending.traceparent,
+            )
+        )
+
+    def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
+        desk, entry = self._desk, pending.entry
+        # Chosen when the peek is sent: an index may have become readable while the read waited.
+        readable = [
+            index
+            for index in desk.catalog.indexes(entry.id)
+            if index_can_answer(index.key, peek)
+            and desk.frontiers.readable_from(index.id) <= pending.time
+            and desk.frontiers.upper(index) > desk.frontiers.readable_from(index.id)
+        ]
+        best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
+        return IndexTarget(best[0].id) if best else peek.target
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def answered(self, response: PeekResponse) -> None:
+        """Take the answer to a peek; that of a canceled one is dropped."""
+        number = self._by_uuid.get(response.uuid)
+        result = response.result
+        if number is None:
+            if isinstance(result, PeekStashed):
+                # Canceled meanwhile: no client will read the parts.
+                self._remove([part.key for part in result.parts])
+            return
+        pending = self._pending[number]
+        match result:
+            case PeekRows(arrow):
+                pending.session.reply(ReadContents(pending.request, pending.time, arrow))
+                self._forget(number, answered=True)
+            case PeekStashed():
+                self._begin_course(number, pending, result)
+            case PeekError(code, text):
+                self._fail(number, from_wire(code, text, True), answered=True)
+            case PeekCanceled():
+                error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
+                self._fail(number, error, answered=True)
+
+    def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
+        # The deadline is for the answer; how fast it is taken is the client's affair.
+        pending.timer.cancel()
+        course = pending.course = StashedTransfer(stashed)
+        if course.inline is None:
+            self._read_part(number, course)
+            return
+        inline, course.inline = course.inline, None
+        more = course.next() is not None
+        pending.session.reply(ReadContents(pending.request, pending.time, inline, more))
+        if not more:
+            self._forget(number, answered=True)
+
+    def _read_part(self, number: int, course: StashedTransfer) -> None:
+        desk, key = self._desk, course.next()
+        assert key is not None, "a course without parts has ended"
+        desk.ctx.effect(
+            lambda: desk.persist.stashed.get(key),
+            done=lambda arrow: PartRead(number, arrow),
+            failed=lambda error: PartRead(number, None, to_penstock_error(error)),
+        )
+
+    def part_read(self, message: PartRead) -> None:
+        """Send a part to the session."""
+        pending = self._pending.get(message.number)
+        if pending is None or pending.course is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error, answered=True)
+        elif message.arrow is None:
+            limit = self._desk.settings.stash_orphan_ms
+            text = (
+                f"the read of {pending.entry.name} was not taken within {limit} ms "
+                "(stash_orphan_ms): its result is gone; read again"
+            )
+            self._fail(message.number, DeadlineExceeded(text), answered=True)
+        else:
+            more = pending.course.sent()
+            answer = ReadContents(pending.request, pending.time, message.arrow, more)
+            pending.session.reply(answer)
+            if not more:
+                self._forget(message.number, answered=True)
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Delete the part that the client was sent, and read the next. Return False if there is no
+        such read."""
+        number = self._by_request.get((session, request))
+        pending = None if number is None else self._pending[number]
+        if number is None or pending is None or pending.course is None:
+            return False
+        self._remove(pending.course.passed_on())
+        self._read_part(number, pending.course)
+        return True
+
+    def unread(self, keys: list[str]) -> None:
+        """Delete the parts of an answer that does not count."""
+        self._remove(keys)
+
+    def _remove(self, keys: list[str]) -> None:
+        """Delete parts that no client needs; a part that cannot be deleted now becomes an
+        orphan."""
+        stashed = self._desk.persist.stashed
+        if keys:
+            self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+
+    def late(self, number: int) -> None:
+        """Fail a request whose deadline has passed."""
+        pending = self._pending.get(number)
+        if pending is None or pending.course is not None:
+            return
+        if pending.serve is not None:
+            text = f"{pending.entry.name} has no contents yet: none came within "
+            why = self._desk.waiting_for(pending.entry)
+            self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+            return
+        what = "wait for" if pending.read is None else "read of"
+        if pending.uuid is not None:
+            why = "the replica has not answered the peek"
+        else:
+            why = self._desk.waiting_for(pending.entry)
+        text = f"{what} {pending.entry.name} at {pending.time}: not within "
+        self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Cancel a request on the client's wish. Return False if there is none of that number."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drop the requests of a closed session."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fail the requests that wait for a dropped object."""
+        for number, pending in list(self._pending.items()):
+            if pending.entry.id == entry.id:
+                self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of requests of each session."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the requests' rows of ``penstock.peeks``."""
+        now = self._desk.ctx.monotonic_ms()
+        for pending in self._pending.values():
+            if pending.course is not None:
+                state = "streaming"
+            elif pending.uuid is not None:
+                state = "asked"
+            else:
+                state = "waiting until sealed" if pending.ready else "checking"
+            yield (
+                pending.session.path,
+                pending.request,
+                "wait" if pending.read is None else "read",
+                pending.entry.name,
+                pending.time,
+                state,
+                now - pending.since_ms,
+                pending.deadline_ms,
+                pending.uuid,
+            )
+
+    def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
+        pending = self._pending[number]
+        reply_error(pending.session, pending.request, error)
+        self._forget(number, answered=answered)
+
+    def _waits_no_more(self, number: int, id_: ObjectId) -> None:
+        waiting = self._waiting.get(id_)
+        if waiting is not None:
+            waiting.pop(number, None)
+            if not waiting:
+                del self._waiting[id_]
+
+    def _forget(self, number: int, *, answered: bool = False) -> None:
+        pending = self._pending.pop(number)
+        self._waits_no_more(number, pending.entry.id)
+        pending.timer.cancel()
+        if pending.course is not None:
+            # The peek is over: only parts are left to delete.
+            self._remove(pending.course.abandoned())
+            answered = True
+        del self._by_request[pending.session.path, pending.request]
+        if pending.uuid is not None:
+            del self._by_uuid[pending.uuid]
+            # Removes the peek from the history, too: a replica that connects later must not run it.
+            if not answered:
+                self._desk.command(CancelPeek(pending.uuid))
+
+
+def _check_time(what: str, time: Time) -> None:
+    if not 0 <= time <= TIME_MAX:
+        raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")

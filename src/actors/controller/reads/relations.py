@@ -1,0 +1,342 @@
+"""Reads of the service's relations about itself (`protocol.relations`).
+
+Relations of the workers become a peek of the replicas, like any other read (`PendingReads`).
+Relations of the controller are made here, at the moment of the read; the state of shards and the
+engine's jobs are asked for first, by an effect. Filter, columns, order and limit are applied as a
+worker does.
+
+Rows come from the catalog, from pending requests (limited elsewhere), and from ended ones that are
+remembered (`log_rows_max`). An answer is one message: one larger than `result_bytes_max` is refused
+by name, with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.compute.logs import Row, answer
+from actors.controller.catalog.catalog import (
+    INDEX,
+    OUTSIDE,
+    TABLE,
+    CatalogObject,
+)
+from actors.controller.connectors.objects import ConnectorObjects
+from actors.controller.reads.copies import RunningCopies
+from actors.controller.reads.queries import RunningQueries
+from actors.controller.reads.read_shapes import prototype
+from actors.controller.reads.reads import RELATION, PendingReads
+from actors.controller.reads.status import lag_ms
+from actors.controller.reads.subscribes import RunningSubscribes
+from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
+from actors.kernel import ActorAddress
+from actors.persist import ShardState
+from actors.plan.job_log import JobNote
+from actors.plan.jobs import ExecutorMessage, InspectJobs
+from actors.progress import ObjectId, ShardId, Time, frontier_or_null
+from actors.protocol.api import ReadContents, ReadObject
+from actors.protocol.compute import LogTarget, Peek, SourceImport, StatusResponse
+from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
+
+WRONG: Final = ("errored", "stalled", "frozen", "failed")
+"""States of an object that are listed as errors."""
+_ERRORED: Final = "its contents hold an error, with which reads are answered"
+
+
+class ConnectedClient(msgspec.Struct):
+    """A client's connection, since its first request."""
+
+    peer: str
+    since_ms: int
+    requests: int = 0
+
+
+class RelationInputs(msgspec.Struct, frozen=True, gc=False):
+    """Data that had to be asked for: the state of shards, the engine's jobs."""
+
+    states: dict[ShardId, ShardState] = {}
+    jobs: tuple[JobNote, ...] = ()
+
+
+class RelationRead(msgspec.Struct, frozen=True, gc=False):
+    """The data of a relation have come, or an error."""
+
+    session: ActorAddress[Any]
+    request: int
+    relation: SystemRelation
+    peek: Peek
+    found: RelationInputs
+    error: PenstockError | None = None
+
+
+_Make: TypeAlias = Callable[[RelationInputs], Iterable[Row]]
+
+
+class SystemRelations:
+    """Answers reads of relations. `sessions`: the connections, by path."""
+
+    def __init__(
+        self,
+        desk: ControllerState,
+        reads: PendingReads,
+        subscribes: RunningSubscribes,
+        queries: RunningQueries,
+        copies: RunningCopies,
+        sessions: dict[str, ConnectedClient],
+        executor: ActorAddress[ExecutorMessage],
+        sources: ConnectorObjects,
+    ) -> None:
+        self._desk = desk
+        self._reads = reads
+        self._subscribes = subscribes
+        self._queries = queries
+        self._sessions = sessions
+        self._executor = executor
+        self._wrong: dict[ObjectId, int] = {}
+        """Times since which objects are in a state of `WRONG`."""
+        self._make: dict[str, _Make] = {
+            "relations": lambda _: _relations(),
+            "objects": self._objects,
+            "operators": lambda _: chain(self._operators(), sources.operator_rows()),
+            "shards": self._shards,
+            "holds": self._holds,
+            "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
+            "subscribes": lambda _: self._subscribes.rows(),
+            "copies": lambda _: copies.rows(),
+            "copies_from": lambda _: sources.copies.rows(),
+            "connections": lambda _: self._connections(),
+            "errors": lambda _: chain(self._errors(), sources.error_rows()),
+            "spark_jobs": lambda found: map(_job_row, found.jobs),
+            "actors": lambda _: self._actors(),
+            "memory": lambda _: map(msgspec.structs.astuple, desk.persist.ledger.uses()),
+            "sources": lambda _: sources.rows(),
+            "source_tables": lambda _: sources.table_rows(),
+        }
+
+    def note(self, status: StatusResponse) -> None:
+        """Note since when a dataflow is in a state of `WRONG`."""
+        if status.state not in WRONG or self._desk.catalog.get(status.id) is None:
+            self._wrong.pop(status.id, None)
+        else:
+            # The first status counts: a repeated one begins no new error.
+            self._wrong.setdefault(status.id, self._desk.ctx.now_ms())
+
+    def forget(self, id_: ObjectId) -> None:
+        """Remove a dropped object."""
+        self._wrong.pop(id_, None)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
+        """Begin a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
+        desk = self._desk
+        relation = relation_of(request.name)
+        if request.as_of is not None:
+            raise InvalidUsage(
+                f"read of {relation.name} as of {request.as_of}: relations of the service about "
+                "itself have no history; leave as_of out"
+            )
+        name, schema = relation.name, relation.schema
+        entry = CatalogObject(id=name, name=name, kind=RELATION, schema=schema)
+        time = desk.oracle_now()
+        peek = prototype(entry, request, time, SourceImport("", schema))
+        peek = msgspec.structs.replace(peek, target=LogTarget(name))
+        if relation.kept_by == "workers":
+            self._reads.read_relation(session, request, entry, peek)
+            return
+        number = request.request
+
+        def done(found: RelationInputs) -> RelationRead:
+            return RelationRead(session, number, relation, peek, found)
+
+        short = name.removeprefix(PREFIX)
+        if short in ("objects", "shards", "holds"):
+            seek = self._states
+        elif short == "spark_jobs":
+            deadline = request.deadline_ms or desk.settings.peek_deadline_ms
+            seek = lambda: self._jobs(deadline)  # noqa: E731
+        else:
+            self.answered(done(RelationInputs()))
+            return
+        desk.ctx.effect(
+            seek,
+            done=done,
+            failed=lambda error: RelationRead(
+                session, number, relation, peek, RelationInputs(), to_penstock_error(error)
+            ),
+        )
+
+    def answered(self, read: RelationRead) -> None:
+        """Answer a read, now that its data have come."""
+        limit = self._desk.settings.result_bytes_max
+        try:
+            if read.error is not None:
+                raise read.error
+            # Made in one turn of the controller: a relation is a snapshot of one moment.
+            rows = self._make[read.relation.name.removeprefix(PREFIX)](read.found)
+            piece = next(answer(read.relation, rows, read.peek, limit))
+            if not piece.last or len(piece.arrow) > limit:
+                raise InvalidUsage(
+                    f"{read.relation.name} takes more than result_bytes_max ({limit}): ask for "
+                    "fewer columns, or filter or limit its rows"
+                )
+        except PenstockError as error:
+            reply_error(read.session, read.request, error)
+        else:
+            read.session.reply(ReadContents(read.request, read.peek.time, piece.arrow))
+
+    async def _states(self) -> RelationInputs:
+        """Return the state of all shards in the catalog."""
+        found: dict[ShardId, ShardState] = {}
+        for entry in self._desk.catalog.objects:
+            for shard in entry.shards:
+                try:
+                    found[shard] = await self._desk.persist.state(shard)
+                except PenstockError:
+                    continue  # it was dropped meanwhile, or its store does not answer just now
+        return RelationInputs(states=found)
+
+    async def _jobs(self, deadline_ms: int) -> RelationInputs:
+        try:
+            return RelationInputs(jobs=await self._executor.ask(InspectJobs, deadline_ms))
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"the engine has not told its jobs within {deadline_ms} ms"
+            ) from None
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _objects(self, found: RelationInputs) -> Iterator[Row]:
+        desk = self._desk
+        for entry in desk.catalog.objects:
+            status = desk.frontiers.status(entry.id)
+            state = "ready" if entry.kind == TABLE else "starting"
+            if entry.kind in OUTSIDE:
+                state = desk.health(entry).status
+            held = found.states.get(entry.shard or "")
+            since = None if held is None else held.since
+            # An index has no shard of its own: its since is in memory.
+            if entry.kind == INDEX:
+                since = desk.frontiers.readable_from(entry.id)
+            yield (
+                entry.id,
+                entry.name,
+                entry.kind,
+                state if status is None else status.state,
+                None if entry.plan is None else entry.plan.mode,
+                since,
+                frontier_or_null(desk.frontiers.upper(entry)),
+                lag_ms(desk, entry),
+                entry.as_of,
+                ", ".join(desk.catalog.by_id(id_).name for id_ in entry.depends),
+                ", ".join(entry.key or entry.schema.key),
+                entry.schema.ddl(),
+                entry.sql or None,
+                entry.retain_history_ms,
+                entry.target_lag_ms or None,
+            )
+
+    def _operators(self) -> Iterator[Row]:
+        for entry in self._desk.catalog.objects:
+            plan = entry.plan
+            if plan is None:
+                continue
+            for number, line in enumerate(plan.tree.splitlines()):
+                text = line.lstrip(" ")
+                operator = text.partition(" ")[0].partition("(")[0]
+                # The tree's text is indented by two blanks a level.
+                depth = (len(line) - len(text)) // 2
+                told = plan.mode, plan.reason or None, plan.policy
+                yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)
+
+    def _each_shard(
+        self, found: RelationInputs
+    ) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
+        for entry in self._desk.catalog.objects:
+            for shard in entry.shards:
+                state = found.states.get(shard)
+                if state is not None:
+                    upper = state.upper
+                    if entry.kind == TABLE:
+                        upper = max(upper, self._desk.frontiers.tables_upper)
+                    yield entry, state, frontier_or_null(upper)
+
+    def _shards(self, found: RelationInputs) -> Iterator[Row]:
+        for entry, state, upper in self._each_shard(found):
+            parts = [part for batch in state.batches for part in batch.parts]
+            yield (
+                state.id,
+                entry.name,
+                "contents" if state.id == entry.shard else "hidden",
+                state.since,
+                upper,
+                len(state.batches),
+                len(parts),
+                sum(part.rows for part in parts),
+                sum(part.bytes for part in parts),
+                len(state.leases),
+            )
+
+    def _holds(self, found: RelationInputs) -> Iterator[Row]:
+        for entry, state, upper in self._each_shard(found):
+            holders = [("hold", holder, since) for holder, since in sorted(state.holds.items())]
+            holders += [("lease", reader, lease.since) for reader, lease in state.leases.items()]
+            for kind, holder, since in holders:
+                behind = None if upper is None else max(0, upper - since)
+                yield state.id, entry.name, kind, holder, frontier_or_null(since), behind
+
+    def _connections(self) -> Iterator[Row]:
+        reads = self._reads.by_session() + self._queries.by_session()
+        subscribes = self._subscribes.by_session()
+        for path, peer in self._sessions.items():
+            asked = peer.peer, peer.since_ms, peer.requests
+            yield (path, *asked, reads[path], subscribes[path])
+
+    def _errors(self) -> Iterator[Row]:
+        for id_, since_ms in self._wrong.items():
+            entry, status = self._desk.catalog.get(id_), self._desk.frontiers.status(id_)
+            if entry is None or status is None:
+                continue
+            text = status.text or (_ERRORED if status.state == "errored" else "")
+            yield id_, entry.name, status.state, text, since_ms
+
+    def _actors(self) -> Iterator[Row]:
+        for each in self._desk.ctx.actors():
+            yield (
+                each.path,
+                each.state,
+                each.doing,
+                each.depth,
+                each.depth_max,
+                each.received,
+                each.busy_ms,
+                each.effects,
+                each.crashes,
+            )
+
+
+def _relations() -> Iterator[Row]:
+    for relation in RELATIONS.values():
+        yield relation.name, relation.kept_by, len(relation.columns), relation.text
+
+
+def _job_row(note: JobNote) -> Row:
+    return (
+        note.id,
+        note.dataflow,
+        note.kind,
+        note.state,
+        note.asked_ms,
+        note.waited_ms,
+        note.ms,
+        note.spark_ms,
+        note.rows,
+        note.tasks_done,
+        note.tasks,
+        note.error,
+    )

@@ -1,0 +1,179 @@
+"""The status of all objects, for `StatusResponse`: frontiers, lag, and the states of dataflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.controller.catalog.catalog import (
+    INDEX,
+    OUTSIDE,
+    SOURCE_TABLE,
+    TABLE,
+    CatalogObject,
+)
+from actors.controller.state import ControllerState, to_penstock_error
+from actors.errors import PenstockError
+from actors.kernel import ActorAddress
+from actors.progress import ObjectId, Time, is_empty
+from actors.protocol.api import ObjectStatus, RequestFailed, StatusReport
+from actors.protocol.compute import StatusResponse
+
+
+class IndexMemory(msgspec.Struct, gc=False):
+    """Size of an index on all workers: rows on one replica, bytes on all."""
+
+    rows: int = 0
+    bytes_memory: int = 0
+    bytes_mapped: int = 0
+
+
+class StatusRead(msgspec.Struct, frozen=True, gc=False):
+    """The sinces and sizes for a `StatusResponse` were read."""
+
+    session: ActorAddress[Any]
+    request: int
+    sinces: dict[ObjectId, Time]
+    held: dict[ObjectId, IndexMemory] = {}
+    error: PenstockError | None = None
+
+
+def read_sinces(desk: ControllerState, session: ActorAddress[Any], request: int) -> None:
+    """Read the sinces of all shards; `StatusRead` follows."""
+    wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
+
+    async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, IndexMemory]]:
+        found: dict[ObjectId, Time] = {}
+        for id_, shard in wanted:
+            try:
+                found[id_] = (await desk.persist.state(shard)).since
+            except PenstockError:
+                continue  # it was dropped meanwhile, or its store does not answer just now
+        return found, await _held(desk)
+
+    desk.ctx.effect(
+        read,
+        done=lambda read: StatusRead(session, request, *read),
+        failed=lambda error: StatusRead(session, request, {}, {}, to_penstock_error(error)),
+    )
+
+
+async def _held(desk: ControllerState) -> dict[ObjectId, IndexMemory]:
+    held: dict[ObjectId, IndexMemory] = {}
+    found = None if desk.statistics is None else await desk.statistics()
+    rows: dict[tuple[str, str], int] = {}
+    if found is not None:
+        for worker in found.workers:
+            for index in worker.indexes:
+                sums = held.setdefault(index.id, IndexMemory())
+                of_replica = rows.get((worker.replica, index.id), 0) + index.rows
+                rows[worker.replica, index.id] = of_replica
+                # Every replica has the same rows: the fullest one's count is the index's.
+                sums.rows = max(sums.rows, of_replica)
+                sums.bytes_memory += index.bytes_memory
+                sums.bytes_mapped += index.bytes_mapped
+    return held
+
+
+def report(desk: ControllerState, read: StatusRead) -> StatusReport | RequestFailed:
+    """Return the answer to `StatusResponse`."""
+    frontiers = desk.frontiers
+    objects = tuple(_status(desk, entry, read) for entry in desk.catalog.objects)
+    return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
+
+
+def lag_ms(desk: ControllerState, entry: CatalogObject) -> int:
+    """Return the age of an object's contents while a table that it depends on, of clients or
+    sources, is further; else 0."""
+    upper = desk.frontiers.upper(entry)
+    if is_empty(upper):
+        return 0
+    known = max(upper, entry.as_of)
+    further = [
+        table
+        for table in _tables(desk, entry)
+        if known < desk.frontiers.upper(table) and not is_empty(desk.frontiers.upper(table))
+    ]
+    since = min((desk.frontiers.missing_since(table, known) for table in further), default=None)
+    return 0 if since is None else max(0, desk.oracle_now() - since)
+
+
+def _tables(desk: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
+    """Return the tables that an object depends on, through views; itself, if it is one."""
+    found: dict[ObjectId, CatalogObject] = {}
+    seek = [entry]
+    while seek:
+        each = seek.pop()
+        if each.id not in found:
+            found[each.id] = each
+            if each.kind != SOURCE_TABLE:
+                seek += [desk.catalog.by_id(id_) for id_ in each.depends]
+    return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
+
+
+def _status(desk: ControllerState, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
+    sinces, held = read.sinces, read.held.get(entry.id, IndexMemory())
+    frontiers = desk.frontiers
+    upper = frontiers.upper(entry)
+    status = frontiers.status(entry.id)
+    shown = ObjectStatus(
+        name=entry.name,
+        kind=entry.kind,
+        since=frontiers.readable_from(entry.id)
+        if entry.kind == INDEX
+        else sinces.get(entry.id, desk.retain.since(entry.shard or "")),
+        upper=upper,
+        lag_ms=lag_ms(desk, entry),
+        mode="" if entry.plan is None else entry.plan.mode,
+        schema=entry.schema,
+        sql=entry.sql,
+        held_rows=held.rows,
+        held_bytes_memory=held.bytes_memory,
+        held_bytes_mapped=held.bytes_mapped,
+        target_lag_ms=entry.target_lag_ms,
+    )
+    if entry.kind in OUTSIDE:
+        health = desk.health(entry)
+        text = ": ".join(filter(None, (health.error, health.hint)))
+        return msgspec.structs.replace(shown, state=health.status, text=text)
+    if status is None:
+        state = "ready" if entry.kind == TABLE else "starting"
+        return msgspec.structs.replace(shown, state=state)
+    return msgspec.structs.replace(
+        shown,
+        state=status.state,
+        text=status.text,
+        steps=status.steps,
+        step_ms=status.step_ms,
+        spark_ms=status.spark_ms,
+        rows_in=status.rows_in,
+        rows_out=status.rows_out,
+        rows_read=status.rows_read,
+        prepared=status.prepared,
+        recomputed=status.recomputed,
+        rejected=status.rejected,
+        parts_read=status.parts_read,
+        parts_total=status.parts_total,
+        bytes_read=status.bytes_read,
+        bytes_total=status.bytes_total,
+    )
+
+
+def live_text(status: StatusResponse | None) -> str:
+    """Return the state of a running view, for `explain`."""
+    if status is None:
+        return "not running yet"
+    lines = [f"state: {status.state}" + (f" ({status.text})" if status.text else "")]
+    if not status.steps:
+        return lines[0]
+    if status.recomputed:
+        how = "recomputed whole"
+    else:
+        how = "prepared" if status.prepared else "planned anew"
+    lines.append(
+        f"last step: {how}, {status.rows_in} changes in, {status.rows_read} rows of state read, "
+        f"{status.rows_out} changes out, {status.step_ms:.0f} ms (Spark {status.spark_ms:.0f})"
+    )
+    lines.append(f"rejected: {status.rejected}" if status.rejected else "rejected: nothing")
+    return "\n".join(lines)

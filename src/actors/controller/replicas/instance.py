@@ -1,0 +1,398 @@
+"""The running instance: one replica task for each replica, which do what `ReplicaMerge` decides.
+
+It is a part of the controller and runs in its task. Replicas come from a `ReplicaSupply`: clusters
+in this process (`cluster.hosts`), or others that are reached over a wire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from actors.cluster.client import LocalClient
+from actors.cluster.cluster import ClusterStatistics
+from actors.cluster.hosts import LocalReplicas
+from actors.controller.messages import (
+    PushCommand,
+    ReplayHistory,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
+from actors.controller.replicas.replica import Connect, ReplicaClient, ReplicaTask
+from actors.controller.replicas.replica_merge import MergedResponses, ReplicaMerge
+from actors.errors import InvalidUsage, PenstockError, StorageError, UnknownObject
+from actors.kernel import ActorAddress, ActorContext
+from actors.progress import EMPTY
+from actors.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
+from actors.protocol.compute import Command
+from actors.settings import REPLICAS_MAX, Settings
+
+log = logging.getLogger("penstock.controller")
+
+
+class ReplicaSupply(Protocol):
+    """Starts, stops and connects replicas."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the replicas that are there from the start."""
+        ...
+
+    async def connect(self, name: str) -> ReplicaClient:
+        """Return a connection to a replica."""
+        ...
+
+    @property
+    def storage(self) -> Connect | None:
+        """Return a function that connects to the storage half of one replica; None: they have
+        none."""
+        ...
+
+    async def start(self, name: str) -> None:
+        """Start one more replica. Raises `InvalidUsage` where that is not possible."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """Stop a replica and remove its scratch. Raises `InvalidUsage`."""
+        ...
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """Return the statistics of all replicas; None if they cannot be reached."""
+        ...
+
+
+Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
+
+
+class FixedReplicas:
+    """Replicas that this service can neither start nor stop."""
+
+    def __init__(
+        self,
+        connects: Mapping[str, Connect],
+        inspect: Inspect | None = None,
+        storage: Connect | None = None,
+    ) -> None:
+        self._connects = connects
+        self._inspect = inspect
+        self._storage = storage
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `ReplicaSupply`."""
+        return list(self._connects)
+
+    async def connect(self, name: str) -> ReplicaClient:
+        """See `ReplicaSupply`."""
+        return await self._connects[name]()
+
+    @property
+    def storage(self) -> Connect | None:
+        """See `ReplicaSupply`."""
+        return self._storage
+
+    async def start(self, name: str) -> None:
+        """See `ReplicaSupply`."""
+        raise InvalidUsage(
+            f"replica {name} cannot be started from here: start the service with replicas = 2 or "
+            "more"
+        )
+
+    async def stop(self, name: str) -> None:
+        """Leave the replica running."""
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """See `ReplicaSupply`."""
+        return None if self._inspect is None else await self._inspect()
+
+
+class LocalReplicaSupply:
+    """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
+    storage half."""
+
+    def __init__(
+        self,
+        hosts: LocalReplicas,
+        wrap: Callable[[LocalClient, str], ReplicaClient],
+        wrap_storage: Callable[[LocalClient], ReplicaClient],
+    ) -> None:
+        self._hosts = hosts
+        self._wrap = wrap
+        self._wrap_storage = wrap_storage
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `ReplicaSupply`."""
+        return self._hosts.names
+
+    async def connect(self, name: str) -> ReplicaClient:
+        """See `ReplicaSupply`."""
+        return self._wrap(await self._hosts.connect(name), name)
+
+    @property
+    def storage(self) -> Connect | None:
+        """See `ReplicaSupply`. Connects to the oldest replica."""
+        if not self._hosts.stores:
+            return None
+
+        async def connect() -> ReplicaClient:
+            # One replica alone: an external system should be read once.
+            return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
+
+        return connect
+
+    async def start(self, name: str) -> None:
+        """See `ReplicaSupply`."""
+        await self._hosts.start(name)
+
+    async def stop(self, name: str) -> None:
+        """See `ReplicaSupply`."""
+        await self._hosts.stop(name)
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """See `ReplicaSupply`."""
+        return await self._hosts.statistics()
+
+
+class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
+    """The names without a dropped replica are durable, so that it may stop; or that failed."""
+
+    session: ActorAddress[Any]
+    request: ChangeReplicas
+    error: PenstockError | None = None
+
+
+class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
+    """A replica was added or dropped, or that failed."""
+
+    session: ActorAddress[Any]
+    request: ChangeReplicas
+    error: PenstockError | None = None
+
+
+Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
+"""Makes the names of the replicas durable. Raises `StorageError`."""
+
+
+class ComputeInstance:
+    """All replicas. `commands` is the initial history."""
+
+    def __init__(
+        self,
+        ctx: ActorContext[Any],
+        supply: ReplicaSupply,
+        settings: Settings,
+        commands: Sequence[Command],
+        remember: Remember,
+    ) -> None:
+        self._remember = remember
+        self._ctx = ctx
+        self._supply = supply
+        self._settings = settings
+        self._core = ReplicaMerge(commands, settings.result_bytes_max)
+        self._tasks: dict[str, ActorAddress[Any]] = {}
+        self._changing = False
+        self._last_error: dict[str, str] = {}
+        self._connections: dict[str, int] = {}
+        self._serials: dict[str, int] = {}
+        self._count = 0
+        for name in supply.names:
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        self._core.add(name)
+        ctx, supply = self._ctx, self._supply
+        serial = self._serials[name] = self._serials.get(name, 0) + 1
+        self._count += 1
+        # A replica that is added again numbers its connections beyond those of its former task, so
+        # that late messages of that task are told apart.
+        first = (serial - 1) << 32
+        self._tasks[name] = ctx.spawn(
+            lambda: ReplicaTask(
+                name, lambda: supply.connect(name), ctx.self, self._settings, first
+            ),
+            f"replica-{self._count}",
+        )
+
+    def storage(self) -> ActorAddress[Any] | None:
+        """Start the task that holds the connection to the storage half, where there is one."""
+        ctx, connect = self._ctx, self._supply.storage
+        if connect is None:
+            return None
+        return ctx.spawn(
+            lambda: ReplicaTask("storage", connect, ctx.self, self._settings, half="storage"),
+            "storage-link",
+        )
+
+    def command(self, command: Command) -> None:
+        """Send a command to the replicas that are connected; the others get it with the history."""
+        for name in self._core.command(command):
+            self._tasks[name].reply(PushCommand(command))
+
+    def carry_out(self, merged: MergedResponses) -> None:
+        """Send the commands that follow from an event."""
+        for name, command in merged.sent:
+            self._tasks[name].reply(PushCommand(command))
+
+    # -- messages of replica tasks -------------------------------------------------------------
+
+    def connected(self, message: ReplicaConnected) -> MergedResponses:
+        """Send the history to a replica that has connected."""
+        name, incarnation = message.replica, message.incarnation
+        if name not in self._tasks:
+            return MergedResponses()
+        commands, merged = self._core.connected(name, incarnation)
+        if name not in self._connections:
+            # The error is of an attempt to connect: no connection has ended.
+            self._last_error.pop(name, None)
+        self._connections[name] = self._connections.get(name, 0) + 1
+        self._tasks[name].reply(ReplayHistory(incarnation, tuple(commands)))
+        self.carry_out(merged)
+        return merged
+
+    def responded(self, message: ReplicaResponse) -> MergedResponses:
+        """Merge a response and carry out what follows."""
+        merged = self._core.responded(message.replica, message.incarnation, message.response)
+        self.carry_out(merged)
+        return merged
+
+    def lost(self, message: ReplicaLost) -> MergedResponses:
+        """Take note of a lost connection."""
+        self._last_error[message.replica] = f"{type(message.error).__name__}: {message.error}"
+        merged = self._core.lost(message.replica, message.incarnation)
+        self.carry_out(merged)
+        return merged
+
+    # -- adding and dropping -------------------------------------------------------------------
+
+    def change(self, session: ActorAddress[Any], request: ChangeReplicas) -> ReplicaReport | None:
+        """Begin a change (`ReplicasNoted` or `ReplicasChanged` follows), or return a report if the
+        request changes nothing. Raises `InvalidUsage`."""
+        add, drop = request.add, request.drop
+        if not add and not drop:
+            return self.report(request.request)
+        if add and drop:
+            raise InvalidUsage("add a replica or drop one, not both at once")
+        if self._changing:
+            raise InvalidUsage("another replica is being added or dropped: try again")
+        if add:
+            self._check_new(add)
+            self._begin(lambda: self._make(add), ReplicasChanged, session, request)
+        else:
+            self._check_end(drop)
+            left = [name for name in self._tasks if name != drop]
+            # Durable first: after a crash in between, the dropped replica must not come back.
+            self._begin(lambda: self._remember(left), ReplicasNoted, session, request)
+        self._changing = True
+        return None
+
+    def _begin(
+        self,
+        work: Callable[[], Awaitable[None]],
+        told: type[ReplicasChanged | ReplicasNoted],
+        session: ActorAddress[Any],
+        request: ChangeReplicas,
+    ) -> None:
+        self._ctx.effect(
+            work,
+            done=lambda _: told(session, request),
+            failed=lambda error: told(session, request, _told(error)),
+        )
+
+    async def _make(self, name: str) -> None:
+        """Start a replica and make its name durable."""
+        names = [*self._tasks, name]
+        await self._supply.start(name)
+        try:
+            await self._remember(names)
+        except StorageError:
+            # It would be gone after a restart: better now, with an error.
+            await self._supply.stop(name)
+            raise
+
+    def noted(self, message: ReplicasNoted) -> MergedResponses:
+        """Drop a replica, now that the names without it are durable. Raises the error if they are
+        not."""
+        if message.error is not None:
+            self._changing = False
+            raise message.error
+        name = message.request.drop
+        merged = self._end(name)
+        self._begin(
+            lambda: self._supply.stop(name), ReplicasChanged, message.session, message.request
+        )
+        return merged
+
+    def _check_new(self, name: str) -> None:
+        if name in self._tasks:
+            raise InvalidUsage(f"there is a replica {name} already")
+        # A replica's name is also the name of its scratch folder.
+        if not (name.isascii() and name.isalnum() and len(name) <= 16):
+            raise InvalidUsage(f"replica {name!r}: a name is 1 to 16 letters and digits")
+        if len(self._tasks) >= REPLICAS_MAX:
+            raise InvalidUsage(
+                f"there are {len(self._tasks)} replicas, and at most {REPLICAS_MAX} may be"
+            )
+
+    def _check_end(self, name: str) -> None:
+        if name not in self._tasks:
+            raise UnknownObject(f"there is no replica {name}: {', '.join(self._tasks)} are there")
+        if len(self._tasks) == 1:
+            raise InvalidUsage(f"{name} is the last replica: add another one first")
+
+    def _end(self, name: str) -> MergedResponses:
+        task = self._tasks.pop(name)
+        self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
+        self._last_error.pop(name, None)
+        self._connections.pop(name, None)
+        merged = self._core.drop(name)
+        self.carry_out(merged)
+        return merged
+
+    def changed(self, message: ReplicasChanged) -> ReplicaReport:
+        """Report the end of a change. Raises its error."""
+        self._changing = False
+        if message.error is not None:
+            raise message.error
+        if message.request.add:
+            self._add(message.request.add)
+            log.info("replica %s was added", message.request.add)
+        else:
+            log.info("replica %s was dropped", message.request.drop)
+        return self.report(message.request.request)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def report(self, request: int) -> ReplicaReport:
+        """Return the status of all replicas."""
+        return ReplicaReport(request, tuple(self._status(name) for name in self._tasks))
+
+    def _status(self, name: str) -> ReplicaStatus:
+        core = self._core
+        written = core.written(name)
+        lags = [core.upper(id_) - upper for id_, upper in written.items() if upper < EMPTY]
+        return ReplicaStatus(
+            name,
+            "connected" if name in core.connected_names else "connecting",
+            self._last_error.get(name, ""),
+            self._connections.get(name, 0),
+            len(written),
+            core.objects,
+            # Against the empty frontier a lag would be no number of ms.
+            max((lag for lag in lags if lag < EMPTY // 2), default=0),
+        )
+
+    def describe(self) -> str:
+        """Return how many replicas are connected."""
+        core = self._core
+        return f"{len(core.connected_names)} of {len(core.names)} replicas connected"
+
+
+def _told(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return PenstockError(f"internal fault: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Sessions: one actor a client connection, over a socket or in memory."""

@@ -1,0 +1,450 @@
+"""The client listener, and one session actor for each connection.
+
+A session sends Welcomed, then reads one request at a time and hands it to the controller; answers
+come back in any order and are written one at a time. At most `requests_in_flight_max` requests are
+open (`ResourceBusy` beyond). A peer that breaks the protocol gets one `RequestFailed` with request
+0, and its connection is closed. The controller watches a session, and ends its requests with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
+
+import anyio
+import msgspec
+
+from actors.controller.messages import BARE_ANSWER_BYTES, BytesDelivered, SubmitRequest
+from actors.controller.sessions.memory_link import MemoryConnection, pair
+from actors.errors import (
+    ConnectionBroken,
+    IncompatibleVersion,
+    InvalidUsage,
+    LocalProtocolError,
+    PenstockError,
+    ProtocolError,
+    RemoteProtocolError,
+    ResourceBusy,
+    ResourceClosed,
+    to_wire,
+)
+from actors.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.protocol.api import (
+    PROTOCOL_VERSION,
+    Answer,
+    ClientHello,
+    ClientMessage,
+    CopyProgressed,
+    EndRequest,
+    ReadContents,
+    Request,
+    RequestFailed,
+    ServiceHello,
+    ServiceMessage,
+    SubscribeChanges,
+    SubscribeObject,
+    Traced,
+    objects_of,
+)
+from actors.protocol.api_storage import CopyFromProgress
+from actors.settings import Settings
+from actors.spans import OpenSpan, begin_request, span_below, use_context
+from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
+from actors.transport.connection import TransportListener
+
+log = logging.getLogger("penstock.sessions")
+
+SERVICE_NAME: Final = "penstock"
+
+
+class SessionConnection(Protocol):
+    """A connection as a session needs it: a socket's, or one in memory."""
+
+    @property
+    def peer(self) -> str:
+        """Return the other side's address, for people."""
+        ...
+
+    async def send(self, message: Any, /) -> None:
+        """Send a message, waiting while the peer is slow."""
+        ...
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        """Send as many of the first messages as possible without waiting; return their number."""
+        ...
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class _Got(msgspec.Struct, frozen=True, gc=False):
+    message: ClientMessage
+
+
+class _ReadFailed(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError
+
+
+class _Wrote(msgspec.Struct, frozen=True, gc=False):
+    answer: ServiceMessage
+
+
+class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
+    answer: ServiceMessage
+    error: PenstockError
+
+
+class _TooLate(msgspec.Struct, frozen=True, gc=False):
+    """The client has sent no Welcome in time."""
+
+
+_SessionMessage: TypeAlias = _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | Answer
+
+
+class ClientSession(Actor[_SessionMessage]):
+    """One connection of a client."""
+
+    def __init__(
+        self, connection: SessionConnection, controller: ActorAddress[Any], settings: Settings
+    ) -> None:
+        self._connection = connection
+        self._controller = controller
+        self._settings = settings
+        self._welcomed = False
+        self._open: set[int] = set()
+        self._spans: dict[int, OpenSpan] = {}
+        """Spans of open requests that are traced."""
+        self._out: deque[ServiceMessage] = deque()
+        self._out_bytes = 0
+        self._writing = False
+        self._reading: RunningEffect | None = None
+        self._turn = asyncio.Event()
+        """Set when the next request may be read."""
+        self._expecting = False
+        """True while a request may be read and has not come."""
+        self._ending = False
+
+    async def on_start(self) -> None:
+        self.ctx.after(self._settings.connect_timeout_ms, _TooLate())
+        self._read()
+
+    async def on_stop(self) -> None:
+        for number in list(self._spans):
+            self._end_span(number, "the connection ended first")
+        await self._connection.aclose()
+
+    async def receive(self, message: _SessionMessage) -> None:
+        match message:
+            case _Got(got):
+                self._expecting = False
+                await self._handle(got)
+                self._read()
+            case _ReadFailed(error):
+                self._reading = None
+                self._read_failed(error)
+            case _Wrote(answer):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                if _is_one_of_many(answer):
+                    # Backpressure: only when this one was written, the controller sends the next.
+                    await self._delivered(answer.request, _size(answer))
+                self._write()
+                self._read()
+            case _WriteFailed(answer, error):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                self._write_failed(answer, error)
+            case _TooLate():
+                if not self._welcomed and not self._ending:
+                    self._end(RemoteProtocolError("no Welcome in time"))
+            case _:
+                self._answer(message)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Let the next request come, unless too much waits to be written."""
+        # Backpressure: a client that does not read its answers cannot send more requests.
+        full = self._out_bytes > self._settings.frame_bytes_max
+        if self._expecting or self._ending or full:
+            return
+        self._expecting = True
+        self._turn.set()
+        if self._reading is None:
+            self._reading = self.ctx.effect(
+                self._receive_all,
+                done=lambda _: None,
+                failed=lambda error: _ReadFailed(_peer_error(error)),
+            )
+
+    async def _receive_all(self) -> None:
+        """Receive one request after the other, each when `_turn` is set."""
+        while True:
+            await self._turn.wait()
+            self._turn.clear()
+            self.ctx.self.reply(_Got(await self._connection.receive()))
+
+    def _read_failed(self, error: PenstockError) -> None:
+        if isinstance(error, ProtocolError):
+            log.warning("%s broke the protocol: %s", self._connection.peer, error)
+            self._end(error)
+        else:
+            self.ctx.stop()
+
+    async def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, ClientHello):
+            self._welcome(message)
+            return
+        if not self._welcomed:
+            self._end(RemoteProtocolError("the first frame of a connection is Welcome"))
+            return
+        number = message.request
+        if number in self._open or number <= 0:
+            self._end(
+                RemoteProtocolError(
+                    f"request number {number} is in use already, or not greater than zero"
+                )
+            )
+            return
+        limit = self._settings.requests_in_flight_max
+        # A client at its limit must still be able to cancel.
+        if len(self._open) >= limit and not isinstance(message, EndRequest):
+            busy = ResourceBusy(
+                f"{limit} requests of this connection are open (requests_in_flight_max)"
+            )
+            self._push(RequestFailed(number, *to_wire(busy)))
+            return
+        self._open.add(number)
+        opened = self._begin_span(message)
+        try:
+            with use_context(None if opened is None else opened.traceparent):
+                await self._controller.send(
+                    SubmitRequest(self.ctx.self, message, self._connection.peer)
+                )
+        except (ResourceClosed, ConnectionBroken) as error:
+            self._answer(RequestFailed(number, *to_wire(error)))
+
+    def _begin_span(self, request: Request) -> OpenSpan | None:
+        if not isinstance(request, Traced):
+            return None
+        traceparent = request.traceparent
+        opened = begin_request(SESSION_REQUEST, traceparent=traceparent)
+        if opened is not None:
+            opened.describe(request.request, objects_of(request), self.ctx.path)
+            if isinstance(request, SubscribeObject):
+                opened.end()  # a subscribe has no end; its changes have traces of their own
+            else:
+                self._spans[request.request] = opened
+        return opened
+
+    def _end_span(self, number: int, error: str = "") -> None:
+        opened = self._spans.pop(number, None)
+        if opened is not None:
+            if error:
+                opened.fail(error)
+            opened.end()
+
+    def _welcome(self, message: ClientHello) -> None:
+        if self._welcomed:
+            self._end(RemoteProtocolError("Welcome comes once, as the first frame"))
+        elif message.version != PROTOCOL_VERSION:
+            text = f"the client speaks version {message.version}, the service {PROTOCOL_VERSION}"
+            self._end(IncompatibleVersion(text))
+        else:
+            self._welcomed = True
+            self._push(ServiceHello(PROTOCOL_VERSION, SERVICE_NAME))
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer) -> None:
+        if isinstance(answer, SubscribeChanges):
+            answer = self._signed(answer)
+        elif not _is_one_of_many(answer):
+            self._open.discard(answer.request)
+            if self._spans:
+                told = f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
+                self._end_span(answer.request, told)
+        self._push(answer)
+
+    def _signed(self, changes: SubscribeChanges) -> SubscribeChanges:
+        """Return the changes with the trace context of this session's span."""
+        with span_below(changes.traceparent, SESSION_CHANGES) as opened:
+            if opened is None:
+                return changes
+            lower, upper, size = changes.lower, changes.upper, _size(changes)
+            opened.describe(self.ctx.path, changes.request, lower, upper, size)
+            return msgspec.structs.replace(changes, traceparent=opened.traceparent)
+
+    def _push(self, message: ServiceMessage) -> None:
+        self._out.append(message)
+        self._out_bytes += _size(message)
+        self._write()
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        self._write_at_once()
+        if not self._out:
+            if self._ending:
+                self.ctx.stop()
+            return
+        answer = self._out.popleft()
+        self._writing = True
+        self.ctx.effect(
+            lambda: self._connection.send(answer),
+            done=lambda _: _Wrote(answer),
+            failed=lambda error: _WriteFailed(answer, _peer_error(error)),
+        )
+
+    def _write_at_once(self) -> None:
+        """Write the leading answers that the connection takes without waiting and that need no
+        `BytesDelivered`."""
+        bare = 0
+        while bare < len(self._out) and not _is_one_of_many(self._out[bare]):
+            bare += 1
+        if not bare:
+            return
+        try:
+            count = self._connection.offer([self._out[number] for number in range(bare)])
+        except PenstockError:
+            return  # the effect of `_write` meets the same error, and handles it
+        for _ in range(count):
+            self._out_bytes -= _size(self._out.popleft())
+
+    def _write_failed(self, answer: ServiceMessage, error: PenstockError) -> None:
+        if not isinstance(error, LocalProtocolError) or isinstance(
+            answer, ServiceHello | RequestFailed
+        ):
+            self.ctx.stop()
+            return
+        # The answer was not sent at all, and the connection goes on: only this request fails.
+        told = InvalidUsage(f"the answer is too large: {error}")
+        self._out.appendleft(RequestFailed(answer.request, *to_wire(told)))
+        self._write()
+
+    async def _delivered(self, request: int, size: int) -> None:
+        try:
+            await self._controller.send(BytesDelivered(self.ctx.path, request, size))
+        except (ResourceClosed, ConnectionBroken):
+            self.ctx.stop()
+
+    def _end(self, error: PenstockError) -> None:
+        """Send the peer its error, and close the connection when that was written."""
+        self._ending = True
+        self._push(RequestFailed(0, *to_wire(error)))
+
+    def describe(self) -> str:
+        return (
+            f"{self._connection.peer}: {len(self._open)} requests open, {len(self._out)} answers "
+            f"({self._out_bytes} bytes) to write"
+        )
+
+
+def _is_one_of_many(
+    answer: ServiceMessage,
+) -> TypeGuard[SubscribeChanges | ReadContents | CopyProgressed | CopyFromProgress]:
+    """Return whether the controller waits for `BytesDelivered` before it sends the next answer."""
+    if isinstance(answer, ReadContents):
+        return answer.more
+    return isinstance(answer, SubscribeChanges | CopyProgressed | CopyFromProgress)
+
+
+def _size(message: ServiceMessage) -> int:
+    if isinstance(message, ReadContents | SubscribeChanges) and message.arrow is not None:
+        return len(message.arrow)
+    return BARE_ANSWER_BYTES
+
+
+def _peer_error(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return ConnectionBroken(f"{type(error).__name__}: {error}")
+
+
+class ConnectionAccepted(msgspec.Struct, frozen=True, gc=False):
+    """A connection was accepted; `ended` is called when its session has stopped."""
+
+    connection: SessionConnection
+    ended: Callable[[], Any]
+
+
+class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
+    """A client in this process wants a connection; answered with its end."""
+
+    reply: ReplySlot[MemoryConnection[Any, Any]]
+
+
+class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
+    ended: Callable[[], Any]
+
+
+class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
+    """The listener was closed."""
+
+
+_ServerMessage: TypeAlias = ConnectionAccepted | ConnectInProcess | _SessionEnded | _ListenerEnded
+
+
+class ApiServer(Actor[_ServerMessage]):
+    """Accepts clients. `listener` is bound already (None: in process only)."""
+
+    def __init__(
+        self, listener: TransportListener | None, controller: ActorAddress[Any], settings: Settings
+    ) -> None:
+        self._listener = listener
+        self._controller = controller
+        self._settings = settings
+        self._accepted = 0
+
+    async def on_start(self) -> None:
+        listener = self._listener
+        if listener is not None:
+            self.ctx.effect(lambda: listener.serve(self._converse), done=lambda _: _ListenerEnded())
+
+    async def on_stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.aclose()
+
+    async def _converse(self, connection: Any) -> None:
+        """Start a session, and return when it has stopped: the listener's task keeps the
+        connection."""
+        ended = anyio.Event()
+        await self.ctx.self.send(ConnectionAccepted(connection, ended.set))
+        await ended.wait()
+
+    async def receive(self, message: _ServerMessage) -> None:
+        match message:
+            case ConnectionAccepted(connection, ended):
+                self._start(connection, ended)
+            case ConnectInProcess(reply):
+                mine, theirs = pair(self._settings.requests_in_flight_max)
+                self._start(theirs, lambda: None)
+                reply.set(mine)
+            case _SessionEnded(ended):
+                ended()
+            case _ListenerEnded():
+                log.info("the client listener is closed")
+            case _:
+                assert_never(message)
+
+    def _start(self, connection: SessionConnection, ended: Callable[[], Any]) -> None:
+        self._accepted += 1
+        session = self.ctx.spawn(
+            lambda: ClientSession(connection, self._controller, self._settings),
+            f"session-{self._accepted}",
+            # A session cannot outlive its connection, so it is never restarted.
+            policy=STOP,
+        )
+        self.ctx.watch(session, _SessionEnded(ended))
+
+    def describe(self) -> str:
+        where = "in process" if self._listener is None else f"{self._listener.address}"
+        return f"{where}; {self._accepted} clients so far"

@@ -1,0 +1,1 @@
+"""The table writer: the timestamp oracle, group commit, and copies from files into tables."""

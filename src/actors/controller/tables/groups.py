@@ -1,0 +1,367 @@
+"""A group of writes applied in order to the tables' contents: rules of keys, and exact updates.
+
+`fit_change` fits one change's rows to its table. `keys_wanted` returns the keys of the present rows
+that the group can touch; they are looked up once for the whole group and loaded into the table's
+overlay. `WriteGroup.apply` then applies one write after the other, each on top of the former ones.
+
+Rules: keyed tables hold one row a key (`DuplicateKey`, `AbsentRow`); bags hold rows with counts,
+and only rows that are there can be deleted (`AbsentRow`). Retractions are the stored row bit by
+bit. Invariant: overlaid on the old contents, `updates` leaves no negative count and no key twice.
+Pure: it reads no store and no clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from actors.controller.tables.rows import describe_key, fit, identities
+from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
+from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.plan.updates import consolidate, from_ipc
+from actors.progress import ObjectId, ShardId, Time
+from actors.protocol.api import TableChange
+from actors.protocol.names import fold
+
+
+class TableTarget(msgspec.Struct, frozen=True):
+    """A table that a write names, resolved."""
+
+    id: ObjectId
+    name: str
+    shard: ShardId
+    schema: TableSchema
+
+
+class FittedChange(msgspec.Struct, frozen=True):
+    """One change whose rows fit the table."""
+
+    target: TableTarget
+    insert: pa.Table | None = None
+    delete: pa.Table | None = None
+    update: pa.Table | None = None
+
+
+def lookup_key(schema: TableSchema) -> tuple[str, ...]:
+    """Return the columns by which a table's contents are arranged: its key; of a bag all columns
+    that are not nested (none: it is scanned)."""
+    if schema.key:
+        return schema.key
+    return tuple(c.name for c in schema.columns if not pa.types.is_nested(arrow_type(c.type)))
+
+
+def fit_change(target: TableTarget, change: TableChange) -> FittedChange:
+    """Decode and fit a change. Raises `TypeMismatch`, `MalformedFrame`, `InvalidUsage`."""
+    schema = target.schema
+    insert = delete = update = None
+    if change.insert is not None:
+        insert = fit(target.name, schema, from_ipc(change.insert))
+    if change.delete is not None:
+        rows = from_ipc(change.delete)
+        # A keyed row is named by its key; other columns may be left out.
+        named = _named(target, rows, "delete") if schema.key else None
+        delete = fit(target.name, schema, rows, named)
+    if change.update is not None:
+        if not schema.key:
+            raise InvalidUsage(
+                f"table {target.name} has no PRIMARY KEY, by which rows are updated: delete and "
+                f"insert instead"
+            )
+        rows = from_ipc(change.update)
+        update = fit(target.name, schema, rows, _named(target, rows, "update"))
+    return FittedChange(target, insert, delete, update)
+
+
+def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:
+    """Return the columns that are given, which must include the key. Raises `TypeMismatch`."""
+    given = {fold(name) for name in rows.column_names}
+    for name in target.schema.key:
+        if fold(name) not in given:
+            raise TypeMismatch(
+                f"table {target.name}, column {name}: {what} names rows by PRIMARY KEY "
+                f"({', '.join(target.schema.key)}), and this column is not given"
+            )
+    names: Sequence[str] = rows.column_names
+    return names
+
+
+def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
+    """Return the lookup keys of all present rows that these changes of one table can touch; None if
+    they touch none (a bag without deletes)."""
+    schema = changes[0].target.schema
+    key = lookup_key(schema)
+    wanted: list[pa.Table] = []
+    for change in changes:
+        parts = (change.insert, change.delete, change.update) if schema.key else (change.delete,)
+        wanted += [part.select(key) for part in parts if part is not None]
+    return pa.concat_tables(wanted) if wanted else None
+
+
+class TableOverlay(ABC):
+    """One table during one group: rows by number, staged changes, and emitted updates."""
+
+    def __init__(self, target: TableTarget) -> None:
+        self.target = target
+        self.schema = target.schema
+        self._pool: list[pa.Table] = []
+        self._pooled = 0
+        self._emitted: list[tuple[int, int]] = []
+        self._staged_emits: list[tuple[int, int]] = []
+
+    def _add(self, rows: pa.Table) -> int:
+        """Number the rows and return the first one's number."""
+        base = self._pooled
+        self._pool.append(rows)
+        self._pooled += rows.num_rows
+        return base
+
+    def _take(self, numbers: Sequence[int]) -> pa.Table:
+        pool = pa.concat_tables(self._pool)
+        return pool.take(pa.array(numbers, pa.int64()))
+
+    @abstractmethod
+    def load(self, wanted: pa.Table, found: pa.Table) -> None:
+        """Load the present contents: updates of (a superset of) the rows with a wanted lookup
+        key."""
+
+    @abstractmethod
+    def change(self, change: FittedChange) -> int:
+        """Stage one change. Return how many rows it changes."""
+
+    def commit(self) -> None:
+        """Accept the staged changes of a write that succeeded."""
+        self._emitted += self._staged_emits
+        self._staged_emits = []
+
+    def rollback(self) -> None:
+        """Discard the staged changes of a write that failed."""
+        self._staged_emits = []
+
+    def updates(self, time: Time) -> pa.Table:
+        """Return all updates of the group's successful writes, at `time`; consolidated if one is
+        negative."""
+        schema = self.schema.arrow_updates()
+        if not self._emitted:
+            return schema.empty_table()
+        numbers, diffs = zip(*self._emitted, strict=True)
+        rows = self._take(numbers)
+        made = rows.append_column(
+            pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), len(numbers))
+        ).append_column(pa.field(DIFF, pa.int64()), pa.array(diffs, pa.int64()))
+        if min(diffs) < 0:
+            made = consolidate(made)
+        return made.cast(schema)
+
+
+def _contents(found: pa.Table) -> pa.Table:
+    """Return the rows with their counts, summed over all times."""
+    return consolidate(found.drop_columns([TIME]))
+
+
+class KeyedOverlay(TableOverlay):
+    """A table with a PRIMARY KEY: the number of each key's row."""
+
+    def __init__(self, target: TableTarget) -> None:
+        super().__init__(target)
+        self._current: dict[Hashable, int] = {}
+        self._staged: dict[Hashable, int | None] = {}
+
+    def load(self, wanted: pa.Table, found: pa.Table) -> None:
+        asked = set(identities(wanted, self.schema.key))
+        rows = _contents(found)
+        base = self._add(rows.select(self.schema.names))
+        diffs = rows[DIFF].to_pylist()
+        for row, key in enumerate(identities(rows, self.schema.key)):
+            # `found` is a superset, and may have retracted rows.
+            if diffs[row] > 0 and key in asked:
+                self._current[key] = base + row
+
+    def _get(self, key: Hashable) -> int | None:
+        if key in self._staged:
+            return self._staged[key]
+        return self._current.get(key)
+
+    def _present(self, what: str, key: Hashable, rows: pa.Table, row: int) -> int:
+        number = self._get(key)
+        if number is None:
+            raise AbsentRow(
+                f"table {self.target.name}: {what} of a row that is not there: "
+                f"{describe_key(self.schema.key, rows, row)}"
+            )
+        return number
+
+    def change(self, change: FittedChange) -> int:
+        count = 0
+        # Deletes first, inserts last: a delete and an insert of one key in one change replace its
+        # row.
+        if change.delete is not None:
+            count += self._delete(change.delete)
+        if change.update is not None:
+            count += self._update(change.update)
+        if change.insert is not None:
+            count += self._insert(change.insert)
+        return count
+
+    def _delete(self, rows: pa.Table) -> int:
+        numbers = []
+        for row, key in enumerate(identities(rows, self.schema.key)):
+            number = self._present("delete", key, rows, row)
+            numbers.append(number)
+            self._staged[key] = None
+        others = [name for name in rows.column_names if name not in self.schema.key]
+        # A delete that gives other columns, too, is of exactly that row.
+        if others and numbers:
+            held = identities(self._take(numbers), others)
+            for row, given in enumerate(identities(rows, others)):
+                if held[row] != given:
+                    raise AbsentRow(
+                        f"table {self.target.name}: delete of a row that is not there: the row "
+                        f"with {describe_key(self.schema.key, rows, row)} holds other values"
+                    )
+        self._staged_emits += [(number, -1) for number in numbers]
+        return len(numbers)
+
+    def _update(self, rows: pa.Table) -> int:
+        keys = identities(rows, self.schema.key)
+        last = {key: row for row, key in enumerate(keys)}
+        if len(last) < len(keys):
+            row = next(row for row, key in enumerate(keys) if last[key] != row)
+            raise DuplicateKey(
+                f"table {self.target.name}: one update sets a key twice: "
+                f"{describe_key(self.schema.key, rows, row)}"
+            )
+        if not keys:
+            return 0
+        old = [self._present("update", key, rows, row) for row, key in enumerate(keys)]
+        before = self._take(old)
+        given = set(rows.column_names)
+        after = pa.table(
+            [rows[name] if name in given else before[name] for name in self.schema.names],
+            schema=self.schema.arrow(),
+        )
+        base = self._add(after)
+        self._staged.update({key: base + row for row, key in enumerate(keys)})
+        # The stored row is retracted, and not one made of the client's values: bit by bit the same.
+        self._staged_emits += [(number, -1) for number in old]
+        self._staged_emits += [(base + row, 1) for row in range(len(keys))]
+        return len(keys)
+
+    def _insert(self, rows: pa.Table) -> int:
+        base = self._add(rows)
+        staged, current = self._staged, self._current
+        for row, key in enumerate(identities(rows, self.schema.key)):
+            held = staged[key] if key in staged else current.get(key)
+            if held is not None:
+                raise DuplicateKey(
+                    f"table {self.target.name}: PRIMARY KEY is present already: "
+                    f"{describe_key(self.schema.key, rows, row)}"
+                )
+            staged[key] = base + row
+        count: int = rows.num_rows
+        self._staged_emits += [(base + row, 1) for row in range(count)]
+        return count
+
+    def commit(self) -> None:
+        for key, number in self._staged.items():
+            if number is None:
+                self._current.pop(key, None)
+            else:
+                self._current[key] = number
+        self._staged = {}
+        super().commit()
+
+    def rollback(self) -> None:
+        self._staged = {}
+        super().rollback()
+
+
+class BagOverlay(TableOverlay):
+    """A table without a key: the count of each row (only when the group deletes)."""
+
+    def __init__(self, target: TableTarget) -> None:
+        super().__init__(target)
+        self._counts: dict[Hashable, int] = {}
+        self._staged: dict[Hashable, int] = {}
+        self._counting = False
+
+    def load(self, wanted: pa.Table, found: pa.Table) -> None:
+        self._counting = True
+        rows = _contents(found)
+        for row, diff in zip(
+            identities(rows, self.schema.names), rows[DIFF].to_pylist(), strict=True
+        ):
+            self._counts[row] = self._counts.get(row, 0) + diff
+
+    def change(self, change: FittedChange) -> int:
+        count = 0
+        if change.delete is not None:
+            count += self._delete(change.delete)
+        if change.insert is not None:
+            base = self._add(change.insert)
+            count += change.insert.num_rows
+            self._staged_emits += [(base + row, 1) for row in range(change.insert.num_rows)]
+            # Counts matter to later deletes alone; without a delete in the group nothing was
+            # loaded.
+            if self._counting:
+                for identity in identities(change.insert, self.schema.names):
+                    self._staged[identity] = self._staged.get(identity, 0) + 1
+        return count
+
+    def _delete(self, rows: pa.Table) -> int:
+        assert self._counting, "deletes need the present contents"
+        base = self._add(rows)
+        for row, identity in enumerate(identities(rows, self.schema.names)):
+            if self._counts.get(identity, 0) + self._staged.get(identity, 0) <= 0:
+                raise AbsentRow(
+                    f"table {self.target.name}: delete of a row that is not there: "
+                    f"{describe_key(self.schema.names, rows, row)}"
+                )
+            self._staged[identity] = self._staged.get(identity, 0) - 1
+        count: int = rows.num_rows
+        self._staged_emits += [(base + row, -1) for row in range(count)]
+        return count
+
+    def commit(self) -> None:
+        for identity, diff in self._staged.items():
+            self._counts[identity] = self._counts.get(identity, 0) + diff
+        self._staged = {}
+        super().commit()
+
+    def rollback(self) -> None:
+        self._staged = {}
+        super().rollback()
+
+
+def overlay_of(target: TableTarget) -> TableOverlay:
+    """Return a fresh overlay for the table."""
+    return KeyedOverlay(target) if target.schema.key else BagOverlay(target)
+
+
+class WriteGroup:
+    """The tables that one group of writes touches."""
+
+    def __init__(self, overlays: dict[ObjectId, TableOverlay]) -> None:
+        self.overlays = overlays
+
+    def apply(self, changes: Sequence[FittedChange]) -> int:
+        """Apply one write whole, or raise a child of `InvalidUsage` and change nothing. Return the
+        number of rows that it changes."""
+        touched = [self.overlays[change.target.id] for change in changes]
+        try:
+            count = sum(
+                overlay.change(change) for overlay, change in zip(touched, changes, strict=True)
+            )
+        except InvalidUsage:
+            for overlay in touched:
+                overlay.rollback()
+            raise
+        for overlay in touched:
+            overlay.commit()
+        return count
+
+    def updates(self, time: Time) -> dict[ObjectId, pa.Table]:
+        """Return each written table's updates at `time`."""
+        return {id_: overlay.updates(time) for id_, overlay in self.overlays.items()}

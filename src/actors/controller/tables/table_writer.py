@@ -1,0 +1,223 @@
+"""The table writer: one actor through which every change of every table goes, in groups.
+
+The first write of a group waits `group_commit_ms` for others; while a group is being committed the
+next one gathers. Order is first in, first out; a full queue answers `ResourceBusy`.
+`commit.WriteGroupCommit` commits a group; this actor queues, groups and answers. A copy from files
+waits in the same queue, and is a group of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias, assert_never
+
+import msgspec
+
+from actors.controller.messages import (
+    AppendCopy,
+    CloseTable,
+    CopyAppended,
+    EnqueueWrite,
+    ShardsAppended,
+    TablesAdvanced,
+    TableWriterMessage,
+    TickTables,
+)
+from actors.controller.tables.commit import CommitOutcome, PlannedWrite, WriteGroupCommit
+from actors.controller.tables.contents import TableArrangements
+from actors.errors import PenstockError, ResourceBusy, to_wire
+from actors.kernel import Actor, ActorAddress, RunningEffect
+from actors.persist import PersistClient
+from actors.protocol.api import RequestFailed, WriteCommitted
+from actors.settings import Settings
+from actors.spans import span_below
+from actors.telemetry import GROUP_COMMIT, TIME
+from actors.threshold_probes import GROUPED_WRITES
+
+log = logging.getLogger("penstock.controller")
+
+
+class _Due(msgspec.Struct, frozen=True, gc=False):
+    """The group has waited long enough."""
+
+
+_Group: TypeAlias = tuple[EnqueueWrite | TickTables | AppendCopy, ...]
+
+
+class _Committed(msgspec.Struct, frozen=True, gc=False):
+    group: _Group
+    outcome: CommitOutcome
+
+
+class _Failed(msgspec.Struct, frozen=True, gc=False):
+    group: _Group
+    error: PenstockError
+
+
+class _Closed(msgspec.Struct, frozen=True, gc=False):
+    request: CloseTable
+
+
+_Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed
+
+
+class TableWriter(Actor[_Message]):
+    """Writes tables. Sends `TablesAdvanced` to `controller` and `ShardsAppended` to
+    `maintenance`."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        controller: ActorAddress[Any],
+        maintenance: ActorAddress[Any] | None = None,
+    ) -> None:
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._controller = controller
+        self._maintenance = maintenance
+        self._queue: deque[TableWriterMessage] = deque()
+        self._timer: RunningEffect | None = None
+        self._busy = False
+        self._groups = 0
+
+    async def on_start(self) -> None:
+        contents = TableArrangements(self._persist, self._scratch, self.ctx.clock)
+        self._commit = WriteGroupCommit(self._persist, contents, self.ctx.clock, self._settings)
+
+    async def on_stop(self) -> None:
+        await self._commit.close()
+
+    async def receive(self, message: _Message) -> None:
+        match message:
+            case EnqueueWrite() | TickTables() | CloseTable() | AppendCopy():
+                self._enqueue(message)
+            case _Due():
+                self._timer = None
+                self._next()
+            case _Committed(group, outcome):
+                self._done(group, outcome)
+            case _Failed(group, error):
+                self._refuse(group, error)
+                self._go_on()
+            case _Closed(request):
+                request.reply.set(None)
+                self._go_on()
+            case _:
+                assert_never(message)
+
+    def _enqueue(self, message: TableWriterMessage) -> None:
+        limit = self._settings.mailbox_messages_max
+        # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
+        if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
+            self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
+            return
+        self._queue.append(message)
+        if not self._busy and self._timer is None:
+            self._timer = self.ctx.after(self._settings.group_commit_ms, _Due())
+
+    def _next(self) -> None:
+        """Start on the first message of the queue."""
+        if self._busy or not self._queue:
+            return
+        self._busy = True
+        first = self._queue[0]
+        if isinstance(first, CloseTable):
+            self._queue.popleft()
+            id_, done = first.id, _Closed(first)
+            self.ctx.effect(lambda: self._commit.forget(id_), done=lambda _: done)
+            return
+        if isinstance(first, AppendCopy):
+            self._queue.popleft()
+            copy = first.copy
+            self._begin((first,), lambda: self._commit.commit_copy(copy))
+            return
+        group, at = self._take_group()
+        # A tick is a write without changes.
+        writes = [m.write if isinstance(m, EnqueueWrite) else PlannedWrite(()) for m in group]
+        traces = [m.traceparent for m in group if isinstance(m, EnqueueWrite) and m.traceparent]
+
+        async def commit() -> CommitOutcome:
+            first = traces[0] if traces else None
+            with span_below(first, GROUP_COMMIT, len(group), links=traces[1:]) as opened:
+                outcome = await self._commit.commit(writes, at)
+                if opened is not None:
+                    opened.note(TIME, outcome.time)
+                return outcome
+
+        self._begin(group, commit)
+
+    def _begin(self, group: _Group, commit: Callable[[], Awaitable[CommitOutcome]]) -> None:
+        self.ctx.effect(
+            commit,
+            done=lambda outcome: _Committed(group, outcome),
+            failed=lambda error: _Failed(group, _named(error)),
+        )
+
+    def _take_group(self) -> tuple[tuple[EnqueueWrite | TickTables, ...], int | None]:
+        """Take the longest run of writes that may share a time; a write at a given time is
+        alone."""
+        group: list[EnqueueWrite | TickTables] = []
+        while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
+            message = self._queue[0]
+            if isinstance(message, CloseTable | AppendCopy):
+                break
+            driven = isinstance(message, EnqueueWrite) and message.at is not None
+            if driven and group:
+                break
+            self._queue.popleft()
+            group.append(message)
+            if isinstance(message, EnqueueWrite) and driven:
+                return tuple(group), message.at
+        return tuple(group), None
+
+    def _done(self, group: _Group, outcome: CommitOutcome) -> None:
+        self._groups += 1
+        # Before the answers: a read that comes after an answer must see that write.
+        self._controller.reply(TablesAdvanced(outcome.upper))
+        if self._maintenance is not None and outcome.shards:
+            self._maintenance.reply(ShardsAppended(outcome.shards))
+        for message, result in zip(group, outcome.outcomes, strict=True):
+            if isinstance(result, PenstockError):
+                self._refuse((message,), result)
+            elif isinstance(message, AppendCopy):
+                told = CopyAppended(message.name, result, outcome.time, outcome.repeated)
+                self._controller.reply(told)
+            elif isinstance(message, TickTables):
+                message.reply.set(outcome.time)
+            else:
+                message.session.reply(WriteCommitted(message.request, outcome.time, result))
+        self._go_on()
+
+    def _refuse(self, group: _Group, error: PenstockError) -> None:
+        for message in group:
+            if isinstance(message, AppendCopy):
+                self._controller.reply(CopyAppended(message.name, error=error))
+                continue
+            if isinstance(message, TickTables):
+                message.reply.fail(error)
+            else:
+                message.session.reply(RequestFailed(message.request, *to_wire(error)))
+
+    def _go_on(self) -> None:
+        self._busy = False
+        self._next()
+
+    def describe(self) -> str:
+        state = "committing a group" if self._busy else "idle"
+        return f"{state}; {len(self._queue)} writes wait; {self._groups} groups committed"
+
+
+def _named(error: Exception) -> PenstockError:
+    """Return an error for the writers; a fault of this program is logged."""
+    if isinstance(error, PenstockError):
+        return error
+    log.error("a group of writes failed by a fault of this program", exc_info=error)
+    fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    fault.determinate = False
+    return fault

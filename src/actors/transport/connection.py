@@ -1,0 +1,396 @@
+"""Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
+
+A connection begins with TLS, if `TransportSecurity` has a certificate, and
+`actors.transport.handshake`; then both sides exchange the frames of `actors.protocol.frames` over a
+`ByteStream`, which also writes keepalives and watches progress both ways. One task receives, any
+number may send. It knows no message types and does not reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from actors.errors import AuthenticationFailed, ConnectionBroken, PenstockError, ResourceClosed
+from actors.protocol.frames import FrameBuffer, FrameCodec
+from actors.settings import Settings
+from actors.threshold_probes import FRAME_SLICE
+from actors.transport import sockets
+from actors.transport.address import NetworkAddress
+from actors.transport.handshake import (
+    BUSY_MAGIC,
+    HandshakeOpening,
+    check_token,
+    exchange,
+    send_token,
+)
+from actors.transport.security import TransportSecurity
+from actors.transport.stream import ByteStream
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+log = logging.getLogger("penstock.transport")
+
+READ_TURNS: Final = 2
+"""Turns of the loop: one to poll the socket, one to read it."""
+ACCEPT_RETRY_S: Final = 0.1
+"""Delay after a failed accept, for example when there are no file descriptors left."""
+
+
+class FramedConnection(Generic[S, R]):
+    """One open connection that sends messages `S` and receives messages `R`."""
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        send_codec: FrameCodec[S],
+        receive_codec: FrameCodec[R],
+        settings: Settings,
+    ) -> None:
+        self._stream = stream
+        self._send_codec = send_codec
+        self._receive_codec = receive_codec
+        self._close_s = settings.connect_timeout_ms / 1000
+        self._error: PenstockError | None = None
+        self._closed = False
+        self._lock = anyio.Lock(fast_acquire=True)
+        self.peer = stream.peer
+        stream.watch()
+
+    # -- sending --
+
+    async def send(self, message: S) -> None:
+        """Send one message, waiting while the peer is slow.
+
+        Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
+        connection goes on), `ResourceClosed` after `aclose`, `ConnectionBroken` if the peer is gone
+        or has read nothing for ``idle_timeout_ms``.
+        """
+        frame = self._send_codec.encode(message)
+        async with self._lock:
+            if self._closed:
+                raise self._closed_here()
+            await self._stream.write_frame(frame)
+
+    def offer(self, messages: Sequence[S]) -> int:
+        """Send as many of the first messages as fit a slice, in one write without waiting, if the
+        peer is not slow and no other task is sending; return their number. 0: use `send`, which
+        waits.
+
+        Raises as `send`, for the first message.
+        """
+        if self._closed:
+            raise self._closed_here()
+        stream = self._stream
+        if self._lock.locked() or not stream.is_ready:
+            return 0
+        data = bytearray()
+        taken = 0
+        for message in messages:
+            try:
+                data += self._send_codec.encode(message)
+            except PenstockError:
+                if taken:
+                    break  # send those before it; the next call raises, for its first message
+                raise
+            taken += 1
+            if len(data) >= FRAME_SLICE.limit:
+                break
+        if taken:
+            stream.write(data)
+        return taken
+
+    # -- receiving --
+
+    async def receive(self) -> R:
+        """Return the next message. Cancellation loses nothing: bytes stay in this object's buffer.
+
+        Raises `ConnectionBroken` at the end of the stream or after an idle timeout,
+        `FrameTooLarge`, `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`;
+        from then on always.
+        """
+        stream = self._stream
+        while True:
+            # Final, but for this direction alone: the peer can still be told the reason until
+            # `aclose`.
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                raise self._closed_here()
+            try:
+                body = stream.frames.next()
+                if body is not None:
+                    stream.frame_taken()
+                    return self._receive_codec.decode(body)
+                await stream.more()
+            except PenstockError as error:
+                self._error = self._closed_here() if self._closed else error
+                raise self._error from None
+
+    def at_hand(self, count_max: int) -> list[R]:
+        """Return the messages that have arrived after `receive`'s last one, without waiting. The
+        next `receive` raises an error that follows them."""
+        found: list[R] = []
+        stream = self._stream
+        while len(found) < count_max and self._error is None and not self._closed:
+            try:
+                body = stream.frames.next()
+                if body is None:
+                    break
+                stream.frame_taken()
+                found.append(self._receive_codec.decode(body))
+            except PenstockError as error:
+                self._error = error
+        return found
+
+    def _closed_here(self) -> ResourceClosed:
+        return ResourceClosed(f"the connection to {self.peer} was closed by this side")
+
+    # -- closing --
+
+    def abort(self) -> None:
+        """Close at once; unsent bytes are lost."""
+        self._closed = True
+        self._stream.abort()
+
+    async def aclose(self) -> None:
+        """Send the waiting bytes (for at most ``connect_timeout_ms``) and close; at once if the
+        caller is being cancelled. Idempotent."""
+        if self._closed and self._stream.is_over:
+            return
+        self._closed = True
+        try:
+            with anyio.move_on_after(self._close_s):
+                async with self._lock:  # a frame that has been begun is finished
+                    pass
+                # Read the socket first: closing over unread bytes would reset the connection,
+                # and the peer might lose the last bytes sent to it.
+                for _ in range(READ_TURNS):
+                    await anyio.lowlevel.checkpoint()
+        finally:
+            await self._stream.aclose(self._close_s)
+
+
+async def dial(
+    address: NetworkAddress | str,
+    send_type: Any,
+    receive_type: Any,
+    settings: Settings,
+    magic: bytes,
+    version: int = 1,
+    *,
+    identity: str = "",
+    security: TransportSecurity | None = None,
+    frame_bytes_max: int | None = None,
+) -> FramedConnection[Any, Any]:
+    """Connect and authenticate both sides within ``connect_timeout_ms``.
+
+    `send_type` and `receive_type` are message types or unions of them; `identity` is the expected
+    name of the service (empty: any). Raises `ConnectionBroken` if there is no answer,
+    `AuthenticationFailed` if either side does not trust the other, and the handshake's
+    `ResourceBusy`, `MalformedFrame`, `IncompatibleVersion`, `WrongService`.
+    """
+    address = NetworkAddress.parse(address) if isinstance(address, str) else address
+    limit = frame_bytes_max or settings.frame_bytes_max
+    receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
+    stream = ByteStream(FrameBuffer(receive_codec), settings, str(address))
+    made = False
+    try:
+        async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+            await sockets.connect(lambda: stream, address, security)
+            made = True
+            await exchange(stream, HandshakeOpening(magic, version, identity))
+            # Ordered after `exchange`: the token is sent only to the expected service.
+            await send_token(stream, security.token if security is not None else b"")
+    # On cancellation, too: the socket must not leak.
+    except BaseException as error:
+        if made:
+            stream.abort()
+        if isinstance(error, OSError | TimeoutError | PenstockError):
+            in_tls = made and security is not None and security.has_tls
+            raise _named(error, f"cannot connect to {address}", settings, in_tls) from None
+        raise
+    return FramedConnection(stream, FrameCodec(send_type, limit), receive_codec, settings)
+
+
+def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
+    """Return the reason for which a connection could not be made, as an error of ours."""
+    if isinstance(error, PenstockError) and type(error) is not ConnectionBroken:
+        return error
+    text = str(error)
+    if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
+        return AuthenticationFailed(f"{what}: {text}; {_ADVICE}")
+    if in_tls and isinstance(error, ConnectionBroken):
+        # With TLS 1.3 the listener checks our certificate after this side's handshake has ended;
+        # some event loops then report a lost connection without the alert.
+        return ConnectionBroken(
+            f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}"
+        )
+    if isinstance(error, TimeoutError):
+        text = text or f"no answer in {settings.connect_timeout_ms} ms"
+    return ConnectionBroken(f"{what}: {text or type(error).__name__}")
+
+
+_ADVICE: Final = (
+    "check tls_certificate, tls_key and tls_authority of both sides, and the name in the address"
+)
+
+
+class TransportListener:
+    """Accepts connections and runs a handler for each; a bad peer does not affect others."""
+
+    def __init__(
+        self,
+        send_type: Any,
+        receive_type: Any,
+        settings: Settings,
+        opening: HandshakeOpening,
+        security: TransportSecurity | None,
+        frame_bytes_max: int | None,
+    ) -> None:
+        limit = frame_bytes_max or settings.frame_bytes_max
+        self._send_codec: FrameCodec[Any] = FrameCodec(send_type, limit)
+        self._receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
+        self._settings = settings
+        self._opening = opening
+        self._security = security
+        self._tls = security.context(server=True) if security and security.has_tls else None
+        self._bound: sockets.BoundSockets | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
+        self._ended = anyio.Event()
+        self.connections = 0
+        """Open connections, with those still in their handshake."""
+        self.address = NetworkAddress()
+
+    @classmethod
+    async def bind(
+        cls,
+        address: NetworkAddress | str,
+        send_type: Any,
+        receive_type: Any,
+        settings: Settings,
+        magic: bytes,
+        version: int = 1,
+        *,
+        identity: str = "",
+        security: TransportSecurity | None = None,
+        frame_bytes_max: int | None = None,
+    ) -> TransportListener:
+        """Return a listener on that address (port 0: a free one, see `address`).
+
+        Connections wait until `serve`. `identity` is the service's name. Raises `AddressInUse`,
+        and `BadSettings` for certificates that do not fit.
+        """
+        address = NetworkAddress.parse(address) if isinstance(address, str) else address
+        opening = HandshakeOpening(magic, version, identity)
+        # Fails here for an identity that is too long, not at each connection.
+        opening.encode()
+        self = cls(send_type, receive_type, settings, opening, security, frame_bytes_max)
+        self._bound = await sockets.bind(address)
+        self.address = self._bound.address
+        return self
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port."""
+        return self.address.port
+
+    async def serve(self, handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]]) -> None:
+        """Run `handler` for every connection until `aclose`; then end them all.
+
+        A connection is closed when its handler returns. A `PenstockError` of a handler ends that
+        connection alone; any other exception is a bug and is raised here.
+        """
+        assert self._bound is not None
+        self._handler = handler
+        if self._ended.is_set():
+            return
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                for sock in self._bound.sockets:
+                    group.start_soon(self._accept, sock)
+                await self._ended.wait()
+                group.cancel_scope.cancel()
+        finally:
+            self._group = None
+            self._bound.close()
+
+    async def aclose(self) -> None:
+        """Stop listening and end `serve`."""
+        self._ended.set()
+        # Otherwise `serve` closes the sockets itself.
+        if self._group is None and self._bound is not None:
+            self._bound.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        group = self._group
+        assert group is not None
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("cannot accept connections on %s just now: %s", self.address, error)
+                await anyio.sleep(ACCEPT_RETRY_S)
+                continue
+            # As many again get the Busy opening; beyond that an answer is not worth the work.
+            if self.connections >= 2 * self._settings.connections_max:
+                sock.close()  # overload: not even Busy is sent
+                continue
+            self.connections += 1
+            group.start_soon(self._converse, sock)
+
+    async def _converse(self, sock: socket.socket) -> None:
+        """Run one connection from its TLS handshake to its end."""
+        settings = self._settings
+        stream = ByteStream(FrameBuffer(self._receive_codec), settings, "a peer")
+        made = False
+        connection: FramedConnection[Any, Any] | None = None
+        try:
+            async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+                await sockets.attach_accepted(lambda: stream, sock, self._tls)
+                made = True
+                # Connections in their handshake count, too.
+                if self.connections > settings.connections_max:
+                    await self._say_busy(stream)
+                    return
+                await exchange(stream, self._opening)
+                needed = self._security is not None and self._security.has_tokens
+                await check_token(
+                    stream, self._security.knows if needed and self._security else None
+                )
+            connection = FramedConnection(stream, self._send_codec, self._receive_codec, settings)
+            assert self._handler is not None
+            await self._handler(connection)
+        except TimeoutError:
+            log.info("%s did not introduce itself in time (connect_timeout_ms)", stream.peer)
+        except (OSError, PenstockError) as error:
+            log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
+        finally:
+            self.connections -= 1
+            # Shielded: a cancelled listener must still close its sockets.
+            with anyio.CancelScope(shield=True), contextlib.suppress(OSError):
+                if connection is not None:
+                    await connection.aclose()
+                elif made:
+                    await stream.aclose(settings.connect_timeout_ms / 1000)
+
+    async def _say_busy(self, stream: ByteStream) -> None:
+        """Tell the peer that the listener is full."""
+        log.warning("refused a connection: %d are open", self.connections - 1)
+        with contextlib.suppress(PenstockError):
+            # Read its opening, too: closing over unread bytes would reset the connection before it
+            # reads this.
+            await exchange(stream, HandshakeOpening(BUSY_MAGIC, self._opening.version))
